@@ -1,15 +1,16 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--turnover 3]
-    [--min-expected-speedup 1]
+    [--min-expected-speedup 1] [--control]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
 96 tokens, so that the next one begins where one ends, as in serving, and not all slots at once. Requests are pycode's
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
 keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
-and never drafts: what deciding costs. Cells that are already in FILE are skipped, so the benchmark can
-run in pieces; after --seconds no further cell begins.
+and never drafts: what deciding costs. With --control the second way decodes plainly too: what the machine's noise alone
+makes of each figure. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds
+no further cell begins.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ CONCURRENCIES = (1, 2, 4)
 CROWDS = (8, 16)
 NEW_TOKENS, LONG = 64, 900
 RESAMPLES = 2000
+LOADS = 5  # how often both engines are loaded anew: one may be a tenth faster than the next, as long as it lives
 WAYS = ("off", "auto")
 PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with the benchmark
@@ -65,11 +67,17 @@ def asked_of(kind: str) -> list[str]:
     return [each.get("prompt") or each["messages"][0]["content"] for each in found]
 
 
+def bootstrap(drawn_from: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
+    """Return the 95 % bootstrap interval of a statistic of the items."""
+    drawn, count = random.Random(0), len(drawn_from)
+    found = sorted(statistic(drawn.choices(drawn_from, k=count)) for _ in range(RESAMPLES))
+    return [found[int(RESAMPLES * share)] for share in (0.025, 0.975)]
+
+
 def interval(ratios: Sequence[float]) -> list[float]:
     """Return the 95 % bootstrap interval of the geometric mean of pairs' ratios."""
-    drawn, logs = random.Random(0), [math.log(each) for each in ratios]
-    means = sorted(statistics.fmean(drawn.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-    return [math.exp(means[int(RESAMPLES * share)]) for share in (0.025, 0.975)]
+    low, high = bootstrap([math.log(each) for each in ratios], statistics.fmean)
+    return [math.exp(low), math.exp(high)]
 
 
 class Timed:
@@ -95,22 +103,30 @@ class Timed:
 
 
 def pair(
-    engines: dict[str, Engine], texts: Sequence[str], salts: Sequence[str], size: int, temperature: float, number: int
+    engines: dict[str, Engine],
+    ways: dict[str, str],
+    texts: Sequence[str],
+    salts: Sequence[str],
+    size: int,
+    temperature: float,
+    number: int,
 ) -> dict[str, Timed]:
     """Time the same requests in each way.
 
     Args:
         engines: The engine of each way.
+        ways: The speculation of each way.
         texts: The prompts.
         salts: One per prompt. They separate caches: nothing is drafted from answers with another salt.
         size: The concurrency.
         temperature: The sampling temperature.
         number: The pair's number, which determines the order of the ways and the seed.
     """
-    ways, drawn, found = WAYS if number % 2 else WAYS[::-1], random.Random(number), dict[str, Timed]()
+    order, drawn, found = WAYS if number % 2 else WAYS[::-1], random.Random(number), dict[str, Timed]()
     lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in texts]
-    for way in ways:
-        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way)
+    for way in order:
+        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True)
+        params = replace(params, speculation=ways[way])
         time.sleep(PAUSE)
         engines[way].generate(list(texts[:size]), replace(params, max_new_tokens=WAKE))
         each = zip(lengths, salts, strict=True)
@@ -131,38 +147,52 @@ def cell(
         size: The concurrency.
         temperature: The sampling temperature.
         busy: Whether another process keeps a core busy during the second half.
-        asked: The options `pairs`, `turnover` (a pair's requests for each slot) and `min_expected_speedup`.
+        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `min_expected_speedup` and `control`.
     """
     count, pairs, limits = size * asked.turnover, asked.pairs, Limits(min_expected_speedup=asked.min_expected_speedup)
-    ratios, gaps, tpots = list[float](), {way: list[float]() for way in WAYS}, {way: list[float]() for way in WAYS}
+    ways, runs = {"off": "off", "auto": "off" if asked.control else "auto"}, list[dict[str, Timed]]()
     options = LoadOptions(batch_size=size, prefix_caching=False, limits=limits)
-    with ExitStack() as stack:
-        engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
-        for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
-            engine.generate(texts[:size], SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=way))
-        for number in range(pairs):
-            places = [divmod(number * count + at, len(texts)) for at in range(count)]
-            chosen, salts = [texts[at] for _, at in places], [f"asked {times} times" for times, _ in places]
-            with spinning(busy and number >= pairs // 2):
-                found = pair(engines, chosen, salts, size, temperature, number)
-            ratios.append(found["off"].seconds / found["auto"].seconds)
-            for way, each in found.items():
-                gaps[way] += each.gaps()
-                tpots[way] += each.tpots()
-        correction = engines["auto"].correction
-    return summary(ratios, gaps, tpots) | {"correction": correction}
+    for first in range(0, pairs, in_one := math.ceil(pairs / LOADS)):
+        with ExitStack() as stack:
+            engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
+            for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
+                params = SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=ways[way])
+                engine.generate(texts[:size], params)
+            for number in range(first, min(first + in_one, pairs)):
+                places = [divmod(number * count + at, len(texts)) for at in range(count)]
+                chosen, salts = [texts[at] for _, at in places], [f"asked {times} times" for times, _ in places]
+                with spinning(busy and number >= pairs // 2):
+                    runs.append(pair(engines, ways, chosen, salts, size, temperature, number))
+            correction = engines["auto"].correction
+    return summary(runs) | {"correction": correction}
 
 
-def summary(ratios: list[float], gaps: dict[str, list[float]], tpots: dict[str, list[float]]) -> dict[str, Any]:
-    """Return a cell's result: the geometric mean ratio with its interval, and `auto`'s tails over plain decoding's."""
+def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
+    """Return a cell's result: plain seconds over `auto`'s, and `auto`'s tails over plain decoding's, with intervals.
+
+    `tpot_p99` is of the requests of all pairs. `longest_gap` is the mean ratio of each pair's longest gaps, and
+    `longest_gap_of_all` that of the one longest gap in all pairs of each way.
+    """
+    ratios = [each["off"].seconds / each["auto"].seconds for each in runs]
+    longest = [{way: max(run.gaps()) for way, run in each.items()} for each in runs]
+    gaps = [each["auto"] / each["off"] for each in longest]
     return {
-        "pairs": len(ratios),
+        "pairs": len(runs),
         "ratio": statistics.geometric_mean(ratios),
         "interval": interval(ratios),
-        "tpot_p99": quantile(tpots["auto"], 0.99) / quantile(tpots["off"], 0.99),
-        "longest_gap": max(gaps["auto"]) / max(gaps["off"]),
+        "tpot_p99": slowest_request(tpots := [{way: run.tpots() for way, run in each.items()} for each in runs]),
+        "tpot_p99_interval": bootstrap(tpots, slowest_request),
+        "longest_gap": statistics.geometric_mean(gaps),
+        "longest_gap_interval": interval(gaps),
+        "longest_gap_of_all": max(each["auto"] for each in longest) / max(each["off"] for each in longest),
         "ratios": [round(each, 4) for each in ratios],
     }
+
+
+def slowest_request(pairs: Sequence[dict[str, list[float]]]) -> float:
+    """Return the ratio of the ways' p99 of all pairs' requests' seconds per token."""
+    auto, off = (quantile([each for found in pairs for each in found[way]], 0.99) for way in ("auto", "off"))
+    return auto / off
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -218,6 +248,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--turnover", type=int, default=3)
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
+    parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()
     result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}

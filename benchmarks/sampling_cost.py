@@ -1,8 +1,8 @@
 """Measure the cost of sampling: a sampled token against a greedy one, and how much of a draft's speedup remains.
 
-python benchmarks/sampling_cost.py BUNDLE… --old PYTHON [--drafts BUNDLE…] [--turns 3] --out FILE
+python benchmarks/sampling_cost.py BUNDLE… [--old PYTHON] [--drafts BUNDLE…] [--turns 3] --out FILE
 
-PYTHON is the interpreter of an environment with the old specbuild, which gets the same bundles. Within a process the
+PYTHON is the interpreter of an environment with an old specbuild, which gets the same bundles. Within a process the
 ways take turns prompt by prompt, so a ratio compares two texts decoded one after the other.
 """
 
@@ -96,6 +96,8 @@ def plain(old: list[Measured], new: list[Measured]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {name: {} for name in WAYS}
     for who, runs in (("old", old), ("new", new)):
+        if not runs:
+            continue
         rounds = {name: [each for run in runs for text in run[name] for each in text["rounds"]] for name in WAYS}
         total, accept = (
             {name: statistics.quantiles([each[part] for each in of], n=10)[0] for name, of in rounds.items()}
@@ -138,12 +140,14 @@ def differing(old: list[Measured], new: list[Measured]) -> int:
 
 def summary(kind: str, old: list[Measured], new: list[Measured]) -> dict[str, Any]:
     """Summarize one bundle, decoded plainly or with drafts."""
-    found: dict[str, Any] = {"turns": len(new), "differing texts": differing(old, new)}
-    return found | ({"ways": plain(old, new)} if kind == "plain" else {"old": kept(old), "new": kept(new)})
+    found: dict[str, Any] = {"turns": len(new)} | ({"differing texts": differing(old, new)} if old else {})
+    if kind == "plain":
+        return found | {"ways": plain(old, new)}
+    return found | {who: kept(runs) for who, runs in (("old", old), ("new", new)) if runs}
 
 
 def main() -> None:
-    """Run both specbuilds in turns, and write the results."""
+    """Run the specbuilds in turns, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundles", type=Path, nargs="*", metavar="BUNDLE")
     parser.add_argument("--old", help="the old specbuild's Python")
@@ -156,13 +160,13 @@ def main() -> None:
     if options.decode:
         print(json.dumps(decode(options.bundles[0], options.decode == "drafts", 1, options.prompts)))
         return
-    if not options.old or not options.out:
-        parser.error("--old and --out are needed")
+    if not options.out:
+        parser.error("--out is needed")
     found = json.loads(options.out.read_text()) if options.out.exists() else {"plain": {}, "drafts": {}}
     for kind, bundles in (("plain", options.bundles), ("drafts", options.drafts)):
         for bundle in bundles:
             results: dict[str, list[Measured]] = {"old": [], "new": []}
-            contenders = [("old", options.old), ("new", sys.executable)]
+            contenders = [(who, python) for who, python in (("old", options.old), ("new", sys.executable)) if python]
             for turn in range(options.turns):
                 for who, python in contenders if turn % 2 == 0 else contenders[::-1]:
                     command = [python, __file__, str(bundle), "--decode", kind, "--prompts", str(options.prompts)]

@@ -40,6 +40,7 @@ USERS, TURNS, AT_ONCE, TOKENS = 50, 10, 6, 24
 CROWDS = (1, 2, 4)  # chats at once, by which an engine is timed
 Took = tuple[int, int, float, float]  # chats at once, prompt tokens read, seconds until all had begun, and per token
 ROW = ("user", "turn", "prompt", "cached", "ttft", "seconds", "replica")
+STARTS = 4  # starts of both servers in which Ray's overhead is measured
 SYSTEM = "You write Python. Answer with one function and nothing else."
 
 
@@ -294,16 +295,20 @@ def zero(bundle: Path, template: Path) -> dict[str, Any]:
 
 
 def overhead(bundle: Path, turns: int) -> dict[str, Any]:
-    """Compare one replica with the plain server in turns: four requests at once, one thread each."""
+    """Compare one replica with the plain server in turns: four requests at once, one thread each.
+
+    Both are started STARTS times, since one start's engine may be a tenth faster than the next one's.
+    """
     texts = (common.prompts() * 16)[:16]
-    common_flags = ["--threads", "1", "--max-num-seqs", "4"]
+    flags = ["--threads", "1", "--max-num-seqs", "4"]
     rows: dict[str, list[dict[str, float]]] = {"plain": [], "ray": []}
-    with server(bundle, None, *common_flags) as (plain, _), server(bundle, None, "--ray", *common_flags) as (ray, _):
-        for turn in range(turns + 1):
-            for name, url in (("plain", plain), ("ray", ray)):
-                told = asyncio.run(crowd(served(int(url.rpartition(":")[2])), texts, 4))
-                if turn:  # the first is a warm-up
-                    rows[name].append(told)
+    for _ in range(STARTS):
+        with server(bundle, None, *flags) as (plain, _), server(bundle, None, "--ray", *flags) as (ray, _):
+            for turn in range(turns + 1):
+                for name, url in (("plain", plain), ("ray", ray)):
+                    told = asyncio.run(crowd(served(int(url.rpartition(":")[2])), texts, 4))
+                    if turn:  # the first is a warm-up
+                        rows[name].append(told)
     pairs = list(zip(rows["ray"], rows["plain"], strict=True))
     return rows | {name: round(statistics.median(r[name] / p[name] for r, p in pairs), 3) for name in rows["ray"][0]}
 

@@ -243,7 +243,7 @@ def command(
         click.echo("specbuild: this can be served", err=True)
         return
     if scale:
-        scale.check(options)
+        scale.prepare(options)
         from specbuild.serve import ray_app
 
         raise click.exceptions.Exit(ray_app.run(named, options, load, scale, log))

@@ -7,7 +7,6 @@ This module is imported only if Ray is asked for.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import threading
@@ -237,7 +236,6 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOption
     stopping = threading.Event()
     _stop_by_signals(stopping)
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report
         ray.init(address=scale.address, include_dashboard=False, log_to_driver=True, configure_logging=False)
         secured = {"ssl_certfile": options.ssl_certfile, "ssl_keyfile": options.ssl_keyfile}
         http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}

@@ -77,7 +77,7 @@ _READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     **dict.fromkeys(("/invocations", "/predict"), _invoked),
 }
 _PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
+_SAMPLE = re.compile(r"^([\w:]+)(\{?)")  # a metric's name, and whether labels follow
 
 
 class Front:
@@ -148,8 +148,8 @@ class Front:
 
     async def _load(self, request: Request) -> Response:
         """Return every replica's load, by its name."""
-        told = await self._all(request)
-        return json_response({"replicas": {name: msgspec.json.decode(each[2]) for name, each in told.items()}})
+        told = (await self._all(request)).items()
+        return json_response({"replicas": {name: msgspec.json.decode(body) for name, (_, _, body) in told}})
 
     async def _all(self, request: Request) -> dict[str, tuple[int, str, bytes]]:
         """Return each replica's own answer to a request (status, content type, body), by replica name."""
@@ -195,11 +195,9 @@ class Front:
 
     def _hint(self, scope: Scope, body: bytes) -> Hint:
         """Return the hint of a request; an invalid request has none, since its replica reports the error."""
-        read = _READS.get(path_of(scope))
-        if read is None or scope["method"] != "POST":
-            return ANY
+        read = _READS.get(path_of(scope)) if scope["method"] == "POST" else None
         with suppress(ValueError, SpecbuildError, ApiError):
-            return self._prompt(read(body), scope["state"]["tenant"])
+            return self._prompt(read(body), scope["state"]["tenant"]) if read else ANY
         return ANY
 
     def _prompt(self, body: ChatRequest | CompletionRequest, tenant: str | None) -> Hint:
@@ -281,16 +279,12 @@ def _plain(scope: Scope, request_id: str) -> Scope:
 
 def _add(families: dict[str, list[str]], text: str, replica: str) -> None:
     """Add a replica's metrics to the others', family by family."""
-    lines = list[str]()
+    lines, own = list[str](), f'replica="{replica}"'
     for line in text.splitlines(keepends=True):
         if line.startswith("# HELP "):
             new = line.split()[2] not in families
             lines = families.setdefault(line.split()[2], [])
         if not line.startswith("#"):
-            lines.append(_SAMPLE.sub(lambda found: f'{found[1]}{{replica="{replica}"{_rest(found[2])}}} ', line))
+            lines.append(_SAMPLE.sub(lambda found: f"{found[1]}{{{own}{',' if found[2] else '}'}", line))
         elif new:
             lines.append(line)
-
-
-def _rest(labels: str | None) -> str:
-    return f",{labels}" if labels else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, get_args
@@ -68,6 +69,13 @@ class RayOptions:
         for name in ("drift", "uds"):
             if getattr(options, name):
                 raise OptionError(f"--{name} is of one server and does not go with --ray: leave it out")
+
+    def prepare(self, options: ServeOptions) -> None:
+        """Do what `check` does, then set the environment of Ray and of a cluster that it starts; before its import."""
+        self.check(options)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report
+        os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")  # between processes; costs less than Ray's objects
+        os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", f"{(1 << 31) - 1}")  # else less than a body
 
     def scaling(self, slots: int) -> dict[str, Any]:
         """Return the options of Ray's deployment for engines with `slots` slots each."""

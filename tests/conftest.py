@@ -60,15 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def tier_of(item: pytest.Item) -> str:
-    """fast, slow or soak: `slow` may name the only parameters that are, or those that are not (`but`)."""
-    if item.get_closest_marker("soak"):
-        return "soak"
-    slow = item.get_closest_marker("slow")
-    if slow is None:
-        return "fast"
+    """fast, slow or soak: a mark may name the only parameters that it is for, or those that it is not for (`but`)."""
     name = item.name.partition("[")[2].removesuffix("]")
-    only, but = slow.kwargs.get("only", (name,)), slow.kwargs.get("but", ())
-    return "slow" if name in only and name not in but else "fast"
+    for tier in ("soak", "slow"):
+        if mark := item.get_closest_marker(tier):
+            only, but = mark.kwargs.get("only", (name,)), mark.kwargs.get("but", ())
+            if name in only and name not in but:
+                return tier
+    return "fast"
 
 
 @pytest.fixture

@@ -105,9 +105,9 @@ def _ranked(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int)
 def _one_by_one(row: Row, noise: Noise | None, left: Tokens | None) -> Iterator[tuple[int, float]]:
     """Yield as `_ranked` does, from the scores of all tokens."""
     if left is not None:
-        scores = row.of(left) if noise is None else row.of(left) + noise.all()[left]
+        scores = row.of(left) if noise is None else row.of(left) + noise.all[left]
     else:
-        scores = row.all().copy() if noise is None else row.all() + noise.all()
+        scores = row.all().copy() if noise is None else row.all() + noise.all
     while scores.size and (score := scores[best := int(scores.argmax())]) > -math.inf:
         yield best if left is None else int(left[best]), float(score)
         scores[best] = -math.inf

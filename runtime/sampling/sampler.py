@@ -140,7 +140,7 @@ class Sampler:
         """
         if not self._plain or self._cuts or self.params.temperature == 0 or logits.shape[1] > SMALL:
             return None
-        scores: Logits = logits / np.float32(self.params.temperature) + self.noise(position).all()
+        scores: Logits = logits / np.float32(self.params.temperature) + self.noise(position).all
         return scores if np.isfinite(scores.max(axis=1)).all() else None
 
     def drafted(
@@ -275,7 +275,7 @@ class Sampler:
         chosen, processed = self.choose(logits, position, path), self.processed(logits, path)
         if chosen == other:
             return 0.0
-        scores = processed + self.noise(position).all() if self.params.temperature > 0 else processed
+        scores = processed + self.noise(position).all if self.params.temperature > 0 else processed
         gap = float(scores[chosen] - scores[other])
         if not self._cuts:
             return gap

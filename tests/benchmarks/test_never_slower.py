@@ -26,13 +26,33 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+class Run:
+    """A timed run with one request, whose chunks have these gaps."""
+
+    def __init__(self, *gaps: float) -> None:
+        self.seconds, self._gaps = sum(gaps), list(gaps)
+
+    def gaps(self) -> list[float]:
+        return self._gaps
+
+    def tpots(self) -> list[float]:
+        return [sum(self._gaps) / len(self._gaps)]
+
+
 def test_a_cell_has_its_mean_its_interval_and_its_tails(benchmark: Any) -> None:
-    found = benchmark.summary(
-        [2.0, 0.5, 1.0, 1.0], {"off": [1.0, 2.0], "auto": [1.0, 3.0]}, {"off": [1.0], "auto": [0.5]}
-    )
-    assert (found["pairs"], found["ratio"], found["longest_gap"], found["tpot_p99"]) == (4, 1.0, 1.5, 0.5)
-    low, high = found["interval"]
-    assert 0.5 <= low < 1 < high <= 2
+    runs = [
+        {"off": Run(1.0, 1.0), "auto": Run(0.5, 0.5)},  # twice as fast
+        {"off": Run(1.0, 1.0), "auto": Run(3.0, 1.0)},  # half as fast
+        {"off": Run(2.0, 2.0), "auto": Run(1.0, 3.0)},
+    ]
+    found = benchmark.summary(runs)
+    assert (found["pairs"], found["ratio"], found["ratios"]) == (3, pytest.approx(1.0), [2.0, 0.5, 1.0])
+    assert found["tpot_p99"] == 1.0  # 2 s a token is the slowest request of both ways
+    assert found["longest_gap"] == pytest.approx((0.5 * 3.0 * 1.5) ** (1 / 3))
+    assert found["longest_gap_of_all"] == 1.5
+    for name in ("interval", "tpot_p99_interval", "longest_gap_interval"):
+        low, high = found[name]
+        assert 0.5 <= low < high < 3.01
     assert benchmark.interval([1.25] * 30) == pytest.approx([1.25, 1.25])
     assert benchmark.quantile([3.0, 1.0, 2.0], 0.99) == 3.0
 
@@ -43,12 +63,9 @@ def test_a_cell_that_is_there_is_not_run_again_and_a_slow_one_fails(
     ran, out = list[str](), tmp_path / "out.json"
 
     def cells(name: str, path: Path, asked: Any, kind: str) -> Iterator[tuple[str, Any]]:
-        gaps = {way: [1.0] for way in ("off", "auto")}
         for label, ratio in (("fast", 1.2), ("slow", 0.9)):
-            yield (
-                label,
-                lambda at=label, is_=ratio: ran.append(at) or benchmark.summary([is_] * asked.pairs, gaps, gaps),
-            )
+            runs = [{"off": Run(ratio), "auto": Run(1.0)}] * asked.pairs
+            yield label, lambda at=label, of=runs: ran.append(at) or benchmark.summary(of)
 
     monkeypatch.setattr(benchmark, "cells", cells)
     monkeypatch.setattr(benchmark, "machine", dict)

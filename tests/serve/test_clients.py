@@ -92,14 +92,16 @@ def test_errors_are_of_its_kinds(client: openai.OpenAI, server: Server) -> None:
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="other").models.list()
 
 
-def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
+@pytest.mark.soak(only=("30",))
+@pytest.mark.parametrize("examples", ["8", "30"])
+def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, examples: str) -> None:
     """Every route, with data by the schema and against it: no fault of the server, no response but its own.
 
     One worker: with two, one sets the limit of recursion while the other parses, which Python 3.11 takes for a fault.
     """
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", checks]
-    command += ["--header", "Authorization: Bearer secret", "--max-examples", "30", "--seed", "1", "--workers", "1"]
+    command += ["--header", "Authorization: Bearer secret", "--max-examples", examples, "--seed", "1", "--workers", "1"]
     command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -10,6 +10,7 @@ import pytest
 from specbuild.runtime.errors import OptionError
 from specbuild.serve import ray_options
 from specbuild.serve.drift import DriftOptions
+from specbuild.serve.limits import BODY_BYTES
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.ray_options import RayOptions
 
@@ -58,6 +59,18 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_options, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'specbuild-trt\[ray\]'"):
         RayOptions().check(ServeOptions())
+
+
+def test_a_cluster_that_is_started_here_streams_by_grpc_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_options, "find_spec", lambda name: name)
+    monkeypatch.setattr(ray_options.os, "environ", told := {"RAY_USAGE_STATS_ENABLED": "1"})
+    RayOptions().prepare(ServeOptions())
+    assert (told["RAY_USAGE_STATS_ENABLED"], told["RAY_SERVE_USE_GRPC_BY_DEFAULT"]) == ("1", "1")
+    assert int(told["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) > BODY_BYTES
+    with pytest.raises(OptionError, match="--uds"):
+        RayOptions().prepare(ServeOptions(uds=Path("socket")))
 
 
 def test_what_is_of_one_server_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,22 +42,22 @@ class GivenNoise(Noise):
 
     def __init__(self, values: Any) -> None:
         super().__init__(0, 0, len(values))
-        self._all = values
+        self.all = values
 
     few = 0
 
     def of(self, tokens: Any) -> Any:
-        return self.all()[tokens]
+        return self.all[tokens]
 
     def one(self, token: int) -> float:
-        return float(self.all()[token])
+        return float(self.all[token])
 
     @property
     def lead(self) -> int:
-        return int(self.all().argmax())
+        return int(self.all.argmax())
 
     def reaching(self, least: float, tokens: Any = None) -> Any:
-        return (self.all() if tokens is None else self.all()[tokens]) >= least
+        return (self.all if tokens is None else self.all[tokens]) >= least
 
 
 class Case:

@@ -19,7 +19,7 @@ def test_noise_is_word_x_of_philox_for_token_x(seed: int, position: int) -> None
     bits = np.random.Philox(key=np.array([seed, position], dtype=np.uint64))
     words = [int(bits.random_raw()) for _ in range(32)]
     expected = [-math.log(-math.log((word + 0.5) / 2**64)) for word in words]
-    noise = Noise(seed, position, 32).all()
+    noise = Noise(seed, position, 32).all
     assert noise.dtype == np.float32
     np.testing.assert_allclose(noise, expected, rtol=1e-6, atol=1e-6)
     assert np.array_equal(noise, gumbel(seed, position, 32))
@@ -41,7 +41,7 @@ def test_the_noise_of_few_tokens_is_theirs_alone(seed: int, position: int, token
     noise, asked = Noise(seed, position, 10_000), np.array(sorted(tokens))
     found = noise.of(asked)
     assert np.array_equal(found, gumbel(seed, position, 10_000)[asked])
-    assert np.array_equal(found, Noise(seed, position, 10_000).all()[asked])
+    assert np.array_equal(found, Noise(seed, position, 10_000).all[asked])
     assert noise.one(int(asked[0])) == pytest.approx(found[0], rel=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_nobody_who_reaches_a_threshold_is_left_out_and_hardly_anybody_else_stay
 def test_thresholds_hold_at_the_largest_words() -> None:
     """Where a 64-bit word has more digits than a float64."""
     noise = Noise(0, 0, 64)
-    noise._words = np.array([2**64 - 1 - (1 << bit) for bit in range(64)], dtype=np.uint64)
+    noise.words = np.array([2**64 - 1 - (1 << bit) for bit in range(64)], dtype=np.uint64)
     values = gumbel_of(noise.words)
     for least in values.tolist():
         mask = noise.reaching(least)

@@ -332,7 +332,7 @@ def test_noise_is_one_for_a_position_and_forgotten_once_passed() -> None:
     sampler.emit(1, 6)
     assert sampler.noise(6) is later
     assert sampler.noise(4) is not first
-    assert np.array_equal(sampler.noise(4).all(), first.all())
+    assert np.array_equal(sampler.noise(4).all, first.all)
 
 
 def test_margin_is_the_gap_where_both_are_left_in() -> None:
@@ -438,7 +438,7 @@ def test_a_choice_is_settled_where_nothing_comes_near_and_never_where_something_
     greedy, cold = Sampler(SamplingParams(), 0, [], 4), Sampler(SamplingParams(temperature=0.5), 0, [], 4)
     assert [greedy.settles(logits, 0, 2, bound) for bound in (0.0, 1.9, 2.1)] == [True, True, False]
     position = next(t for t in range(50) if cold.choose(logits, t, ()) == 2)
-    gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position).all()[x]))
+    gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position).all[x]))
     assert [cold.settles(logits, position, 2, share * gap / 2) for share in (0.9, 1.1)] == [True, False]
 
 
