@@ -150,7 +150,8 @@ def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, tmp_
         assert [each.json()["choices"][0]["text"] for each in replies] == texts
         assert 'replica="' in httpx.get(f"{url}/metrics", timeout=60).text
         long = b" " * (5 << 20) + json.dumps(body).encode()  # a body may have more than Ray's own 4 MiB
-        assert httpx.post(f"{url}/v1/completions", content=long, timeout=60).status_code == 200
+        is_json = {"content-type": "application/json"}
+        assert httpx.post(f"{url}/v1/completions", content=long, headers=is_json, timeout=60).status_code == 200
         # The later turns of two chats follow their prompts.
         starts, places = [f"class {name}:\n" + f"    {name} = {name}()\n" * 12 for name in ("Alpha", "Omega")], set()
         for turn in range(4):

@@ -59,6 +59,7 @@ def test_tokens_are_plain_decodings(
     assert accepted > 0
 
 
+@pytest.mark.soak(only=("best:8",))
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_allowed(

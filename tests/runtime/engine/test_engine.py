@@ -22,6 +22,7 @@ from specbuild.runtime.requests.sequence import Sequence
 THREADS, EACH = 8, 25
 
 
+@pytest.mark.soak(only=("1",))
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
