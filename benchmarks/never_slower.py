@@ -124,9 +124,9 @@ def pair(
     """
     order, drawn, found = WAYS if number % 2 else WAYS[::-1], random.Random(number), dict[str, Timed]()
     lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in texts]
+    plain = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True)
     for way in order:
-        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True)
-        params = replace(params, speculation=ways[way])
+        params = replace(plain, speculation=ways[way])
         time.sleep(PAUSE)
         engines[way].generate(list(texts[:size]), replace(params, max_new_tokens=WAKE))
         each = zip(lengths, salts, strict=True)
