@@ -16,6 +16,7 @@ part is written when it is done, so an interrupted run leaves results.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -110,7 +111,7 @@ class Way:
 def exactness(
     bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Scale, found: dict[str, Any], save: Save
 ) -> None:
-    """Compare every way's tokens with plain decoding of the CPU's bundle and of this one, at two batch sizes.
+    """Compare every way's tokens, also resident on a GPU, with plain decoding of the CPU's bundle and of this one.
 
     Args:
         bundle: The bundle.
@@ -131,21 +132,27 @@ def exactness(
                 "precision": engine.manifest.precision,
                 "bound": engine.manifest.exactness_bound,
             }
-    for batch in (scale.batches[0], scale.batches[-1]):
-        with open_engine(bundle, batch, "model") as engine:
-            found["bound"] = engine.manifest.exactness_bound
-            found.setdefault("classes", {})[batch] = engine.exact and asdict(engine._loop.exactness)
-            expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
+    on_gpu = False
+    for batch, resident in itertools.product((scale.batches[0], scale.batches[-1]), (False, True)):
+        if resident and not on_gpu:
+            continue
+        with open_engine(bundle, batch, "model", resident=resident) as engine:
+            kind, on_gpu = ", resident" if resident else "", isinstance(engine._loop, DeviceLoop)
+            if not resident:
+                found["bound"] = engine.manifest.exactness_bound
+                found.setdefault("classes", {})[batch] = engine.exact and asdict(engine._loop.exactness)
+                expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
             for whose, tokens in expected.items():
                 cases = found["against"].setdefault(whose, [])
                 for name, each in asked.items():
                     for tree in ("off", *scale.trees):
                         params = [replace(one, speculation=tree) for one in each]
-                        elsewhere = whose != "its own"
-                        case = compare(engine, f"{tree}, {name}, batch {batch}", texts, params, tokens[name], elsewhere)
+                        elsewhere, label = whose != "its own", f"{tree}, {name}, batch {batch}{kind}"
+                        case = compare(engine, label, texts, params, tokens[name], elsewhere)
                         cases.append(case.to_dict())
                         found["exact"][whose] = all(case["exact"] for case in cases)
                         save()
+            found.setdefault("notes", {})[f"batch {batch}{kind}"] = list(engine.notes)
 
 
 @contextmanager

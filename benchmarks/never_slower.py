@@ -1,6 +1,6 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
-python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--turnover 3]
+python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--turnover 3] [--loads 5]
     [--min-expected-speedup 1] [--control]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -40,7 +41,6 @@ CONCURRENCIES = (1, 2, 4)
 CROWDS = (8, 16)
 NEW_TOKENS, LONG = 64, 900
 RESAMPLES = 2000
-LOADS = 5  # how often both engines are loaded anew: one may be a tenth faster than the next, as long as it lives
 WAYS = ("off", "auto")
 PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with the benchmark
@@ -147,12 +147,13 @@ def cell(
         size: The concurrency.
         temperature: The sampling temperature.
         busy: Whether another process keeps a core busy during the second half.
-        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `min_expected_speedup` and `control`.
+        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup` and
+            `control`.
     """
     count, pairs, limits = size * asked.turnover, asked.pairs, Limits(min_expected_speedup=asked.min_expected_speedup)
     ways, runs = {"off": "off", "auto": "off" if asked.control else "auto"}, list[dict[str, Timed]]()
     options = LoadOptions(batch_size=size, prefix_caching=False, limits=limits)
-    for first in range(0, pairs, in_one := math.ceil(pairs / LOADS)):
+    for first in range(0, pairs, in_one := math.ceil(pairs / asked.loads)):
         with ExitStack() as stack:
             engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
             for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
@@ -244,9 +245,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
-    parser.add_argument("--only", default="", help="cells whose name has this")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--turnover", type=int, default=3)
+    parser.add_argument("--loads", type=int, default=5)
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
@@ -256,7 +258,7 @@ def main() -> int:
         name, _, where = given.partition("=")
         path, _, kind = where.partition(",")
         for label, run in cells(name, Path(path), asked, kind or "code"):
-            if asked.only not in label or label in result["cells"] or time.perf_counter() - began > asked.seconds:
+            if not re.search(asked.only, label) or label in result["cells"] or time.perf_counter() - began > asked.seconds:
                 continue
             try:
                 result["cells"][label] = found = run()

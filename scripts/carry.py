@@ -170,7 +170,7 @@ def main() -> int:
     making.add_argument("out", type=Path)
     making.add_argument("--wheels", type=Path, help="a folder of wheels, instead of downloading them")
     making.add_argument("--bundle", type=Path, action="append", default=[], help="a bundle's folder; may be repeated")
-    making.add_argument("--mib", type=int, default=46, help="of a folder: the working tree travels in the same call")
+    making.add_argument("--mib", type=int, default=42, help="of a folder: the working tree travels in the same call")
     making.add_argument("--python", default="3.12", help="the machine's")
     making.add_argument("--rtx", action="store_true", help="TensorRT-RTX's wheels as well")
     joining.add_argument("source", type=Path)
