@@ -258,7 +258,11 @@ def main() -> int:
         name, _, where = given.partition("=")
         path, _, kind = where.partition(",")
         for label, run in cells(name, Path(path), asked, kind or "code"):
-            if not re.search(asked.only, label) or label in result["cells"] or time.perf_counter() - began > asked.seconds:
+            if (
+                not re.search(asked.only, label)
+                or label in result["cells"]
+                or time.perf_counter() - began > asked.seconds
+            ):
                 continue
             try:
                 result["cells"][label] = found = run()

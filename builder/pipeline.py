@@ -97,9 +97,9 @@ def _run(context: BuildContext) -> dict[str, Any]:
         models["draft"] = compile_draft(context, given, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
     save_sampling(context.folder, source.target.sampling)
-    if not config.descriptor.on_gpu:
-        own = given.calibration if given and config.quantize.calibration else []
-        save_habits(context.folder, source.target.tokenizer, own)
+    save_habits(
+        context.folder, source.target.tokenizer, given.calibration if given and config.quantize.calibration else []
+    )
     bound = max(config.descriptor.bound, target.graph.bound)
     manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)

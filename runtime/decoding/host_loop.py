@@ -153,7 +153,7 @@ class HostLoop:
             self.drafter.commit(sequence, path)
             self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths), unsettled)
         elif sequence.policy and sequence.policy.rest.due and isinstance(self.drafter, LookupDrafter):
-            self.drafter.reflect(sequence, sequence.policy.rest)
+            self.drafter.texts.reflect(sequence, sequence.policy.rest)
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 
@@ -178,7 +178,7 @@ class HostLoop:
 
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> HostLoop:
         """See `Loop.sibling`."""
-        habits = self.drafter.habits.fresh() if isinstance(self.drafter, LookupDrafter) else None
+        habits = self.drafter.texts.habits.fresh() if isinstance(self.drafter, LookupDrafter) else None
         drafter = LookupDrafter(self.fresh_drafter(overlap), looks_up, habits)
         slots = self.admission.beside(drafter)
         return HostLoop(self.target, drafter, self.reader.chunk, self.emission.eos, self._options, slots)

@@ -44,7 +44,7 @@ class Planner:
         for sequence in drafting:
             if policy := sequence.policy:
                 policy.together = len(sequences)
-            if policy and not (sequence.sampler.foresees or (policy.free and batch == 1)) and policy.rest.dozes():
+            if policy and not sequence.sampler.foresees and policy.rest.dozes():
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:

@@ -16,6 +16,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
 from specbuild.runtime.drafting.factory import drafter_of, habits_of
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.live import LiveTimings
@@ -119,7 +120,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             None if hosted else draft,
             models.kernels,
             frozenset(bundle.manifest.eos_token_ids),
-            drafter=options.drafter,
+            TextDrafts(options.drafter != "model", habits_of(bundle), padded=True),
             hosted=hosted,
             options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, live=live),
             ahead=AHEAD if options.resident else 0,

@@ -49,9 +49,11 @@ class Batch:
 
     Other sequences in the step, at rest or prefilling, count as if they decoded plainly: a prompt's rows take the same
     whatever is drafted. `rows`: rows of its step as decided, without the model's trees. `rate`: λ, tokens a second.
+    `padded`: the step has as many nodes of every lane as of the sequence that drafts most, as on a device.
     """
 
     wishes: Sequence[Wish]
+    padded: bool = False
     rows: int = field(init=False)
     rate: float = field(init=False)
     _count: int = field(init=False)  # sequences in the step
@@ -66,17 +68,17 @@ class Batch:
         self._count = count = max(first.together, len(self.wishes))
         self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
         self.rows = count + sum(wish.pending - 1 for wish in self.wishes)
-        seen = first.live.share(times, self.rows, count)
+        seen = first.live.share(times, 0 if self.padded else self.rows, count)
         for wish in self.wishes:
             wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
-        self._level, self._row = seconds_at(times.draft_rows, count), times.node / times.lanes
+        self._level, self._row = seconds_at(times.draft_rows, count), 0.0 if self.padded else times.node / times.lanes
         self._texts = [wish.policy.reached() for wish in self.wishes]
         levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)
         self._trees = [[0.0, *accumulate(each)] for each in levels]
 
     def decide(self) -> None:
         """Set what every sequence does in the round."""
-        count, seconds = self._count, self._seconds(self.rows, drafts=False)
+        count, seconds = self._count, self._seconds(0, 0, drafts=False)
         plain = _Plan(float(count), seconds, (0,) * len(self.wishes))
         best, decided = self._best(plain), list[Option]()
         self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
@@ -90,9 +92,10 @@ class Batch:
                 option = Option(self.wishes[number].policy.source, nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
-        left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # padding rows, which cost nothing
+        free = self.wishes[0].policy.free  # padding rows cost nothing
+        left = 0 if best.models else free * count if self.padded else -self.rows % (1 + free)
         for wish, option in zip(self.wishes, decided, strict=True):
-            wish.policy.left = left if option is alone else 0
+            wish.policy.left = min(left, free) if option is alone else 0
             wish.policy.settle(option, self.rate, alone, least)
             if option.nodes:
                 wish.policy.extra *= option.nodes / sum(best.nodes)
@@ -106,7 +109,8 @@ class Batch:
             return plain
         texts = self._from_texts(plain)
         drawn = [(sum(chances[:nodes]), nodes) for chances, nodes in zip(self._texts, texts.nodes, strict=True)]
-        for levels in range(max(map(len, self._trees))):
+        depths = range(max(map(len, self._trees)))
+        for levels in (n for n in depths if not self.padded or not n & (n - 1)):  # a device has a graph for each
             if not levels or self._at_best(levels, drawn, plain) > score:
                 plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
                 found = self._score(plan, plain)
@@ -121,7 +125,7 @@ class Batch:
         """Return a bound above the score of any plan of so many levels, as if all drafted with the rows of one."""
         brought = sum(max(self._tree(at, levels), text) for at, (text, _) in enumerate(drawn))
         grown = min(2 * levels, *(wish.policy.room for wish in self.wishes))
-        seconds = self._seconds(self.rows + grown) + self._times.once + levels * self._level
+        seconds = self._seconds(grown, grown) + self._times.once + levels * self._level
         return (plain.tokens + brought) / seconds - (MARGIN - 1) / plain.seconds
 
     def _tree(self, number: int, levels: int) -> float:
@@ -138,9 +142,11 @@ class Batch:
         """Return the best plan of continuations of texts alone; the likeliest token comes first."""
         units = ((-chance, number) for number, chances in enumerate(self._texts) for chance in chances)
         best, tokens, nodes = plain, plain.tokens, list(plain.nodes)
-        for rows, (worth, number) in enumerate(sorted(units), self.rows + 1):
+        most = 0
+        for count, (worth, number) in enumerate(sorted(units), 1):
             tokens, nodes[number] = tokens - worth, nodes[number] + 1
-            seconds = self._seconds(rows)
+            most = max(most, nodes[number])
+            seconds = self._seconds(count, most)
             if tokens / seconds > best.rate:
                 best = _Plan(tokens, seconds, tuple(nodes))
         return best
@@ -152,21 +158,21 @@ class Batch:
         second that a row has to be worth.
         """
         times, models, nodes = self._times, list[int](), list(texts.nodes)
-        row, rows, tokens = rate * self._row, self.rows, float(self._count)
+        row, tokens = rate * self._row, float(self._count)
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
             tree = self._tree(number, levels)
             if tree > text:
                 grown = min(2 * levels, wish.policy.room)
                 if tree - text > row * (grown - more):
                     models.append(number)
-                    nodes[number], tokens, rows = grown, tokens + tree, rows + grown
+                    nodes[number], tokens = grown, tokens + tree
                     continue
-            tokens, rows = tokens + text, rows + more
+            tokens += text
         if not models:
             return texts
         step = self._level + times.level * len(models) / times.lanes
         reading = sum(longer(times.draft_rows, len(self.wishes), self.wishes[number].policy.owed) for number in models)
-        seconds = self._seconds(rows) + times.once + levels * step + reading / READINGS
+        seconds = self._seconds(sum(nodes), max(nodes)) + times.once + levels * step + reading / READINGS
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
     def share(self, grown: Sequence[tuple[SequencePolicy, Sequence[float]]]) -> None:
@@ -182,6 +188,7 @@ class Batch:
         for (policy, scores), count in zip(grown, counts.tolist(), strict=True):
             policy.allotted = min(count, len(scores))
 
-    def _seconds(self, rows: int, drafts: bool = True) -> float:
-        """Return the seconds of a round without its steps of the draft."""
+    def _seconds(self, drafted: int, most: int, drafts: bool = True) -> float:
+        """Return the seconds of a round that verifies `drafted` nodes, `most` of one sequence; not of drafting them."""
+        rows = self._times.lanes * (1 + most) if self.padded else self.rows + drafted
         return self._times.of_round(rows, self._count, drafts)

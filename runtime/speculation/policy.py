@@ -225,7 +225,8 @@ class SequencePolicy:
             last = self._grown
             fits = 0 < last.levels <= shape.depth and last.nodes <= shape.nodes
             expected = 1.0 + sum(self.levels(self.model.ratio, last.levels))
-            if fits and expected >= STEADY * self._rate * self._seconds(last.levels, last.nodes):
+            lasts = expected >= STEADY * self._rate * self._seconds(last.levels, last.nodes)
+            if fits and lasts and not self._others:  # else all have the levels that were decided for all
                 self.now = replace(self.now, levels=last.levels, nodes=last.nodes)
             else:
                 nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1

@@ -56,10 +56,10 @@ class Rest:
 
         Args:
             accepted: Tokens of its draft that came true.
-            extra: Seconds that the draft added to the round; 0: it had none, or free rows alone.
+            extra: Seconds that the draft added to the round.
             plain: Seconds that plain decoding takes for a token of this sequence.
         """
-        gained = (accepted * plain - extra if extra else 0.0) - BESIDE * self.took
+        gained = accepted * plain - extra - BESIDE * self.took
         self._awake = False
         if self.left and gained < 0:
             return

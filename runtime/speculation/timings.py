@@ -133,11 +133,14 @@ class Times:
         return seconds_at(self.verify_rows, rows) + (self.round if drafts else self.plain) * sequences / self.lanes
 
     def share(self, rows: int, count: int) -> Times:
-        """Return one sequence's share of times of `count` sequences, whose step has `rows` rows before drafts."""
+        """Return one sequence's share of times of `count` sequences, whose step has `rows` rows before drafts.
+
+        With 0 rows, a step has as many nodes of every lane.
+        """
         share, draft = count / self.lanes, self.draft_rows[::count]
         return replace(
             self,
-            verify=self.verify_rows[rows - 1 :],
+            verify=self.verify_rows[rows - 1 :] if rows else self.verify,
             draft=draft / count,
             plain=self.plain * share,
             round=self.round * share,

@@ -13,6 +13,7 @@ from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
@@ -27,6 +28,11 @@ REQUESTS: list[dict[str, Any]] = [
     {"frequency_penalty": 0.8, "temperature": 1.0, "speculation": "off"},
 ]
 LENGTHS = [3, 33, 1, 12, 26, 2, 7]
+
+
+def model_alone() -> TextDrafts:
+    """No drafts from texts: the model drafts."""
+    return TextDrafts(looks_up=False, padded=True)
 
 
 class Words:
@@ -98,4 +104,5 @@ class Made:
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
         draft, queue = drafts[0] if drafts else None, HostQueue(host, self.device)
-        self.loop = DeviceLoop(self.target, draft, queue, eos, drafter, options=options, ahead=rounds)
+        texts = model_alone() if drafter == "model" else None
+        self.loop = DeviceLoop(self.target, draft, queue, eos, texts, options=options, ahead=rounds)

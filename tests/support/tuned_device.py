@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from device_requests import Made, prompt_of, request_of, run
+from device_requests import Made, model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from made_up_chances import CHANCES
 from tiny_models import BUCKETS, CHUNK, executor
@@ -57,10 +57,9 @@ class Tuned(Made):
             logits = self.device.array(draft.model.logits)
             draft.model.spoil = lambda nodes: np.negative(logits, out=logits)  # type: ignore[attr-defined]
         options = LoopOptions(limits or Limits())
+        texts = model_alone() if more.pop("drafter", "model") else None
         queue = HostQueue(host, self.device)
-        self.loop = DeviceLoop(
-            self.target, draft, queue, frozenset(), more.pop("drafter", "model"), None, options, ahead
-        )
+        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), texts, None, options, ahead)
         self.policy = policy_of(times, limits, len(names) > 1)
 
     def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:

@@ -2,11 +2,13 @@
 
 There is one session. Every tensor is bound by address, once per bucket, and the cache is updated in place. On a GPU
 each bucket's step is captured as a graph and replayed; a graph of a whole round holds the steps themselves. That takes
-a provider whose later runs neither allocate nor wait, so the first runs come before. Prefill steps are in no graph.
+a provider whose later runs neither allocate nor wait, so the first runs come before. A slot's prefill steps are such
+graphs too, once there were some of their length.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +26,7 @@ from .tensors import TensorInfo, check_tensors
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
 _RUNS = 2  # runs until a step is steady: it allocates and chooses kernels
+_READS = 64  # maximum graphs of prefill steps
 _CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of the memory, and ONNX Runtime's type
     "FLOAT": (np.float32, np.float32),
     "HALF": (np.float16, np.float16),
@@ -90,12 +93,14 @@ class OrtModel:
         self.cache = device.empty(shape, memory)
         self._allocate()
         self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes whose logits are wanted
+        self._last = device.empty((1,), np.int32)  # the one that is wanted of a prefill step in a graph
         numbers = device.pinned(self._wanted.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
         device.upload(self._wanted, numbers, self.stream)
         device.wait(self.stream)
         self._options = _run_options()
         self._graphs = dict[int, Step]()  # of a step, by its nodes
+        self._reads, self._read = dict[tuple[int, int], Step](), Counter[int]()  # prefill: graphs, and runs by nodes
         try:
             self._prepare()
         except SpecbuildError as error:
@@ -121,7 +126,7 @@ class OrtModel:
 
     def _prepare(self) -> None:
         """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
-        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
+        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, self._wanted, nodes) for nodes in self.buckets}
         for mask in self.masks.values():
             self._device.fill(mask, 1, self.stream)
         self._device.wait(self.stream)
@@ -155,7 +160,22 @@ class OrtModel:
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError if ONNX Runtime fails."""
         self._check(stream)
-        self._run(self._bind(1, nodes, slot, last, 1))
+        wanted = Tensor(self._wanted.address + 4 * last, (1,), np.dtype(np.int32))
+        if not self.capturable:
+            return self._run(self._bind(1, nodes, slot, wanted, 1))
+        self._device.copy(self._last, wanted, stream)
+        self._reading(slot, nodes)()
+
+    def _reading(self, slot: int, nodes: int) -> Step:
+        """Return a prefill step, as a graph if steps of its length have run before and there are not too many."""
+        if known := self._reads.get((slot, nodes)):
+            return known
+        steps = self._bind(1, nodes, slot, self._last, 1)
+        self._read[nodes] += 1
+        if self._read[nodes] <= _RUNS or len(self._reads) >= _READS:
+            return lambda: self._run(steps)
+        step = self._reads[slot, nodes] = self._device.graph(lambda: self._run(steps), self.stream)
+        return step
 
     def _check(self, stream: int) -> None:
         if stream != self.stream:
@@ -179,20 +199,20 @@ class OrtModel:
             binding.bind_output(each.name, self._provider, 0, each.kind, each.shape, each.address)
         return lambda: session.run_with_iobinding(binding, self._options)
 
-    def _ends(self, batch: int, nodes: int, first: int, wanted: int) -> tuple[list[Bound], list[Bound]]:
+    def _ends(self, batch: int, nodes: int, first: Tensor, wanted: int) -> tuple[list[Bound], list[Bound]]:
         """Return what a step reads and makes besides caches and attention's inputs; see `_bind`."""
         spec, states = self.spec, (batch, nodes, self.spec.hidden)
         inputs = [
             Bound("input_ids", np.int32, (batch, nodes), self.tokens.address),
-            Bound("logit_nodes", np.int32, (wanted,), self._wanted.address + 4 * first),
+            Bound("logit_nodes", np.int32, (wanted,), first.address),
         ]
         outputs = [Bound("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address)]
         inputs += [Bound("hidden_in", np.float32, states, self.hidden_in.address)] if self.hidden_in else []
         outputs += [Bound("hidden", np.float32, states, self.hidden.address)] if self.hidden else []
         return inputs, outputs
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Sequence[Step]:
-        """Return what enqueues a step of `batch` slots from `slot` on, with `wanted` nodes' logits from `first` on."""
+    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, wanted: int) -> Sequence[Step]:
+        """Return what enqueues a step of `batch` slots from `slot` on; `first`: the `wanted` nodes that get logits."""
         inputs, outputs = self._ends(batch, nodes, first, wanted)
         inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.positions.address))
         inputs.append(Bound("write_rows", np.int32, (batch,), self.rows.address))
@@ -207,8 +227,8 @@ class OrtModel:
 
     def close(self) -> None:
         """Free the session."""
-        self._graphs.clear()
-        self._steps.clear()
+        for made in (self._graphs, self._reads, self._steps):
+            made.clear()
         self._session = None
 
 

@@ -226,7 +226,7 @@ class PartsModel(OrtModel):
         params.splits = self._kernels.splits(params, self._processors)
         return params
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Sequence[Step]:
+    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, wanted: int) -> Sequence[Step]:
         """See `OrtModel`: a session for each part, and between two of them an attention."""
         ends = self._ends(batch, nodes, first, wanted)
         found = self._bound_weights | {each.name: each for each in itertools.chain(*ends)}

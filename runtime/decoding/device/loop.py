@@ -26,7 +26,8 @@ from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
-from specbuild.runtime.drafting.model import DrafterName, ModelDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError
 from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
@@ -49,7 +50,7 @@ class DeviceLoop:
         draft: StandardExecutor | None,
         kernels: Kernels,
         eos: frozenset[int],
-        drafter: DrafterName | None = None,
+        texts: TextDrafts | None = None,
         hosted: ModelDrafter | None = None,
         options: LoopOptions = DEFAULTS,
         ahead: int = 0,
@@ -61,7 +62,7 @@ class DeviceLoop:
             draft: Executor of a draft whose trees the device grows; BundleError if it has no step of two nodes.
             kernels: Kernels of the device.
             eos: Token ids that end a text.
-            drafter: As in `Engine.load`, None is both; without a draft it is lookup.
+            texts: Drafts from texts, in padded steps; None: new ones.
             hosted: In place of `draft`, a drafter over a model of this device whose trees the host grows.
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
@@ -69,7 +70,7 @@ class DeviceLoop:
         self.target, self.tally, self.hosted, self.exactness = target, Tally(), hosted, options.exactness
         self.target.keep_to(self.exactness)
         self.bound = math.inf if self.exactness else 0.0
-        self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels, trunk=bool(self.exactness))
+        self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
@@ -83,8 +84,8 @@ class DeviceLoop:
             self.planner,
             self.room,
             target.buckets,
-            self.draft_executor is not None,
-            drafter != "model",
+            texts or TextDrafts(padded=True),
+            drafts.cached if drafts else None,
             hosted,
             hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
         )
@@ -103,7 +104,7 @@ class DeviceLoop:
                 if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
-                self.clock.tell(account, sequences, self._run(sequences, plan))
+                self.clock.tell(account, sequences, *self._run(sequences, plan))
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
         """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
@@ -121,20 +122,21 @@ class DeviceLoop:
         flights.launch(plan)
         return sequences, plan
 
-    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> int:
-        """Run one ordinary round: sequences without output prefill, others decode. Return `StepClock.tell`'s nodes."""
+    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> tuple[int, int]:
+        """Run one ordinary round: sequences without output prefill, others decode. Return `StepClock.tell`'s counts."""
         self.admission.enter(sequences)
         reading = [s for s in sequences if not s.output]
         for sequence in reading:
             self.rounds.slots.hold(sequence.slot, len(sequence.tokens))
+        told = 0, 0
         if len(reading) < len(sequences):
-            nodes = self._decode(plan or self.proposals.plan([s for s in sequences if s.output]))
+            told = self._decode(plan or self.proposals.plan([s for s in sequences if s.output]))
         if reading:
             self.reader.run(reading)
-        return 0 if reading else nodes
+        return (0, 0) if reading else told
 
-    def _decode(self, plan: Seq[Draft]) -> int:
-        """Run a round on the device and emit its tokens; return the nodes of each sequence in its step."""
+    def _decode(self, plan: Seq[Draft]) -> tuple[int, int]:
+        """Run a round on the device and emit its tokens; return the nodes of each slot in its step, and the drafted."""
         self.proposals.grow(plan)
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
@@ -147,7 +149,7 @@ class DeviceLoop:
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
-        return nodes
+        return nodes, sum(draft.nodes - 1 for draft in plan)
 
     def _keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
         """Keep the target's hidden states of the accepted nodes for a draft head."""
@@ -193,10 +195,14 @@ class DeviceLoop:
 
     def _record(self, draft: Draft, path: Seq[int], emitted: Seq[int], drafted: int) -> None:
         """Record a draft's result; of a tree that the device grew, the host knows only the depth of the path."""
+        sequence = draft.sequence
         if draft.drafts:
             known = draft.tree
             path, levels = (path, max(known.depths)) if known else (range(len(path)), None)
-            self.planner.record(draft.sequence, drafted, path, emitted[0], levels)
+            self.planner.record(sequence, drafted, path, emitted[0], levels)
+            self.proposals.texts.learn(sequence, len(path))
+        elif sequence.policy and sequence.policy.rest.due:
+            self.proposals.texts.reflect(sequence, sequence.policy.rest)
 
     def _take(self, entries: Seq[tuple[Draft, int, Seq[int]]], sequences: Seq[Sequence]) -> None:
         """Emit what a round under way published, for the sequences that still decode: drafts, faults and tokens."""
@@ -205,7 +211,7 @@ class DeviceLoop:
             sequence = draft.sequence
             if id(sequence) not in still or sequence.finish_reason:
                 continue
-            drafts = draft.drafts and sequence.drafts
+            drafts = not draft.drafts or sequence.drafts
             with alone(sequence):
                 taken = self._emit(draft, fault, emitted)
                 if drafts:
@@ -259,7 +265,8 @@ class DeviceLoop:
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
-        other.tally, other.proposals = Tally(), replace(self.proposals, looks_up=looks_up)
+        other.tally = Tally()
+        other.proposals = replace(self.proposals, texts=self.proposals.texts.again(looks_up))
         return other
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from specbuild.runtime.decoding.planner import Planner
-from specbuild.runtime.drafting.lookup import from_text
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
@@ -23,8 +24,8 @@ class Proposals:
         planner: Selects the sequences that draft.
         room: Room in the caches.
         steps: Node counts that a step may have.
-        drafts: Whether there is a draft model.
-        looks_up: Whether texts are continued from themselves.
+        texts: Drafts from the texts themselves.
+        cached: By slot, how many tokens of its text the draft model has run; None: there is no model.
         for_all: Grows every tree on the host; None: the device grows them.
         for_constrained: Grows on the host the trees of sequences whose constraint is asked about each level; None:
             nothing does.
@@ -33,8 +34,8 @@ class Proposals:
     planner: Planner
     room: Room
     steps: Seq[int]
-    drafts: bool
-    looks_up: bool
+    texts: TextDrafts
+    cached: Seq[int] | None
     for_all: ModelDrafter | None
     for_constrained: ModelDrafter | None
 
@@ -42,21 +43,21 @@ class Proposals:
         """Return each sequence's draft; trees that the host grows are not in it yet."""
         drafting = self.planner.drafting(sequences)
         shapes = {s.slot: s.shape for s in drafting if s.shape}
-        return [self._draft(s, shapes.get(s.slot), [*shapes.values()]) for s in sequences]
-
-    def _draft(self, sequence: Sequence, shape: TreeSpec | None, shapes: Seq[TreeSpec]) -> Draft:
-        """Return a sequence's draft of at most `shape`, beside others of at most `shapes`."""
-        policy, lone = sequence.policy, Tree([sequence.tokens[-1]])
-        if not shape:
-            return Draft(sequence, lone)
-        if not policy and not self.room.fits(sequence, shape, shapes):
-            return Draft(sequence, lone, drafts=True)
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
-        tree = from_text(sequence, len(shapes), self.looks_up, self.drafts)
+        roomy = [s for s in drafting if s.policy or self.room.fits(s, shapes[s.slot], [*shapes.values()])]
+        trees = dict(zip((s.slot for s in roomy), self.texts.trees(roomy, self.cached), strict=True))
+        return [self._draft(s, shapes, trees) for s in sequences]
+
+    def _draft(self, sequence: Sequence, shapes: Mapping[int, TreeSpec], trees: Mapping[int, Tree | None]) -> Draft:
+        """Return a sequence's draft: a tree from the text, of the model within its shape, or the root alone."""
+        policy, lone, slot = sequence.policy, Tree([sequence.tokens[-1]]), sequence.slot
+        if slot not in trees:
+            return Draft(sequence, lone, drafts=slot in shapes)
+        tree, shape = trees[slot], shapes[slot]
         drafter = self.for_constrained if sequence.sampler.matcher is not None else self.for_all
         if not tree and policy:
             shape = shape if drafter else policy.grown(shape, self.steps)
-            if not self.room.fits(sequence, shape, shapes):
+            if not self.room.fits(sequence, shape, [*shapes.values()]):
                 policy.pass_over()
                 tree = lone
         draft = Draft(sequence, tree, drafts=True, option=policy.now if policy else None)

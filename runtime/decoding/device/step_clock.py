@@ -28,13 +28,13 @@ class StepClock:
     def _seconds(self) -> tuple[float, float]:
         return self.target.seconds, self.draft.seconds if self.draft else 0.0
 
-    def tell(self, account: accounted, sequences: Seq[Sequence], nodes: int) -> None:
-        """Report an ordinary round whose step had `nodes` nodes per slot; 0: it also prefilled, so is not reported."""
+    def tell(self, account: accounted, sequences: Seq[Sequence], nodes: int, drafted: int) -> None:
+        """Report an ordinary round: nodes per slot of its step, 0 if it also prefilled, and how many were drafted."""
         if self.live is None or not nodes:
             return
         (target, draft), lanes = self._seconds, self.target.batch_size
-        levels = max(s.policy.now.levels if s.policy else 0 for s in sequences)
+        levels = max(s.policy.now.levels if s.policy and s.shape else 0 for s in sequences)
         if levels and self.draft:
             self.live.step("draft", lanes, draft - self._began[1], levels)
         self.live.step("verify", lanes * nodes, target - self._began[0])
-        account.decoded = lanes * (nodes - (self.target.buckets or [1])[0])
+        account.decoded = drafted

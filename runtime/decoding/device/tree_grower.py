@@ -26,6 +26,7 @@ from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
 from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch
 
 _PAIR = 2
+_SHORT = 4  # steps of the largest bucket that read a text sooner than one of its own would: they are graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class TreeGrower:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
         self.executor, self._kernels, self._slots = executor, kernels, slots
         self.graphs = Graphs(executor)
-        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right; there may be more
+        self.cached = [0] * executor.batch_size  # per slot: tokens whose rows are right; there may be more
         batch, empty = executor.batch_size, executor.device.empty
         wide, branch = executor.model.buckets[-1], max_nodes - 1
         pool = {name: empty((batch, 1 + BEST_DEPTH * branch), np.int32) for name in ("tokens", "parents", "rows")}
@@ -83,19 +84,20 @@ class TreeGrower:
 
         It shares this grower's count of cached rows, so only one of the two is told `keep` and `release`.
         """
-        return ModelDrafter(self.executor, self.executor.model.chunk, cached=self._cached)
+        return ModelDrafter(self.executor, self.executor.model.chunk, cached=self.cached)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Prefill what each sequence's cache lacks, except for the last two tokens."""
-        while behind := [s for s in sequences if len(s.tokens) - self._cached[s.slot] > _PAIR]:
+        while behind := [s for s in sequences if len(s.tokens) - self.cached[s.slot] > _PAIR]:
             self.executor.step([self._chunk(sequence) for sequence in behind])
             for sequence in behind:
-                self.executor.commit(sequence.slot, (), self._cached[sequence.slot])
+                self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
 
     def _chunk(self, sequence: Sequence) -> StepInput:
-        start = self._cached[sequence.slot]
-        stop = min(len(sequence.tokens) - _PAIR, start + self.executor.model.chunk)
-        self._cached[sequence.slot] = stop
+        """Return a sequence's next chunk; a long one is a step of its own, several short ones are one step of all."""
+        start, stop, short = self.cached[sequence.slot], len(sequence.tokens) - _PAIR, self.executor.buckets[-1]
+        stop = min(stop, start + (short if stop - start <= _SHORT * short else self.executor.model.chunk))
+        self.cached[sequence.slot] = stop
         return StepInput(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
 
     def draft(self, specs: Seq[TreeSpec], asked: ProcessorFlags, block: Block, nodes: int) -> None:
@@ -175,17 +177,17 @@ class TreeGrower:
 
     def commit(self, sequence: Sequence, rows: int) -> None:
         """Note that the cache has at least `rows` rows of the text now."""
-        self._cached[sequence.slot] = rows
+        self.cached[sequence.slot] = rows
         self.executor.commit(sequence.slot, (), rows)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """See `Drafter.keep`."""
-        self._cached[slot] = min(rows, self._cached[source])
-        share_rows(self.executor, slot, source, self._cached[slot])
+        self.cached[slot] = min(rows, self.cached[source])
+        share_rows(self.executor, slot, source, self.cached[slot])
 
     def release(self, slot: int) -> None:
         """Note that a slot's sequence has ended."""
-        self.executor.commit(slot, (), self._cached[slot])
+        self.executor.commit(slot, (), self.cached[slot])
 
 
 def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:

@@ -289,9 +289,9 @@ def test_a_hosts_sibling(
     assert (sibling.reader.chunk, sibling.emission.eos) == (loop.reader.chunk, loop.emission.eos)
     assert sibling.planner.limits is loop.planner.limits
     assert sibling.drafter is not loop.drafter
-    assert sibling.drafter.habits.common is COMMON
+    assert sibling.drafter.texts.habits.common is COMMON
     assert isinstance(loop.drafter, LookupDrafter)
-    assert sibling.drafter.habits is not loop.drafter.habits  # what it learns is its own
+    assert sibling.drafter.texts.habits is not loop.drafter.texts.habits  # what it learns is its own
     if drafts:
         assert sibling.drafter.model
         assert (sibling.drafter.model._thread is not None) == overlap

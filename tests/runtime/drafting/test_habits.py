@@ -129,7 +129,7 @@ def test_what_is_surer_comes_first(
     request = request_of(text, SamplingParams(max_new_tokens=24, speculation="best:16"))
     request.policy = policy().for_request(0.0)
     for each in learnt:
-        drafter.habits.learn(each, 1, None)
+        drafter.texts.habits.learn(each, 1, None)
     (tree,) = drafter.propose([request])
     assert tree.tokens == [4] + ([] if drafted is None else [drafted])
     assert request.policy.now.kind == ("plain" if drafted is None else "habit")
@@ -171,7 +171,7 @@ def test_it_is_not_drafted_where_that_is_not_free_or_not_allowed(
     request = request_of([1, 2, 3, 4], SamplingParams(max_new_tokens=24, speculation="best:16"))
     request.policy = policy(free, limits).for_request(0.0)
     drafter.commit(request, [0, 1])
-    drafter.habits.learn([3, 4, 5], 1, None)
+    drafter.texts.habits.learn([3, 4, 5], 1, None)
     (tree,) = drafter.propose([request])
     assert tree.tokens == [4]
     assert request.policy.now.kind == "plain"

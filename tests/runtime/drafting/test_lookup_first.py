@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.rest import DEEP, PEEK, Rest, Waits
 
 REPEATING, FRESH = [1, 2, 3, 4, 5, 1, 2, 3, 4], [6, 7, 8, 9]
 
@@ -57,26 +54,3 @@ def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any,
         drafter = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
         drafter.propose([request_of(prompt, SamplingParams(temperature=temperature, speculation="chain:2"))])
         assert (drafter.executor.seconds == 0) is repeating
-
-
-@pytest.mark.parametrize(
-    ("text", "learnt", "wakes"),
-    [
-        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], True),
-        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7], False),
-        ([*range(1, 9), 0, *range(1, 9)], [], True),
-        ([*range(1, 9), 0, *range(2, 9)], [], False),
-    ],
-)
-def test_a_look_wakes_what_could_have_been_drafted(
-    hash_model: Any, hash_executor: Any, request_of: Any, text: list[int], learnt: list[int], wakes: bool
-) -> None:
-    """It wakes a sequence whose last four tokens habits foretold, or that repeats its last eight."""
-    drafter, rest = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8)), Rest(Waits(), left=2 * DEEP)
-    drafter.habits.learn(learnt, len(learnt), None)
-    for _ in range(DEEP if not learnt else PEEK):
-        assert rest.dozes()
-    drafter.reflect(request_of(text, SamplingParams(speculation="best:4")), rest)
-    assert rest.rests is not wakes
-    assert not rest.due
-    assert drafter.habits.after(text[-3:-1], None) == text[-1], "it is learnt"

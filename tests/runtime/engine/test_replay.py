@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from device_requests import prompt_of
+from device_requests import model_alone, prompt_of
 from hash_models import Letters
 from host_device import HostDevice, HostQueue
 from shaped_model import executor
@@ -211,7 +211,7 @@ def test_on_a_device(host: KernelLibrary) -> None:
         target = executor("target", device, 2, planted=0.2)
         options = LoopOptions(Limits(nodes - 1), exactness=find(target, nodes))
         draft = executor("draft", device, 2, planted=0.0, error=0.1)
-        loop = DeviceLoop(target, draft, HostQueue(host, device), frozenset(), "model", options=options)
+        loop = DeviceLoop(target, draft, HostQueue(host, device), frozenset(), model_alone(), options=options)
         record = SimpleNamespace(vocab_size=VOCAB)
         sizes = {"max_seq_len": CAPACITY - BUCKETS[-1], "buckets": BUCKETS, "default_tree": "chain:4"}
         manifest: Any = SimpleNamespace(models={"target": record}, digest="e" * 64, **sizes)

@@ -18,6 +18,7 @@ from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.tree import TreeSpec
 
 FLAT = {"verify": [[1, 10.0], [64, 20.0]], "draft": [[1, 0.2], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.04}
 STEEP = FLAT | {"verify": [[1, 10.0], [2, 20.0], [64, 640.0]]}
@@ -29,9 +30,11 @@ def made(times: dict[str, Any], drafts: bool, free: int = 0, limits: Limits | No
     return Policy(table, drafts, limits or Limits(), free=free, live=LiveTimings(table, lanes))
 
 
-def decided(policy: Policy, matched: list[int], room: int = 40, pending: int = 1) -> tuple[Batch, list[SequencePolicy]]:
+def decided(
+    policy: Policy, matched: list[int], room: int = 40, pending: int = 1, padded: bool = False
+) -> tuple[Batch, list[SequencePolicy]]:
     each = [policy.for_request(0.0) for _ in matched]
-    batch = Batch([Wish(one, count, room, pending) for one, count in zip(each, matched, strict=True)])
+    batch = Batch([Wish(one, count, room, pending) for one, count in zip(each, matched, strict=True)], padded)
     batch.decide()
     return batch, each
 
@@ -100,6 +103,34 @@ def test_whoever_is_beside_counts_as_one_that_decodes_plainly() -> None:
     assert batch[1].rate < batch[2].rate < batch[8].rate
 
 
+def test_in_a_padded_step_the_longest_draft_is_paid_for() -> None:
+    """A row of every lane: too dear for one alone and not for four; and rows that pad every step are free."""
+    dear = FLAT | {"verify": [[1, 10.0], [2, 12.8], [64, 186.4]]}
+    for padded in (False, True):
+        (_, alone), (_, all_four) = (
+            decided(made(dear, False), each, padded=padded) for each in ([5, 0, 0, 0], [5] * 4)
+        )
+        assert (alone[0].now.nodes > 0) is not padded
+        assert {one.now.nodes > 0 for one in all_four} == {True}
+    _, each = decided(made(STEEP, drafts=False, free=6), [5, 0], padded=True)
+    assert [(one.now.nodes, one.spare) for one in each] == [(6, 0), (0, 6)]
+
+
+def test_a_device_has_few_depths_and_one_for_all() -> None:
+    """A graph for each, so powers of two."""
+    flat = {"verify": [[1, 10.0], [64, 10.1]]}
+    depths = set()
+    for level in (0.1, 0.4, 0.8, 1.6, 3.2):
+        policy = made(FLAT | flat | {"draft": [[1, level], [64, level]]}, drafts=True)
+        _, each = decided(policy, [0, 0, 0], padded=True)
+        depths.add(each[0].now.levels)
+        assert len({one.now.levels for one in each}) == 1
+        shape = TreeSpec.parse("best:15")
+        assert {one.grown(shape, (1, 4, 16)).depth for one in each if one.now.levels} <= {each[0].now.levels}
+    assert depths <= {0, 1, 2, 4, 8}
+    assert len(depths) > 2
+
+
 @pytest.mark.parametrize("limits", [Limits(max_draft_tokens=2), Limits(min_expected_speedup=900)])
 def test_limits_hold(limits: Limits) -> None:
     _, each = decided(made(FLAT, drafts=True, limits=limits), [5, 5, 0])
@@ -124,11 +155,12 @@ def test_verified_nodes_are_shared_out_by_chance() -> None:
     st.booleans(),
     st.integers(1, 4),
     st.sampled_from([FLAT, STEEP]),
+    st.booleans(),
 )
 def test_no_plan_promises_less_than_plain_decoding(
-    matched: list[int], room: int, free: int, drafts: bool, pending: int, times: dict[str, Any]
+    matched: list[int], room: int, free: int, drafts: bool, pending: int, times: dict[str, Any], padded: bool
 ) -> None:
-    batch, each = decided(made(times, drafts, free, lanes=16), matched, room, pending)
+    batch, each = decided(made(times, drafts, free, lanes=16), matched, room, pending, padded)
     for one in each:
         assert one.now.nodes <= max(room, 0)
         assert one.promised >= 1 - 1e-9 or one.now.kind == "probe"

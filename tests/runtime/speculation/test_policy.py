@@ -15,7 +15,7 @@ from small_grammars import END, grammar
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.planner import Planner
-from specbuild.runtime.drafting import lookup_first
+from specbuild.runtime.drafting import text_drafts
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
@@ -458,7 +458,7 @@ def test_where_deciding_takes_longer_than_drafts_bring_it_is_left(
 ) -> None:
     """A draft of another model, and a clock by which a decision takes a thirtieth of a step; the text is the same."""
     clock = itertools.count(0.0, 0.4)
-    monkeypatch.setattr(lookup_first, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(text_drafts, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     meter, decided = metered(hash_model(3), hash_model(99), LARGE), list[int]()
     real = SequencePolicy.choose
     monkeypatch.setattr(SequencePolicy, "choose", lambda *given: decided.append(1) or real(*given))

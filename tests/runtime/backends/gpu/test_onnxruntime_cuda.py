@@ -231,7 +231,7 @@ WARM = 2 * len(BUCKETS)  # runs before steps are captured
 def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph for each bucket, captured before anything is decoded, none for a prompt; a larger graph holds the run."""
+    """A graph for each bucket, captured before anything is decoded; a larger graph holds the run."""
     device = HostDevice()
     provider, toy = Provider(monkeypatch, device), Toy(tmp_path, provider="cuda", device=device)
     stream = {"user_compute_stream": str(toy.stream), "use_tf32": "0"}
@@ -253,6 +253,30 @@ def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     device.wait(toy.stream)
     assert provider.runs == [False] * 2
     assert (device.array(toy.model.cache)[0, 1] == 3).all()
+    assert device.uncaptured == []
+
+
+def test_a_prompts_steps_become_graphs_by_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third of a length on; whichever node's logits are wanted."""
+    device = HostDevice()
+    provider, toy = Provider(monkeypatch, device), Toy(tmp_path, provider="cuda", device=device)
+    captured, ran = device.captured, []
+    for turn in range(6):
+        provider.runs.clear()
+        slot, last = turn % 2, turn % 3
+        expected = toy.fill(1, 3)
+        toy.model.prefill(slot, 3, last, toy.stream)
+        device.wait(toy.stream)
+        np.testing.assert_allclose(toy.part("logits", VOCAB), expected[0, last], atol=1e-5)
+        assert (device.array(toy.model.cache)[0, slot] == turn // 2 + 1).all()
+        ran.append((len(provider.runs), device.captured - captured))
+    assert ran == [(1, 0), (1, 0), (1, 1), (1, 2), (0, 2), (0, 2)]
+    for nodes in range(1, 3):  # a second and a third length
+        toy.fill(1, nodes)
+        toy.model.prefill(0, nodes, 0, toy.stream)
+    device.wait(toy.stream)
+    assert device.captured == captured + 2
+    toy.model.close()
     assert device.uncaptured == []
 
 

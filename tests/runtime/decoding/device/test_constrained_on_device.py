@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from constraints import OneOf, family
-from device_requests import Made, prompt_of, request_of, run
+from device_requests import Made, model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from small_grammars import END as GRAMMAR_END
 from small_grammars import grammar
@@ -41,7 +41,9 @@ def batch(tree: str, temperature: float = 0.0, count: int = 5) -> list[Sequence]
 def made_loop(host: KernelLibrary, folder: Path, names: tuple[str, ...], ahead: int, batch_size: int = 4) -> Made:
     made = Made(host, folder, batch_size, names, eos=frozenset({END}))
     draft = executor(names[1], made.device, folder, batch_size) if len(names) > 1 else None
-    made.loop = DeviceLoop(made.target, draft, HostQueue(host, made.device), frozenset({END}), "model", ahead=ahead)
+    made.loop = DeviceLoop(
+        made.target, draft, HostQueue(host, made.device), frozenset({END}), model_alone(), ahead=ahead
+    )
     return made
 
 
@@ -149,7 +151,9 @@ def test_what_a_grammar_forces_is_drafted(
     def loop() -> Made:
         made = Made(host, folder, 2, names, eos=frozenset({GRAMMAR_END}))
         draft = executor(names[1], made.device, folder, 2) if len(names) > 1 else None
-        made.loop = DeviceLoop(made.target, draft, HostQueue(host, made.device), frozenset({GRAMMAR_END}), "model")
+        made.loop = DeviceLoop(
+            made.target, draft, HostQueue(host, made.device), frozenset({GRAMMAR_END}), model_alone()
+        )
         return made
 
     alone = executor("target", HostDevice(), folder, 1)

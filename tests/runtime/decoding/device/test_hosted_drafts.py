@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from device_requests import prompt_of, request_of, run
+from device_requests import model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_executors import HEAD, _in_float32, torch_model
 from plugin_model import PluginModel
@@ -109,7 +109,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
             return trees
 
         drafter.propose = noted  # type: ignore[method-assign]
-        return DeviceLoop(target, None, HostQueue(host, device), frozenset(), "model", drafter, ahead=ahead), seen
+        return DeviceLoop(target, None, HostQueue(host, device), frozenset(), model_alone(), drafter, ahead=ahead), seen
 
     return make
 

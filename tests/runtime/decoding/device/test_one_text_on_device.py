@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from device_requests import prompt_of, request_of, run
+from device_requests import model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from shaped_model import executor
 from tiny_models import BUCKETS
@@ -47,7 +47,8 @@ def decode(host: KernelLibrary, tree: str, options: LoopOptions, order: int | No
     target = executor("target", device, BATCH, planted=0.2)
     draft = executor("draft", device, BATCH, planted=0.0, error=0.1) if how.get("drafts", True) else None
     queue = HostQueue(host, device)
-    loop = DeviceLoop(target, draft, queue, frozenset(), how.get("drafter", "model"), options=options, ahead=ahead)
+    drafts = model_alone() if how.get("drafter", "model") else None
+    loop = DeviceLoop(target, draft, queue, frozenset(), drafts, options=options, ahead=ahead)
     texts, asked = [PROMPTS], list[Sequence]()
     for turn in range(2):
         wanted = requests(tree, texts[-1])

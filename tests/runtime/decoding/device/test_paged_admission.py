@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_oracle import Case, oracle
 from device import HostKernels
-from device_requests import prompt_of, request_of, run
+from device_requests import model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
 from plugin_model import Compute
@@ -43,7 +43,9 @@ class Paged:
             made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=table, **more)
             for at, name in enumerate(names)
         )
-        self.loop = DeviceLoop(self.target, draft, HostQueue(host, self.device), frozenset(), "model", ahead=ahead)
+        self.loop = DeviceLoop(
+            self.target, draft, HostQueue(host, self.device), frozenset(), model_alone(), ahead=ahead
+        )
         self.shared = 0
 
     def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:

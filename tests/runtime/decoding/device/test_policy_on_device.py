@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ from tuned_device import LARGE, SMALL, Tuned, plain, policy_of
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.drafting import text_drafts
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.rest import RESTS, WATCH
 from specbuild.runtime.speculation.tree import TreeSpec
 
 
@@ -220,3 +226,51 @@ def test_a_limit_that_grows_with_the_batch_holds_in_mid_flight(host: KernelLibra
         assert s.output == output[: len(s.output)]
     assert first.metrics.speculative_decoding.num_draft_tokens > 0
     assert set(drafted[1:]) == {0}, "but for the round that was under way"
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_a_second_text_is_drafted_from_what_the_first_taught(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """Habits are learnt of every round, also of those under way, and kept apart by salt."""
+    made = Tuned(host, folder, LARGE, ("target",), ahead=ahead, drafter=None)
+    told = []
+    for salt in (None, None, "another"):
+        done = run(made.loop, made.requests(tokens=40, cache_salt=salt, temperature=0.9))
+        assert [s.output for s in done] == plain(folder, done)
+        told.append(done[0].metrics.speculative_decoding)
+    assert told[1].decisions["habit"] > told[0].decisions.get("habit", 0) == told[2].decisions.get("habit", 0)
+    assert told[1].num_accepted_draft_tokens > 20 > told[2].num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_where_deciding_takes_longer_than_drafts_bring_it_is_left(
+    host: KernelLibrary, folder: Path, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which a decision takes a twentieth of a step; all rest, and begin to decide again."""
+    clock = count(0.0, 0.5)
+    monkeypatch.setattr(text_drafts, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    made, decided = Tuned(host, folder, LARGE, ("target",), ahead=ahead, batch_size=2, drafter=None), list[int]()
+    trees = TextDrafts.trees
+    monkeypatch.setattr(TextDrafts, "trees", lambda *given: decided.append(len(given[1])) or trees(*given))
+    done = run(made.loop, made.requests(2, tokens=80))
+    assert [s.output for s in done] == plain(folder, done)
+    assert WATCH <= sum(map(bool, decided)) <= 80 - RESTS[0]
+    assert made.policy.sessions.of(None, False).shared.waits.rounds > RESTS[0]
+
+
+def test_sequences_are_decided_together(host: KernelLibrary, folder: Path) -> None:
+    """Their trees have one depth, whatever each has seen of its own."""
+    dear = SMALL | {"draft": [[1, 0.3], [16, 0.35]], "verify": [[1, 1.0], [16, 1.0]]}
+    levels = list[set[int]]()
+    made = Tuned(host, folder, dear, ("target", "target"), batch_size=3)
+    live = LiveTimings(made.policy.timings, 3)
+    made.policy, rounds = Policy(made.policy.timings, drafts=True, live=live), made.loop.rounds
+    draft = rounds.draft
+
+    def noted(plan: Any, *more: Any) -> None:
+        levels.append({each.spec.depth for each in plan if each.spec})
+        draft(plan, *more)
+
+    rounds.draft = noted  # type: ignore[method-assign]
+    done = run(made.loop, made.requests(3, tokens=30))
+    assert [s.output for s in done] == plain(folder, done)
+    assert {len(each) for each in levels} == {0, 1}

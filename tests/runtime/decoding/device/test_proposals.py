@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.proposals import Proposals
 from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import PLAIN, Option
 from specbuild.runtime.speculation.rest import Rest, Waits
@@ -23,7 +25,7 @@ from specbuild.runtime.speculation.tree import Tree
 
 @pytest.fixture
 def proposals(host: KernelLibrary, tmp_path: Path) -> Proposals:
-    return replace(Made(host, tmp_path).loop.proposals, looks_up=False)
+    return Made(host, tmp_path).loop.proposals
 
 
 def ready(slot: int = 0, tokens: int = 6, **fields: Any) -> Sequence:
@@ -36,7 +38,7 @@ def ready(slot: int = 0, tokens: int = 6, **fields: Any) -> Sequence:
 class Decided:
     """A policy whose mind is made up."""
 
-    free, rest = 0, Rest(Waits())
+    free, rest, live, spare, owed, together = 0, Rest(Waits()), SimpleNamespace(lanes=1), 0, 0, 1
 
     def __init__(self, option: Option) -> None:
         self.option, self.now, self.guess, self.passed = option, PLAIN, -1, 0
@@ -115,7 +117,7 @@ def test_without_a_policy_the_tree_that_was_asked_for_has_to_fit(proposals: Prop
 def test_the_text_comes_first(proposals: Proposals) -> None:
     sequence = request_of([5, 6, 7, 8] * 6, speculation="chain:3")
     sequence.slot, sequence.cached = 0, 23
-    (draft,) = replace(proposals, looks_up=True).plan([sequence])
+    (draft,) = replace(proposals, texts=TextDrafts(padded=True)).plan([sequence])
     assert draft.tree
     assert draft.tree.tokens == [8, 5, 6, 7]
     (draft,) = proposals.plan([sequence])

@@ -156,14 +156,21 @@ def test_what_drafts_nothing_has_no_tree_beside_others(host: KernelLibrary) -> N
 
 
 def test_a_text_is_read_once_but_for_its_last_two_tokens(host: KernelLibrary) -> None:
-    """In chunks; then a pair of nodes and a step for each further level, whatever the tree."""
+    """In steps of all slots; then a pair of nodes and a step for each further level, whatever the tree."""
     made, text = Growing(host), sequence(1, 31, "chain:3")
     first = made.draft([text])
-    assert made.steps == [12, 12, 8, 2, 1, 1]  # five are left, in a step of eight
+    assert made.steps == [8, 8, 8, 8, 2, 1, 1]  # the last has five
     made.steps.clear()
     made.grower.commit(text, 30)
     assert made.draft([text]) == first
     assert made.steps == [2, 1, 1]
+
+
+def test_a_long_text_is_read_in_longer_steps(host: KernelLibrary) -> None:
+    """While more than four steps of all slots are left; several texts share those."""
+    made = Growing(host)
+    made.draft([sequence(0, 38, "chain:2"), sequence(2, 20, "chain:2")])
+    assert made.steps == [12, 8, 8, 8, 8, 2, 1]
 
 
 def test_a_slot_goes_on_from_anothers_rows(host: KernelLibrary) -> None:
