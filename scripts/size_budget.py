@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2643,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6701,
-    ("runtime/backends", ".py"): 2890,
-    ("runtime/decoding", ".py"): 1815,
+    ("runtime", ".py"): 6729,
+    ("runtime/backends", ".py"): 2906,
+    ("runtime/decoding", ".py"): 1831,
     ("serve", ".py"): 6392,
     ("plugins", ".cu .cuh"): 2068,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin

@@ -51,6 +51,7 @@ class LoopOptions:
 
 
 DEFAULTS = LoopOptions()
+LEAST = 1e-6  # seconds that a loop takes for a round
 
 
 class Loop(Protocol):
@@ -189,14 +190,15 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
     """Adds a round to a loop's statistics and its sequences' metrics, and reports it to the live timings.
 
     A round that raises is not counted. `decoded`: rows that trees added to a step in which all sequences decode; None:
-    the step was of another kind.
+    the step was of another kind. `unseen`: seconds of steps that no executor counts.
     """
 
-    __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded")
+    __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded", "unseen")
 
     def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
         self.decoded: int | None = None
+        self.unseen = 0.0
 
     def __enter__(self) -> Self:
         self._before, self._were = _clock(self._loop), [_State.of(s) for s in self._sequences]
@@ -215,7 +217,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             tally.draft += draft
             tally.verify += verify
             if live := self._loop.live:
-                self._tell(live, total - draft - verify)
+                self._tell(live, max(total - draft - verify - self.unseen, LEAST))
                 tally.told, tally.timed = live.said, live.took
             self._share(total)
 

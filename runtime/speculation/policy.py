@@ -219,14 +219,13 @@ class SequencePolicy:
     def grown(self, shape: TreeSpec, steps: Sequence[int]) -> TreeSpec:
         """Return the shape of a tree that a device grows: as deep as decided, with all nodes of its step (`steps`).
 
-        The last shape stays if others promise hardly more, so that rounds can follow each other.
+        The last shape of a sequence alone stays if others promise hardly more, so that rounds can follow each other.
         """
         if self.now.kind == "model":
             last = self._grown
             fits = 0 < last.levels <= shape.depth and last.nodes <= shape.nodes
             expected = 1.0 + sum(self.levels(self.model.ratio, last.levels))
-            lasts = expected >= STEADY * self._rate * self._seconds(last.levels, last.nodes)
-            if fits and lasts and not self._others:  # else all have the levels that were decided for all
+            if not self._others and fits and expected >= STEADY * self._rate * self._seconds(last.levels, last.nodes):
                 self.now = replace(self.now, levels=last.levels, nodes=last.nodes)
             else:
                 nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1

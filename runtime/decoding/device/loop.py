@@ -100,7 +100,10 @@ class DeviceLoop:
             if self.flights:
                 sequences, plan = self._steer(self.flights, sequences)
             if self.flights and self.flights.under_way:
-                self._take(self.flights.next_entry(), sequences)
+                entries = self.flights.next_entry()
+                self._take(entries, sequences)
+                if all(draft.nodes == 1 for draft, _, _ in entries):
+                    self.clock.follow(account)
                 if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
@@ -128,9 +131,8 @@ class DeviceLoop:
         reading = [s for s in sequences if not s.output]
         for sequence in reading:
             self.rounds.slots.hold(sequence.slot, len(sequence.tokens))
-        told = 0, 0
-        if len(reading) < len(sequences):
-            told = self._decode(plan or self.proposals.plan([s for s in sequences if s.output]))
+        decoding = [s for s in sequences if s.output]
+        told = self._decode(plan or self.proposals.plan(decoding)) if decoding else (0, 0)
         if reading:
             self.reader.run(reading)
         return (0, 0) if reading else told
@@ -143,21 +145,14 @@ class DeviceLoop:
         self.rounds.verify(nodes, asked)
         for executor in reversed(self._executors):  # all is enqueued: waiting for each only separates their times
             executor.wait()
-        self._keep_hidden(plan, nodes)
+        if self.hosted and self.target.model.hidden:
+            self.rounds.keep_hidden(plan, nodes)
         for draft in (draft for draft in plan if not draft.sequence.error):
             with alone(draft.sequence):
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
         return nodes, sum(draft.nodes - 1 for draft in plan)
-
-    def _keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
-        """Keep the target's hidden states of the accepted nodes for a draft head."""
-        if self.hosted and self.target.model.hidden:
-            host = self.rounds.blocks[nodes].host
-            paths = [(d.sequence, host["path"][d.sequence.slot, : host["length"][d.sequence.slot]]) for d in plan]
-            kept = [(s.slot, s.cached, (s.slot * nodes + path).tolist()) for s, path in paths if len(path)]
-            self.target.keep(kept)
 
     def _accept(self, draft: Draft, nodes: int) -> None:
         """Emit what a round's block says of a sequence."""
@@ -265,8 +260,7 @@ class DeviceLoop:
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
-        other.tally = Tally()
-        other.proposals = replace(self.proposals, texts=self.proposals.texts.again(looks_up))
+        other.tally, other.proposals = Tally(), replace(self.proposals, texts=self.proposals.texts.again(looks_up))
         return other
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:

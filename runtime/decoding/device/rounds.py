@@ -187,6 +187,12 @@ class Rounds:
         ]
         return (Cache * 2)(*caches)
 
+    def keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
+        """Keep the target's hidden states of the accepted nodes for a draft head."""
+        host = self.blocks[nodes].host
+        paths = [(d.sequence, host["path"][d.sequence.slot, : host["length"][d.sequence.slot]]) for d in plan]
+        self.target.keep([(s.slot, s.cached, (s.slot * nodes + path).tolist()) for s, path in paths if len(path)])
+
     def forget_faults(self, nodes: int) -> None:
         """Clear reported faults, so that a slot's next sequence has none."""
         block = self.blocks[nodes]

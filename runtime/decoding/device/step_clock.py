@@ -38,3 +38,10 @@ class StepClock:
             self.live.step("draft", lanes, draft - self._began[1], levels)
         self.live.step("verify", lanes * nodes, target - self._began[0])
         account.decoded = drafted
+
+    def follow(self, account: accounted) -> None:
+        """Report a plain round that followed another on the device: the loop takes what exceeds the target's step."""
+        if self.live and self.target.buckets:
+            lanes = self.target.batch_size
+            account.decoded = 0
+            account.unseen = self.live.at(lanes).of_round(lanes * self.target.buckets[0], 0, drafts=False)

@@ -49,3 +49,15 @@ def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahe
         bewitch(executor, seed + number)
     done = run(made.loop, made.requests(3, temperature=0.9 * (seed % 2)))
     assert [s.output for s in done] == plain(folder, done)
+
+
+def test_plain_rounds_that_follow_each_other_cost_the_loop_nothing(host: KernelLibrary, folder: Path) -> None:
+    """Their steps are the table's, and what exceeds them is the loop's own: here nothing does."""
+    plains = list[float]()
+    for ahead in (0, 32):
+        made = Tuned(host, folder, LARGE | {"plain": 1e-4}, ("target",), ahead=ahead, batch_size=2)
+        live = told(made, 2)
+        run(made.loop, made.requests(2))
+        assert (made.device.turns > 0) is (ahead > 0)
+        plains.append(live.at(2).plain)
+    assert plains[1] < plains[0] / 3
