@@ -52,6 +52,30 @@ def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield loaded
 
 
+@pytest.mark.soak(
+    only=(
+        "None-batch1-chain:4",
+        "None-batch1-topk:2,3",
+        "None-batch1-topk:4,4",
+        "None-batch1-best:16",
+        "None-batch4-chain:4",
+        "None-batch4-topk:2,3",
+        "None-batch4-topk:4,4",
+        "None-batch4-best:16",
+        "ngram-batch1-chain:4",
+        "ngram-batch1-topk:2,3",
+        "ngram-batch1-topk:4,4",
+        "ngram-batch1-best:16",
+        "ngram-batch4-topk:2,3",
+        "ngram-batch4-topk:4,4",
+        "ngram-batch4-best:16",
+        "model-batch1-topk:2,3",
+        "model-batch1-topk:4,4",
+        "model-batch4-chain:4",
+        "model-batch4-topk:2,3",
+        "model-batch4-topk:4,4",
+    )
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["off", "auto", *TREES])
 def test_greedy_equals_transformers(
@@ -71,7 +95,30 @@ def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParam
     return params, plain(engine, tokens, params)
 
 
-@pytest.mark.slow(but=("None-batch4-best:16", "model-batch4-topk:4,4"))
+@pytest.mark.soak(
+    only=(
+        "None-batch1-chain:4",
+        "None-batch1-topk:2,3",
+        "None-batch1-topk:4,4",
+        "None-batch1-best:16",
+        "None-batch4-chain:4",
+        "None-batch4-topk:2,3",
+        "None-batch4-topk:4,4",
+        "ngram-batch1-chain:4",
+        "ngram-batch1-topk:2,3",
+        "ngram-batch1-topk:4,4",
+        "ngram-batch1-best:16",
+        "ngram-batch4-topk:2,3",
+        "ngram-batch4-topk:4,4",
+        "ngram-batch4-best:16",
+        "model-batch1-topk:2,3",
+        "model-batch1-topk:4,4",
+        "model-batch1-best:16",
+        "model-batch4-chain:4",
+        "model-batch4-topk:2,3",
+    )
+)
+@pytest.mark.slow(but=("model-batch4-topk:4,4",))
 @pytest.mark.parametrize("tree", TREES)
 def test_sampling_equals_plain_decoding(
     engine: Engine, tokens: list[list[int]], sampled: tuple[list[SamplingParams], list[list[int]]], tree: str
@@ -114,6 +161,7 @@ def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
     assert all(histogram), f"every length from 0 to {spec.depth} is accepted at times: {histogram}"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_wider_trees_are_accepted_further(bundle: Path, tokens: list[list[int]]) -> None:
     lengths = {}
@@ -141,6 +189,7 @@ def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: f
         return [result.token_ids[0] for result in engine.generate([list(prompt)] * count, params)]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) -> None:
     """χ² of 20,000 first tokens against softmax; a sampler at another temperature fails it."""

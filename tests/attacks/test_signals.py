@@ -217,6 +217,7 @@ def untouched_or_done(name: str, place: Path, before: object, killed: bool = Fal
     return name != "distill"
 
 
+@pytest.mark.soak(only=("build", "distill"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["build", "tune", "distill", pytest.param("pair", marks=pytest.mark.soak)])
 def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:
@@ -242,6 +243,7 @@ def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path)
             break
 
 
+@pytest.mark.soak(only=("build",))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["build", "tune", "distill"])
 def test_killed_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_smoke(host: KernelLibrary, tmp_path: Path) -> None:
     assert result["tree_attention"][2]["splits"] > 2  # of 63 rows, which are one tile
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_without_a_library_it_compiles_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

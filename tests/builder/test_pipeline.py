@@ -64,7 +64,8 @@ def greedy(folder: Path) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.slow(but=("mqa; no draft",))
+@pytest.mark.soak(only=("mha, tied, llama3, shards, padded; linear", "odd, linear; odd, biases"))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make, tmp_path: Path, name: str) -> None:
     target_fields, draft_fields = PAIRS[name]

@@ -389,6 +389,7 @@ def test_a_full_disk(
     assert snapshot(disk) == {}
 
 
+@pytest.mark.soak(only=("15", "1"))
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:

@@ -51,6 +51,7 @@ def rewritten(bundle: Path, folder: Path, change: Callable[[Manifest], Manifest]
     return copy
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) -> None:
     found = content(specbuild, engines)

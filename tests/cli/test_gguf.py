@@ -44,6 +44,7 @@ def logits(bundle: Path) -> np.ndarray:
         return np.asarray(engine.text_logits(TEXT))
 
 
+@pytest.mark.soak(only=("F32",))
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

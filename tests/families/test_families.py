@@ -88,6 +88,7 @@ needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None,
 UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")
 
 
+@pytest.mark.soak(only=("llama-mha-biases-tied", "llama-rope-linear", "qwen2-tied"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
@@ -101,6 +102,7 @@ DEEP = {  # fields of six layers
 }
 
 
+@pytest.mark.soak(only=("smollm3", "gemma3"))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in DEEP else pytest.mark.soak) for name in FAMILIES]
 )
@@ -113,6 +115,7 @@ def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest
     same(copied, whole)
 
 
+@pytest.mark.soak(only=("144", "256"))
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [80, 144, 256])
 def test_wide_heads_have_a_class(make_family: Callable[..., Path], tmp_path: Path, head_dim: int) -> None:
@@ -165,6 +168,7 @@ def decodes_exactly(make_family: Callable[..., Path], tmp_path: Path, prompts: l
                     assert case.mean_acceptance_length > 1.1
 
 
+@pytest.mark.soak(only=("gemma2", "llama-mqa-rope-llama3", "phi3", "smollm3"))
 @pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("name", UNLIKE)
@@ -202,6 +206,7 @@ def compiles_whole(make_family: Callable[..., Path], tmp_path: Path, name: str) 
     assert list(record.profiles) == ["nodes1", "nodes8", "prompt"]
 
 
+@pytest.mark.soak(only=("glm", "mixtral"))
 @needs_rtx
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["gpt2", "glm", "mixtral"])

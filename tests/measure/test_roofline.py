@@ -129,6 +129,7 @@ def test_on_a_device_the_graph_alone_is_timed(tmp_path: Path) -> None:
         timed_step(target, 4, CAPACITY)
 
 
+@pytest.mark.slow
 def test_a_model_that_no_graph_may_hold_is_timed_as_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueuedModel, "capturable", False)
     device = HostDevice()

@@ -157,7 +157,7 @@ def plain(bundle: Path, prompts: list[str]) -> list[list[int]]:
         return [result.token_ids for result in engine.generate(prompts[14 : 14 + len(PARAMS)], params)]
 
 
-@pytest.mark.slow(but=("host-topk:2,3",))
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:12"])
 def test_the_tokens_are_the_same(
     replaced: None, plain: list[list[int]], bundle: Path, prompts: list[str], tree: str

@@ -56,6 +56,7 @@ def test_a_and_b_need_the_repository_alone(card: dict[str, str], tmp_path: Path)
     assert not found["no-bulk/kernels.json"]["others"]
 
 
+@pytest.mark.soak(only=("c-ort-cuda-fp32-onnxruntime-cuda",))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bundle_name", "backend"),
@@ -104,6 +105,7 @@ def test_a_card_that_is_not_listed_is_all_there_is_to_say(card: dict[str, str], 
     assert found["rtx.json"]["listed"] is False
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_file_that_crashes_ends_no_other(tmp_path: Path) -> None:
     """What fails is told with its last words, and what had no time is listed."""

@@ -32,7 +32,7 @@ def packed(script: Any, make_checkpoint: Callable[..., Path], tmp_path: Path, mo
     return found
 
 
-@pytest.mark.slow(only=(".gguf",))
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gguf", ".whl"])
 def test_a_checkpoint_is_made(script: Any, packed: dict[str, Path], suffix: str, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "out" / "model"

@@ -39,6 +39,7 @@ def test_nothing_is_known_before() -> None:
     assert GraphCheck() == GraphCheck(difference=None, bound=0.0, fp8_caches=None, moved={})
 
 
+@pytest.mark.slow
 def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
     found = check_graph(graph, CAPACITY, model, "fp32", References.of(model, PROMPTS, 4, []))
     assert found.difference is not None

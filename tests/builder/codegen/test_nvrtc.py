@@ -20,6 +20,7 @@ from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
+SOURCES = sorted((ROOT / "plugins" / "kernels").glob("*.cu"))
 SMALLEST = Shape(256, "BF16", "E4M3")  # the shape with the fewest kernels
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) hungry(float *x) {
@@ -77,6 +78,7 @@ def cubins() -> list[Cubin]:
     return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_nvrtc
 def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
@@ -87,6 +89,7 @@ def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
     assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90/{name}" for name in shaped)
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
     for cubin in cubins:
@@ -97,6 +100,7 @@ def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
     assert shaped == ["tree_attention_BF16_E4M3_d256_r32"]
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_the_bytes_depend_on_the_sources_alone(
     cubins: list[Cubin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,9 +229,10 @@ def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int
     assert words in done.stdout + done.stderr
 
 
+@pytest.mark.soak(only=[f"nvcc's own-{each.stem}" for each in SOURCES if each.stem != "walk"])
 @pytest.mark.slow(but=("90-walk", "nvcc's own-walk"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("source", sorted((ROOT / "plugins" / "kernels").glob("*.cu")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("architecture", [[], ["-arch=sm_90"]], ids=["nvcc's own", "90"])
 def test_each_source_compiles_alone(source: Path, architecture: list[str], tmp_path: Path) -> None:
     command = ["nvcc", "-std=c++17", f"-I{ROOT / 'plugins'}", *architecture, "-Xcicc", "-O0", "-Xptxas", "-O0"]

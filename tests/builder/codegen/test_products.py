@@ -36,7 +36,7 @@ def fused(model: Any) -> ir.Model:
     return graph
 
 
-@pytest.mark.slow(but=("False",))
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
     found = count(fused(make_model(tie_word_embeddings=tied)), 4)

@@ -52,6 +52,7 @@ def graphs(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
+@pytest.mark.slow(only=("draft, fp32-2", "draft, bf16-2"))
 @needs_rtx
 @pytest.mark.parametrize(
     ("name", "layers"), [("draft, fp32", 2), ("draft, fp16", 2), ("draft, bf16", 2), ("target, fp16", 6)]

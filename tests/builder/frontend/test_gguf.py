@@ -51,6 +51,7 @@ def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Pa
         torch.testing.assert_close(got[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.slow(only=("qwen3",))
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
     """Biases, norms of queries and keys, and rotary positions that nothing permutes."""
@@ -101,6 +102,7 @@ def test_texts_end_by_eos_and_by_the_end_of_a_turn(
     assert find(str(write_gguf(tiny, tmp_path / "a.gguf", **changes))).eos_token_ids() == ends
 
 
+@pytest.mark.slow
 def test_digits_are_cut_apart_where_the_file_says_so(tiny: Path, tmp_path: Path) -> None:
     """As SmolLM2's own tokenizer does: the spaces before a digit are one token, and "  4" is not " " and " 4"."""
     plain, digits = (

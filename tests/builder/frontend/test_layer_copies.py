@@ -23,6 +23,7 @@ def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> Non
     same(copied, whole)
 
 
+@pytest.mark.slow
 def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
 
@@ -37,6 +38,7 @@ def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     check(Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **types)).eval(), monkeypatch, [0, 1, 2])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=7)
@@ -45,6 +47,7 @@ def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monke
     check(model, monkeypatch, [0, 1, 3, 6])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=5)

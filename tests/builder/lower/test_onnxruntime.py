@@ -73,7 +73,8 @@ def share(slot: int, start: int, tree: Tree) -> StepInput:
     return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
 
 
-@pytest.mark.slow(but=("gqa",))
+@pytest.mark.soak(only=("mha, tied, linear", "llama3", "gelu", "heads of 24, rotated outside"))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
     model = make_model(**{"num_hidden_layers": 1} | VARIANTS[name])

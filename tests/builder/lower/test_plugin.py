@@ -69,7 +69,10 @@ def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None =
             np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow(but=("gqa",))
+@pytest.mark.soak(
+    only=("mqa, biases, llama3, tied", "norms of heads", "a rotated half", "a layer without rotation", "soft-cap")
+)
+@pytest.mark.slow
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_transformers(name: str) -> None:

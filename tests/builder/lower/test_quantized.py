@@ -110,6 +110,7 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
         assert ir.DataType.UINT8 not in {v.dtype for v in lowered.graph.initializers.values()}
 
 
+@pytest.mark.slow(only=("tied head-int8",))
 @pytest.mark.parametrize("precision", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
 def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, tied: bool) -> None:
@@ -185,7 +186,7 @@ def plans(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return plan
 
 
-@pytest.mark.slow(but=("fp8",))
+@pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize(
     "precision", ["int8", "int8:static", "int4:128,rtn", "int4:64,rtn/bf16", "fp8", "fp8:tensor/bf16"]

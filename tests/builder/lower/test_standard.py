@@ -90,6 +90,7 @@ def check(model: Any, session: Session) -> None:
             np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.soak(only=("mha, tied", "llama3"))
 @pytest.mark.slow(but=("gqa",))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:

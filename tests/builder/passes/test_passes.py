@@ -13,7 +13,7 @@ from specbuild.builder.frontend.export import export
 from specbuild.builder.passes import PORTABLE, census, clean, run_portable
 
 
-@pytest.mark.slow(but=("1",))
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 3])
 def test_matches_on_an_exported_graph(make_model: Callable[..., Any], layers: int) -> None:
     model = make_model(num_hidden_layers=layers)

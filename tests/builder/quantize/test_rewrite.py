@@ -282,7 +282,7 @@ def large(graph: ir.Model) -> list[str]:
     return [n for n, v in weights(graph).items() if v.const_value is not None and v.const_value.size >= 97 * 32]
 
 
-@pytest.mark.slow(only=("int8",))
+@pytest.mark.slow(only=("int8", "int4:rtn"))
 @pytest.mark.parametrize("precision", ["int8", "int4:rtn", "int4"])
 def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
     found, names = numbers("tied", precision)
@@ -359,6 +359,7 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
     assert near("llama", rewritten("llama", found, names), found, tmp_path)
 
 
+@pytest.mark.slow(only=("int4", "int8:128,wide"))
 @pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
     """Of 4 bits with offsets, which sums of the inputs take, of 8 bits with zeros; products of one input made one."""
@@ -385,6 +386,7 @@ def test_other_families(tmp_path: Path, name: str, precision: str) -> None:
     assert near(name, rewritten(name, found, names), found, tmp_path)
 
 
+@pytest.mark.slow(only=("int8-opt",))
 @pytest.mark.parametrize("family", ["llama", "opt"])
 @pytest.mark.parametrize("precision", ["int8", "int4", "int4:awq", "int8:static", "fp8", "fp8:tensor"])
 def test_the_graph_for_gpus_computes_what_is_simulated(precision: str, family: str) -> None:

@@ -218,6 +218,7 @@ def test_the_targets_own_weights_in_int4_are_its_draft(
     assert report(tmp_path / "b")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
 
 
+@pytest.mark.slow
 def test_more_than_was_allowed_is_refused(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4, max_kl=1e-9)

@@ -57,7 +57,7 @@ def plain(folder: Path, temperature: float) -> list[list[int]]:
     return [s.output for s in done]
 
 
-@pytest.mark.slow(but=("draft-topk:2,3-1.0-32", "lookup-chain:4-0.0-0"))
+@pytest.mark.slow(but=("lookup-chain:4-0.0-0",))
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "off"])

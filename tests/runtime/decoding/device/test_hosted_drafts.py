@@ -153,7 +153,8 @@ def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     drafter.propose = told
 
 
-@pytest.mark.slow(but=("standard-parallel",))
+@pytest.mark.soak(only=("plugin-eagle3",))
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "parallel"])
 @pytest.mark.parametrize("lowering", [standard, plugin], ids=["standard", "plugin"])
 def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, expected: list[list[int]]) -> None:

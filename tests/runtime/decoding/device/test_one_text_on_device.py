@@ -69,8 +69,8 @@ def expected(host: KernelLibrary) -> dict[int, Texts]:
     return {nodes: decode(host, "off", kept_to(nodes, False), None)[0] for nodes in (8, BUCKETS[-1])}
 
 
-@pytest.mark.soak(only=("chain:1-16", "topk:2,3-8", "topk:2,3-16", "best:7-16"))
-@pytest.mark.slow(but=("off-8", "chain:4-8"))
+@pytest.mark.soak(only=("chain:1-16", "chain:4-16", "off-16", "topk:2,3-8", "topk:2,3-16", "best:7-8", "best:7-16"))
+@pytest.mark.slow(but=("chain:4-8",))
 @pytest.mark.parametrize("nodes", [8, BUCKETS[-1]])
 @pytest.mark.parametrize("tree", ["off", "chain:1", "chain:4", "topk:2,3", "best:7"])
 def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: str, nodes: int) -> None:

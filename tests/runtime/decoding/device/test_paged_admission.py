@@ -188,6 +188,7 @@ def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -
     assert again.output == first.output
 
 
+@pytest.mark.soak(only=("",))
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", ["", ", fp8"])
 def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:

@@ -160,6 +160,7 @@ def test_ends_in_the_middle(host: KernelLibrary, folder: Path, plain: Any, ahead
         assert [s.output for s in done[1:]] == others
 
 
+@pytest.mark.slow(only=("99",))
 @pytest.mark.parametrize("ahead", [0, 99])
 def test_leaving_and_joining(host: KernelLibrary, folder: Path, plain: Any, ahead: int) -> None:
     """One is cancelled in mid-flight, and another takes its slot: it gets no token any more."""

@@ -40,6 +40,7 @@ def test_rounds_by_themselves_are_told(host: KernelLibrary, folder: Path, ahead:
     assert made.loop.stats.correction == live.took / live.said
 
 
+@pytest.mark.slow(only=("0-2", "32-3"))
 @pytest.mark.parametrize(("ahead", "seed"), [(0, 1), (0, 2), (32, 3)])
 def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahead: int, seed: int) -> None:
     made = Tuned(host, folder, LARGE, ("target", "draft"), ahead=ahead, batch_size=2, drafter=None)
