@@ -24,7 +24,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("measure", ".py"): 2263,
     ("runtime", ".py"): 6729,
     ("runtime/backends", ".py"): 2906,
-    ("runtime/decoding", ".py"): 1831,
+    ("runtime/decoding", ".py"): 1833,
     ("serve", ".py"): 6392,
     ("plugins", ".cu .cuh"): 2068,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin

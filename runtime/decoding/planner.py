@@ -14,11 +14,13 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 class Planner:
     """Applies the operator's limits, whatever requests ask for. `max_nodes`: a sequence's maximum nodes in a step.
 
+    `fills`: whether one that decodes alone never rests if its step has a free row, because filling it costs nothing.
     `now`: the limits of the next rounds, which any thread may set. Requests are refused by `limits`, the initial ones.
     """
 
     limits: Limits = NO_LIMITS
     max_nodes: int = 1 << 16
+    fills: bool = True
     now: Limits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +46,8 @@ class Planner:
         for sequence in drafting:
             if policy := sequence.policy:
                 policy.together = len(sequences)
-            if policy and not sequence.sampler.foresees and policy.rest.dozes():
+            fills = self.fills and batch == 1 and policy and policy.free
+            if policy and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:
