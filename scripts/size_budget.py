@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6729,
     ("runtime/backends", ".py"): 2906,
     ("runtime/decoding", ".py"): 1833,
-    ("serve", ".py"): 6392,
+    ("serve", ".py"): 6393,
     ("plugins", ".cu .cuh"): 2068,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }

@@ -119,11 +119,12 @@ class Places:
         two = sorted(self._random.sample(replicas, 2), key=self.load)
         if self._routing == "balanced" or not (holders := self._holders(replicas, blocks)):
             return two
-        best = min(holders, key=self.load)  # unless it has a queue, no replica is compared with it
-        lightest = min(replicas, key=self.load) if self.queue(best) > SLACK else best
-        if self.load(best) > SHARE * self.load(lightest) and self.queue(best) - self.queue(lightest) > SLACK:
-            return two
-        return [best, *(each for each in two if each != best)]
+        best: Replica | None = min(holders, key=self.load)  # unless it has a queue, no replica is compared with it
+        if self.queue(best) > SLACK:
+            load, queue = self.load(least := min(replicas, key=self.load)), self.queue(least)
+            full = {h for h in holders if self.load(h) > SHARE * load and self.queue(h) - queue > SLACK}
+            best = min((each for each in holders if each not in full), key=self.load, default=None)
+        return two if best is None else [best, *(each for each in two if each != best)]
 
     def _holders(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
         """Return the replicas that hold most of a prompt's beginning; none if no replica holds its first block."""

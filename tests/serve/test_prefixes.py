@@ -174,3 +174,17 @@ def test_whatever_happens_a_choice_is_of_those_offered_and_never_of_one_too_full
     if deepest and fits:
         assert known.depth(chosen[0], blocks) == deepest, "the beginning is there, and there is room"
         assert chosen[0] in fits
+
+
+def test_a_holder_with_more_to_do_and_less_of_it_waiting_is_taken() -> None:
+    """The other has a long queue of short requests; this one's few long ones all have slots."""
+    known = Places(Random(0), slots=2)
+    known.keep(range(3))
+    for number in range(6):
+        known.sent(1, f"short {number}", [], 100, 0)
+    for number in range(2):
+        known.sent(2, f"long {number}", [], 500, 0)
+    for each in (1, 2):
+        known.report(each, [10])
+    assert known.load(1) < known.load(2)
+    assert {known.choose(range(3), [10])[0] for _ in range(20)} == {2}

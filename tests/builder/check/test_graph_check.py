@@ -31,8 +31,9 @@ def model() -> Any:
 
 
 @pytest.fixture
-def graph(model: Any) -> ir.Model:
-    return fused(model, CAPACITY).clone()
+def graph() -> ir.Model:
+    """Of a model of its own with the same weights: the graph is kept for other tests, and checks change models."""
+    return fused(random_model("llama", num_hidden_layers=1), CAPACITY).clone()
 
 
 def test_nothing_is_known_before() -> None:
