@@ -248,7 +248,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--turnover", type=int, default=3)
-    parser.add_argument("--loads", type=int, default=5)
+    parser.add_argument("--loads", type=int, default=5, help="of both engines: one may be a tenth faster")
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)

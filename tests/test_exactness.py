@@ -27,6 +27,26 @@ SAMPLING = (
     ),
     SamplingParams(temperature=0.0, repetition_penalty=1.3, seed=6),
 )
+ALIKE = (  # what drafts and how, of which others say as much
+    "None-batch1-chain:4",
+    "None-batch1-topk:2,3",
+    "None-batch1-topk:4,4",
+    "None-batch1-best:16",
+    "None-batch4-chain:4",
+    "None-batch4-topk:2,3",
+    "None-batch4-topk:4,4",
+    "ngram-batch1-chain:4",
+    "ngram-batch1-topk:2,3",
+    "ngram-batch1-topk:4,4",
+    "ngram-batch1-best:16",
+    "ngram-batch4-topk:2,3",
+    "ngram-batch4-topk:4,4",
+    "ngram-batch4-best:16",
+    "model-batch1-topk:2,3",
+    "model-batch1-topk:4,4",
+    "model-batch4-chain:4",
+    "model-batch4-topk:2,3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +72,7 @@ def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield loaded
 
 
-@pytest.mark.soak(
-    only=(
-        "None-batch1-chain:4",
-        "None-batch1-topk:2,3",
-        "None-batch1-topk:4,4",
-        "None-batch1-best:16",
-        "None-batch4-chain:4",
-        "None-batch4-topk:2,3",
-        "None-batch4-topk:4,4",
-        "None-batch4-best:16",
-        "ngram-batch1-chain:4",
-        "ngram-batch1-topk:2,3",
-        "ngram-batch1-topk:4,4",
-        "ngram-batch1-best:16",
-        "ngram-batch4-topk:2,3",
-        "ngram-batch4-topk:4,4",
-        "ngram-batch4-best:16",
-        "model-batch1-topk:2,3",
-        "model-batch1-topk:4,4",
-        "model-batch4-chain:4",
-        "model-batch4-topk:2,3",
-        "model-batch4-topk:4,4",
-    )
-)
+@pytest.mark.soak(only=ALIKE)
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["off", "auto", *TREES])
 def test_greedy_equals_transformers(
@@ -95,29 +92,7 @@ def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParam
     return params, plain(engine, tokens, params)
 
 
-@pytest.mark.soak(
-    only=(
-        "None-batch1-chain:4",
-        "None-batch1-topk:2,3",
-        "None-batch1-topk:4,4",
-        "None-batch1-best:16",
-        "None-batch4-chain:4",
-        "None-batch4-topk:2,3",
-        "None-batch4-topk:4,4",
-        "ngram-batch1-chain:4",
-        "ngram-batch1-topk:2,3",
-        "ngram-batch1-topk:4,4",
-        "ngram-batch1-best:16",
-        "ngram-batch4-topk:2,3",
-        "ngram-batch4-topk:4,4",
-        "ngram-batch4-best:16",
-        "model-batch1-topk:2,3",
-        "model-batch1-topk:4,4",
-        "model-batch1-best:16",
-        "model-batch4-chain:4",
-        "model-batch4-topk:2,3",
-    )
-)
+@pytest.mark.soak(only=ALIKE)
 @pytest.mark.slow(but=("model-batch4-topk:4,4",))
 @pytest.mark.parametrize("tree", TREES)
 def test_sampling_equals_plain_decoding(

@@ -1,4 +1,4 @@
-"""What texts themselves offer as drafts, and one decision a round for all sequences: both loops ask it first.
+"""Drafts from the texts themselves, decided once a round for all sequences together; both loops ask it first.
 
 A loop, a quotation or an edit is continued from the text at no cost, and deeper than a model's tree would go. Where the
 text does not repeat itself habits may continue it, or the model is asked, if there is one.
@@ -50,7 +50,8 @@ class TextDrafts:
         for sequence in sequences if cached is not None else ():
             if policy := sequence.policy:
                 policy.owed = len(sequence.tokens) - 1 - cached[sequence.slot]  # type: ignore[index]
-        trees, habits = self._together(sequences), self.habits if self.looks_up else None
+        habits = self.habits if self.looks_up else None
+        trees = self._together(sequences, habits)
         rest = len(sequences), self.looks_up, cached is not None, habits
         found = [trees[s.slot] if s.slot in trees else from_text(s, *rest) for s in sequences]
         took = (time.perf_counter() - began) / max(len(sequences), 1)
@@ -61,7 +62,7 @@ class TextDrafts:
                     self._fill(sequence, policy, tree)
         return found
 
-    def _together(self, sequences: Seq[Sequence]) -> dict[int, Tree | None]:
+    def _together(self, sequences: Seq[Sequence], habits: Habits | None) -> dict[int, Tree | None]:
         """Return by slot what the sequences draft that are decided together: several, or one in a step with room."""
         deciding: list[Any] = [(s, s.policy, s.shape) for s in sequences if s.policy and s.shape]
         trees, self.share = dict[int, Tree | None](), None
@@ -72,7 +73,6 @@ class TextDrafts:
                 trees[sequence.slot] = tree
         deciding = [each for each in deciding if each[0].slot not in trees]
         if deciding:
-            habits = self.habits if self.looks_up else None
             places = [(each, look(each[0], each[1], self.looks_up, habits)) for each in deciding]
             batch = Batch([Wish(p, at[1], room(s), s.pending) for (s, p, _), at in places], self._padded)
             batch.decide()

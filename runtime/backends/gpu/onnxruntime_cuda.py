@@ -100,7 +100,7 @@ class OrtModel:
         device.wait(self.stream)
         self._options = _run_options()
         self._graphs = dict[int, Step]()  # of a step, by its nodes
-        self._reads, self._read = dict[tuple[int, int], Step](), Counter[int]()  # prefill: graphs, and runs by nodes
+        self._reads, self._ran = dict[tuple[int, int], Step](), Counter[int]()  # prefill: graphs, and runs by nodes
         try:
             self._prepare()
         except SpecbuildError as error:
@@ -171,8 +171,8 @@ class OrtModel:
         if known := self._reads.get((slot, nodes)):
             return known
         steps = self._bind(1, nodes, slot, self._last, 1)
-        self._read[nodes] += 1
-        if self._read[nodes] <= _RUNS or len(self._reads) >= _READS:
+        self._ran[nodes] += 1
+        if self._ran[nodes] <= _RUNS or len(self._reads) >= _READS:
             return lambda: self._run(steps)
         step = self._reads[slot, nodes] = self._device.graph(lambda: self._run(steps), self.stream)
         return step
