@@ -1,16 +1,16 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--turnover 3] [--loads 5]
-    [--min-expected-speedup 1] [--control]
+    [--min-expected-speedup 1] [--no-resident] [--control]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
 96 tokens, so that the next one begins where one ends, as in serving, and not all slots at once. Requests are pycode's
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
 keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
-and never drafts: what deciding costs. With --control the second way decodes plainly too: what the machine's noise alone
-makes of each figure. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds
-no further cell begins.
+and never drafts: what deciding costs. With --no-resident a GPU's rounds wait for the host, both ways. With --control
+the second way decodes plainly too: what the machine's noise alone makes of each figure. Cells that are already in FILE
+are skipped, so the benchmark can run in pieces; after --seconds no further cell begins.
 """
 
 from __future__ import annotations
@@ -147,12 +147,14 @@ def cell(
         size: The concurrency.
         temperature: The sampling temperature.
         busy: Whether another process keeps a core busy during the second half.
-        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup` and
-            `control`.
+        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup`,
+            `no_resident` and `control`.
     """
     count, pairs, limits = size * asked.turnover, asked.pairs, Limits(min_expected_speedup=asked.min_expected_speedup)
     ways, runs = {"off": "off", "auto": "off" if asked.control else "auto"}, list[dict[str, Timed]]()
-    options = LoadOptions(batch_size=size, prefix_caching=False, limits=limits)
+    options = LoadOptions(
+        batch_size=size, prefix_caching=False, limits=limits, resident=False if asked.no_resident else None
+    )
     for first in range(0, pairs, in_one := math.ceil(pairs / asked.loads)):
         with ExitStack() as stack:
             engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
@@ -179,6 +181,7 @@ def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
     gaps = [each["auto"] / each["off"] for each in longest]
     return {
         "pairs": len(runs),
+        "plain_tokens_per_s": statistics.median(sum(each["off"].tokens) / each["off"].seconds for each in runs),
         "ratio": statistics.geometric_mean(ratios),
         "interval": interval(ratios),
         "tpot_p99": slowest_request(tpots := [{way: run.tpots() for way, run in each.items()} for each in runs]),
@@ -250,6 +253,7 @@ def main() -> int:
     parser.add_argument("--turnover", type=int, default=3)
     parser.add_argument("--loads", type=int, default=5, help="of both engines: one may be a tenth faster")
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
+    parser.add_argument("--no-resident", action="store_true")
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()

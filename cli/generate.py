@@ -75,7 +75,11 @@ from .progress import tell_later_turns
     help="Whether a prompt that begins as a text in a cache does is read from there on; by default it is.",
 )
 @click.option("--kv-cache-tokens", type=int, metavar="N", help="In paged caches: tokens of all texts together.")
-@click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
+@click.option(
+    "--resident/--no-resident",
+    default=None,
+    help="On a GPU: whether rounds follow each other without the host; by default they do.",
+)
 @click.option(
     "--gpu-weights-percent", type=float, help="0 … 1 of the target's weights stay on the GPU, or all of them."
 )
@@ -95,7 +99,7 @@ def command(
     threads: int | None,
     prefix_caching: bool,
     kv_cache_tokens: int | None,
-    resident: bool,
+    resident: bool | None,
     gpu_weights_percent: float | None,
     stats: bool,
     as_json: bool,

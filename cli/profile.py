@@ -9,7 +9,7 @@ from statistics import median
 import click
 
 from specbuild.measure.roofline import Products, Roofline, Steps, measure_device
-from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams, TreeSpec
+from specbuild.runtime import Bundle, Engine, LoadOptions, RunStats, SamplingParams, TreeSpec
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.bundle.memory_plan import cache_item_bytes
@@ -60,7 +60,8 @@ def command(
     if ranges:
         nvtx.enable()
     params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True, seed=0, speculation=spec.text)
-    with Engine.load(bundle, batch_size=batch_size, threads=threads, prefix_caching=False) as engine:
+    options = LoadOptions(batch_size=batch_size, threads=threads, prefix_caching=False, resident=False)
+    with Engine.load(bundle, options) as engine:
         prompts, products = [prompt] * batch_size, _products(opened)
         engine.requests(prompts, params, "raise")  # checks them before anything is measured
         with engine.scheduler.exclusive() as loop:

@@ -242,24 +242,6 @@ typedef struct specbuild_grow {
 int specbuild_grow_level(const specbuild_grow *p, void *stream);
 int specbuild_finish_tree(const specbuild_grow *p, void *stream);
 
-/* A round's end in a loop that stays on the device: its results into entry round % R of a ring, where the host reads them once
- * `published` counts more than `round`, and before R further rounds. Ends the loop, by the value 0 for the conditional handle,
- * where stop is set, `most` rounds are published, or no sequence has emitted anything. */
-typedef struct specbuild_ring {
-  int32_t *ring;                 /* [R, B, N + 2], the host's pinned memory: length, fault, emitted */
-  volatile uint64_t *published;  /* [1], the host's: becomes round + 1, once the entry can be read */
-  uint64_t *round;               /* [1], how many are published; goes on by one */
-  const int32_t *length;         /* [B] and [B, N] of specbuild_walk */
-  const int32_t *emitted;
-  const int32_t *fault;          /* [B]; null: 0 is published */
-  const volatile uint32_t *stop; /* [1], the host's, not 0: end; null: it never asks */
-  uint64_t handle;               /* a cudaGraphConditionalHandle; 0: none */
-  uint64_t most;
-  int32_t rounds, batch, nodes; /* R, B, N */
-} specbuild_ring;
-
-int specbuild_publish(const specbuild_ring *p, void *stream);
-
 /* output = RMS norm of x + y, times weight; with scales, quantized row by row: output · scales[row] is the norm. */
 typedef struct specbuild_norm {
   const void *x;       /* dtype [rows, width] */
@@ -293,6 +275,8 @@ typedef struct specbuild_gather {
 } specbuild_gather;
 
 int specbuild_gather_rows(const specbuild_gather *p, void *stream);
+
+#include "resident.h"
 
 #ifdef __cplusplus
 }

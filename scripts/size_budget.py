@@ -19,15 +19,15 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5529,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1435,
-    ("cli", ".py"): 2643,
+    ("cli", ".py"): 2648,
     ("face", ".py"): 37,
-    ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6729,
-    ("runtime/backends", ".py"): 2906,
-    ("runtime/decoding", ".py"): 1833,
+    ("measure", ".py"): 2264,
+    ("runtime", ".py"): 6798,
+    ("runtime/backends", ".py"): 2920,
+    ("runtime/decoding", ".py"): 2038,
     ("serve", ".py"): 6393,
-    ("plugins", ".cu .cuh"): 2068,  # the kernels
-    ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
+    ("plugins", ".cu .cuh"): 2163,  # the kernels
+    ("plugins", ".h .cpp"): 706,  # the kernels' C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from specbuild.measure.bench.measure import prepare
 from specbuild.measure.roofline import Steps
-from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
+from specbuild.runtime import Bundle, Engine, LoadOptions, Manifest, SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
@@ -87,7 +87,8 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
     drafts, kind = "draft" in manifest.models, manifest.models["draft"].kind if "draft" in manifest.models else None
     overlaps = kind == "model" and "overlap" in manifest.descriptor.load_options
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
-        engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
+        options = LoadOptions(batch_size=batch, threads=asked.threads, prefix_caching=False)
+        engine = Engine.load(folder, options, overlap=False, resident=False)
         with engine, engine.scheduler.exclusive() as loop:
             prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens, overlaps)
             progress(what := f"steps of batch {batch}", 0, TURNS)

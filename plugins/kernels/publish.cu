@@ -1,7 +1,7 @@
 // A round's end in a loop that stays on the device: what was emitted goes to a ring in the host's memory, and the loop ends
 // where nothing is left to do.
 //
-// length, fault int32 [B] and emitted int32 [B, N] to an entry int32 [B, N + 2] of the ring; one block. Bytes: 4·B·(N + 2) in
+// length, fault, counts int32 [B] and emitted int32 [B, N] to an entry int32 [B, N + 3] of the ring; one block. Bytes: 4·B·(N + 3) in
 // and, over the bus, out; one word over the bus in. cudaGraphSetConditional is the driver's own, found when the code is
 // loaded, as printf is: neither a header nor a device linker is needed for it.
 #include "kernels/common.cuh"
@@ -16,16 +16,20 @@ constexpr int kPublishThreads = 256;
 
 __device__ __forceinline__ void publish(const specbuild_ring &p) {
   const uint64_t round = *p.round;
-  const int width = p.nodes + 2, all = p.batch * width;
+  const int width = p.nodes + 3, all = p.batch * width;
   const bool stopped = threadIdx.x == 0 && p.stop && *p.stop;
   int32_t *const entry = p.ring + int64_t(round % uint64_t(p.rounds)) * all;
-  bool emitted = false;
+  bool emitted = false, ended = false;
   for (int i = threadIdx.x; i < all; i += kPublishThreads) {
     const int b = i / width, column = i % width;
-    if (column == 0) emitted |= p.length[b] > 0;
-    entry[i] = column == 0 ? p.length[b] : column == 1 ? (p.fault ? p.fault[b] : 0) : p.emitted[int64_t(b) * p.nodes + column - 2];
+    if (column == 0) emitted |= p.length[b] > 0, ended |= p.ends && p.length[b] > 0 && p.root_position[b] >= p.ends[b];
+    entry[i] = column == 0   ? p.length[b]
+               : column == 1 ? (p.fault ? p.fault[b] : 0)
+               : column == 2 ? p.counts[b]
+                             : p.emitted[int64_t(b) * p.nodes + column - 3];
   }
-  const bool more = __syncthreads_or(emitted);  // behind it, every thread has read the round's number and written its part
+  const bool over = __syncthreads_or(ended);
+  const bool more = __syncthreads_or(emitted) && !over;  // behind it, every thread has read the round's number and written its part
   if (threadIdx.x) return;
   __threadfence_system();
   *p.published = *p.round = round + 1;
@@ -45,7 +49,8 @@ extern "C" int specbuild_publish(const specbuild_ring *p, void *stream) {
     return refuse("a tree of %d nodes: 1 to %d", p->nodes, SPECBUILD_MOST_NODES);
   if (p->rounds < 1) return refuse("a ring of %d rounds: at least 1", p->rounds);
   const Pointer pointers[] = {{"ring", p->ring, 4}, {"round", p->round, 8}, {"published", (const void *)p->published, 8},
-                              {"length", p->length, 4}, {"emitted", p->emitted, 4}, {"fault", p->fault, 4, true},
+                              {"length", p->length, 4}, {"emitted", p->emitted, 4}, {"counts", p->counts, 4}, {"fault", p->fault, 4, true},
+                              {"root_position", p->root_position, 4}, {"ends", p->ends, 4, true},
                               {"stop", (const void *)p->stop, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   return launch(::publish, Grid{1, 1, 1, kPublishThreads, 0}, *p, stream);

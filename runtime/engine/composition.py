@@ -104,7 +104,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
     from specbuild.runtime.backends.gpu.load import Placement, loaded
     from specbuild.runtime.backends.kernels.cubins import find_kernels
     from specbuild.runtime.decoding.device.loop import DeviceLoop
-    from specbuild.runtime.decoding.device.resident import AHEAD
+    from specbuild.runtime.decoding.device.resident import AHEAD, follows
 
     names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
     placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)
@@ -123,7 +123,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             TextDrafts(options.drafter != "model", habits_of(bundle), padded=True),
             hosted=hosted,
             options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, live=live),
-            ahead=AHEAD if options.resident else 0,
+            ahead=AHEAD if options.resident or (options.resident is None and follows(hosted)) else 0,
         )
         return loop, policy
 

@@ -20,7 +20,7 @@ MAX_WAITING = 256
 STALL_TIMEOUT = 60.0  # seconds: many times the length of a round, even one with a long prefill chunk
 MAX_THREADS = 64  # or the number of cores, if that is more
 _KINDS: tuple[tuple[str, type, str], ...] = (
-    ("resident", bool, "true or false"),
+    ("resident", bool, "true, false or None"),
     ("prefix_caching", bool, "true or false"),
     ("live_timings", bool, "true or false"),
     ("overlap", bool, "true, false or None"),
@@ -55,7 +55,8 @@ class LoadOptions:
     draft_threads: CPU threads of the draft, by default one.
     max_num_batched_tokens: maximum tokens of a step, at least two for each sequence; no text depends on it.
     overlap: whether a draft of kind "model" drafts on while the target verifies; None leaves it to what tuning found.
-    resident: run rounds one after another on the GPU without the host between them (docs/internals/device-loop.md).
+    resident: run rounds one after another on the GPU without the host between them (docs/internals/device-loop.md);
+    None does where they can, true refuses a host on which they cannot.
     gpu_weights_percent: share of the target's weights kept on the GPU, 0 … 1; its engine streams the others.
     kv_cache_tokens: tokens that all texts have together in paged caches, by default batch_size times the longest text.
     """
@@ -65,7 +66,7 @@ class LoadOptions:
     threads: int | None = None
     draft_threads: int | None = None
     max_waiting: int = MAX_WAITING
-    resident: bool = False
+    resident: bool | None = None
     gpu_weights_percent: float | None = None
     prefix_caching: bool = True
     kv_cache_tokens: int | None = None
@@ -150,7 +151,7 @@ class LoadKeywords(TypedDict, total=False):
     threads: int | None
     draft_threads: int | None
     max_waiting: int
-    resident: bool
+    resident: bool | None
     gpu_weights_percent: float | None
     prefix_caching: bool
     kv_cache_tokens: int | None

@@ -79,9 +79,10 @@ class Batch:
     def decide(self) -> None:
         """Set what every sequence does in the round."""
         count, seconds = self._count, self._seconds(0, 0, drafts=False)
-        plain = _Plan(float(count), seconds, (0,) * len(self.wishes))
+        brought = sum(wish.policy.brought for wish in self.wishes)
+        plain = _Plan(count + brought, seconds, (0,) * len(self.wishes))
         best, decided = self._best(plain), list[Option]()
-        self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
+        self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, plain.tokens, plain.seconds)
         least = plain.rate * max(self.wishes[0].policy.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
         for number, nodes in enumerate(best.nodes):
             option = alone
@@ -126,7 +127,7 @@ class Batch:
         brought = sum(max(self._tree(at, levels), text) for at, (text, _) in enumerate(drawn))
         grown = min(2 * levels, *(wish.policy.room for wish in self.wishes))
         seconds = self._seconds(grown, grown) + self._times.once + levels * self._level
-        return (plain.tokens + brought) / seconds - (MARGIN - 1) / plain.seconds
+        return (self._count + brought) / seconds - (MARGIN - 1) / plain.seconds
 
     def _tree(self, number: int, levels: int) -> float:
         """Return the worth of `levels` levels of the model's tree to a sequence, or of as many as it has room for."""
@@ -141,7 +142,7 @@ class Batch:
     def _from_texts(self, plain: _Plan) -> _Plan:
         """Return the best plan of continuations of texts alone; the likeliest token comes first."""
         units = ((-chance, number) for number, chances in enumerate(self._texts) for chance in chances)
-        best, tokens, nodes = plain, plain.tokens, list(plain.nodes)
+        best, tokens, nodes = plain, float(self._count), list(plain.nodes)
         most = 0
         for count, (worth, number) in enumerate(sorted(units), 1):
             tokens, nodes[number] = tokens - worth, nodes[number] + 1

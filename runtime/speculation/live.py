@@ -212,6 +212,10 @@ class LiveTimings:
         if self._now % FRESH == 0:
             self._version += 1
 
+    def drafted_unseen(self, levels: int) -> None:
+        """Note that the draft took so many steps that nobody timed."""
+        self._steps += levels
+
     def skip(self) -> None:
         """Ignore a round that prefilled, as it says nothing of the loop's own time."""
         self._steps = 0

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +45,7 @@ class SequencePolicy:
     limits: Limits = NO_LIMITS
     free: int = 0  # drafted nodes that cost a step of this sequence alone nothing: it is padded
     owed: int = 0  # tokens of the text that the draft model has not run
+    brought: float = 0.0  # tokens that come true in plain decoding, because a device continues texts by itself
     model: Trust = field(init=False)
     rest: Rest = field(init=False)
     extra: float = 0.0  # seconds that the round's draft adds to those of plain decoding
@@ -73,7 +73,7 @@ class SequencePolicy:
         """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
         times = self.live.at(batch, self.temperature)
         self.weigh(times, batch, matched, room)
-        plain = Option("plain", 0, 1.0, times.alone)
+        plain = Option("plain", 0, 1.0 + self.brought, times.alone)
         best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         good = best.rate >= least and not self.live.plain_due
@@ -159,10 +159,7 @@ class SequencePolicy:
         """Return tokens that each further level of the model's tree brings, at `ratio` times the calibrated chance."""
         ratio = round(ratio, 2)  # so that the last result often holds
         if self._levels is None or self._levels[0] != ratio:
-            reach, found = self.chances.reach, list[float]()
-            for levels in range(1, len(reach) if self.drafts else 1):
-                found.append(min((reach[levels] - reach[levels - 1]) * ratio**levels, found[-1] if found else SURE))
-            self._levels = ratio, found
+            self._levels = ratio, self.chances.levels(ratio) if self.drafts else []
         return self._levels[1][: max(room, 0)]
 
     def _seconds(self, levels: int, nodes: int) -> float:
@@ -231,24 +228,25 @@ class SequencePolicy:
                 nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1
                 levels, nodes = min(self.now.levels, shape.depth), min(nodes, shape.nodes)
                 self.now = self._grown = replace(self.now, levels=levels, nodes=nodes)
-        self._promise_levels()
+        self.below = [*self.chances.below(self.now.levels), 0.0]  # node d of its path lies d levels deep
         return replace(shape, depth=self.now.levels, nodes=self.now.nodes)
-
-    def _promise_levels(self) -> None:
-        """Like `promise`, for a tree whose levels alone are known: node d of its path lies d levels deep."""
-        come = [1.0, *np.diff(self.chances.reach[: self.now.levels + 1]).tolist()]
-        self.below = [after / max(before, 1e-9) for before, after in pairwise(come)] + [0.0]
 
     def pass_over(self) -> None:
         """Make the round plain decoding, of which nothing is learnt."""
         self.resume(PLAIN)
         self.left = 0
 
+    def was_continued(self, drafted: int) -> None:
+        """Note that in this round a device drafted so many tokens of the text's continuation, at no cost."""
+        known = self.continued[:drafted] if self.matched > 1 and not self.recalled else []
+        tokens = 1.0 + self._others + sum(self.reached()[: len(known)])
+        self.now, self.extra = Option("lookup" if drafted else "plain", drafted, tokens, self._times.alone), 0.0
+        self.below = [*known, *[0.0] * (1 + drafted - len(known))]
+
     def resume(self, option: Option) -> None:
         """Make `option` the decision of the round that ends now, though another may have been chosen since."""
-        self.now, self.guess, self.continued, self.below, self.extra = option, -1, [], [0.0], 0.0
-        if option.levels:
-            self._promise_levels()
+        self.now, self.guess, self.continued, self.extra = option, -1, [], 0.0
+        self.below = [*self.chances.below(option.levels), 0.0]
 
     def record(self, path: Sequence[int], token: int) -> None:
         """Learn from the round: `path` has the accepted nodes, the root first; `token` is the first emitted one.

@@ -60,11 +60,11 @@ class Rest:
             plain: Seconds that plain decoding takes for a token of this sequence.
         """
         gained = accepted * plain - extra - BESIDE * self.took
-        self._awake = False
+        took, self.took, self._awake = self.took, 0.0, False
         if self.left and gained < 0:
             return
         self.left = 0
-        if self.took <= DEAR * plain:
+        if took <= DEAR * plain:
             return
         self._watched += 1
         self._balance = KEPT * self._balance + gained

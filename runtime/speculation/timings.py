@@ -10,6 +10,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.checked_json import Probability, Seconds, Text, checked
 from specbuild.runtime.errors import BundleError
+
+from .trust import SURE
 
 FILE = "timings.json"
 SCHEMA = 2
@@ -195,6 +198,19 @@ class Chances:
         """Return the chance of each continuation token, if those before it came true: each lengthens the match."""
         known = self.lookup
         return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
+
+    def levels(self, ratio: float) -> list[float]:
+        """Return the tokens that each further level of a tree brings, at `ratio` times the chances; they never grow."""
+        found = list[float]()
+        for level in range(1, len(self.reach)):
+            brought = (self.reach[level] - self.reach[level - 1]) * ratio**level
+            found.append(min(brought, found[-1] if found else SURE))
+        return found
+
+    def below(self, levels: int) -> list[float]:
+        """Return, for each of `levels` levels, the chance of a child at it below a node that came true."""
+        come = [1.0, *np.diff(self.reach[: levels + 1]).tolist()]
+        return [after / max(before, 1e-9) for before, after in pairwise(come)]
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the logarithms of children's chances, by their log likelihoods; −inf where there is no child."""

@@ -30,7 +30,7 @@ class Run:
     """A timed run with one request, whose chunks have these gaps."""
 
     def __init__(self, *gaps: float) -> None:
-        self.seconds, self._gaps = sum(gaps), list(gaps)
+        self.seconds, self.tokens, self._gaps = sum(gaps), [8], list(gaps)
 
     def gaps(self) -> list[float]:
         return self._gaps
@@ -47,6 +47,7 @@ def test_a_cell_has_its_mean_its_interval_and_its_tails(benchmark: Any) -> None:
     ]
     found = benchmark.summary(runs)
     assert (found["pairs"], found["ratio"], found["ratios"]) == (3, pytest.approx(1.0), [2.0, 0.5, 1.0])
+    assert found["plain_tokens_per_s"] == 4.0
     assert found["tpot_p99"] == 1.0  # 2 s a token is the slowest request of both ways
     assert found["longest_gap"] == pytest.approx((0.5 * 3.0 * 1.5) ** (1 / 3))
     assert found["longest_gap_of_all"] == 1.5

@@ -22,13 +22,14 @@ class Rounds:
     """A ring of poisoned entries, and what the rounds say."""
 
     def __init__(self, rounds: int, batch: int, nodes: int, first: int = 0) -> None:
-        self.ring = poisoned(rounds, batch, nodes + 2)
+        self.ring = poisoned(rounds, batch, nodes + 3)
         self.round, self.published = (np.full(1, first, dtype=np.uint64) for _ in range(2))
         self.sizes = {"rounds": rounds, "batch": batch, "nodes": nodes}
 
     def publish(self, kernels: HostKernels, length: Array, emitted: Array, **more: Any) -> None:
         """One round's end."""
         arrays = {"ring": self.ring, "round": self.round, "published": self.published, "length": length}
+        arrays |= {"counts": length + 1, "root_position": length * 0 + 40}
         fields = {**arrays, "emitted": emitted, "most": FOR_EVER, **self.sizes} | more
         kernels.launch("publish", struct(kernels, Ring, **fields))
 
@@ -62,7 +63,8 @@ def test_anything(
         length, fault = (ints(rng.integers(0, high, batch)) for high in (nodes + 1, len(Fault)))
         emitted = ints(rng.integers(-1, 1000, (batch, nodes)))
         at = (first + done - 1) % rounds
-        expected[at, :, 0], expected[at, :, 1], expected[at, :, 2:] = length, fault if faults else 0, emitted
+        expected[at, :, 0], expected[at, :, 1], expected[at, :, 2] = length, fault if faults else 0, length + 1
+        expected[at, :, 3:] = emitted
         with in_order(host, order):
             loop.publish(kernels, length, emitted, fault=fault if faults else None)
         assert np.array_equal(loop.ring, expected)
@@ -95,6 +97,21 @@ def test_the_loop_ends(
 
 
 @pytest.mark.parametrize(
+    ("positions", "lengths", "goes_on"),
+    [([40, 40], [1, 2], True), ([40, 50], [1, 2], False), ([60, 40], [1, 2], False), ([60, 40], [0, 2], True)],
+)
+def test_the_loop_ends_with_a_text(
+    host_kernels: HostKernels, positions: list[int], lengths: list[int], goes_on: bool
+) -> None:
+    """Where the last token of any lies at its end or behind it; a text that emits nothing is not looked at."""
+    loop, condition = Rounds(3, 2, 4), np.full(1, 7, dtype=np.uint32)
+    said = {"handle": host_kernels.at(condition), "root_position": ints(positions), "ends": ints([50, 50])}
+    loop.publish(host_kernels, ints(lengths), poisoned(2, 4), **said)
+    assert condition == (7 if goes_on else 0)
+    assert loop.published == 1
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"batch": 0}, "batch 0"),
@@ -102,6 +119,8 @@ def test_the_loop_ends(
         ({"rounds": 0}, "a ring of 0 rounds"),
         ({"published": None}, "published is null"),
         ({"emitted": None}, "emitted is null"),
+        ({"counts": None}, "counts is null"),
+        ({"root_position": None}, "root_position is null"),
     ],
 )
 def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:

@@ -1,8 +1,7 @@
 """The kernels' C interface (plugins/kernels.h) in Python: the same structs, and a library that launches the kernels.
 
 A struct's pointers are addresses of device memory for a CUDA library, and of host memory for one that runs the kernels
-on a CPU. Nothing is copied or converted: shapes and dtypes are in the struct, and the library refuses those that it
-does not support.
+on a CPU. Nothing is copied or converted: shapes and dtypes are in the struct, and the library refuses others.
 """
 
 from __future__ import annotations
@@ -145,11 +144,21 @@ class Grow(ctypes.Structure):
     ]
 
 
+class Text(ctypes.Structure):
+    """Parameters of drafting texts' continuations on the device (`specbuild_text`)."""
+
+    _fields_ = [
+        *((n, c_void_p) for n in "texts most root_position roots length emitted tokens parents counts".split()),
+        *((name, c_void_p) for name in ("fault", "habits", "salts")),
+        *((name, c_int32) for name in ("batch", "nodes", "capacity", "slots")),
+    ]
+
+
 class Ring(ctypes.Structure):
     """Parameters of publishing a round's results to the host (`specbuild_ring`)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("ring", "published", "round", "length", "emitted", "fault", "stop")),
+        *((n, c_void_p) for n in "ring published round length emitted fault counts root_position ends stop".split()),
         *((name, c_uint64) for name in ("handle", "most")),
         *((name, c_int32) for name in ("rounds", "batch", "nodes")),
     ]
@@ -195,6 +204,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "mask": Mask,
     "growth": Shape,
     "grow": Grow,
+    "text": Text,
     "ring": Ring,
     "norm": Norm,
     "swiglu": SwiGLU,
@@ -209,6 +219,7 @@ LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "tree_mask": Mask,
     "grow_level": Grow,
     "finish_tree": Grow,
+    "continue_text": Text,
     "publish": Ring,
     "rms_norm": Norm,
     "swiglu_gate": SwiGLU,
@@ -274,9 +285,8 @@ class KernelLibrary:
         Raises:
             OptionError: If the tree is refused.
         """
-        sizes = params.batch, params.nodes, params.tree_nodes, params.capacity
-        addresses = c_void_p(parents), c_void_p(cache_len), c_void_p(tree_offset)
-        self._check(self._library.specbuild_tree_check(*addresses, *sizes))
+        found = *map(c_void_p, (parents, cache_len, tree_offset)), params.batch, params.nodes, params.tree_nodes
+        self._check(self._library.specbuild_tree_check(*found, params.capacity))
 
     def _function(self, name: str) -> Any:
         return getattr(self._library, f"specbuild_{name}")

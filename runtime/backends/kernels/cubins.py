@@ -18,7 +18,8 @@ from .interface import Kernels
 from .library import find_library
 
 _UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared memory, may exceed the default 48 KiB
-_LATER = ("publish", *grids.ATTENTION)  # not every bundle's loop has these, so they are looked up at their first launch
+# Not every bundle's loop has these, so they are looked up at their first launch.
+_LATER = ("publish", "continue_text", *grids.ATTENTION)
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:

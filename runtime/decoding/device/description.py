@@ -44,6 +44,7 @@ _WRITES = {
     "grow_level": "growths pool_tokens pool_parents pool_rows pool_scores frontier level_counts level_tokens positions "
     "level_parents level_offset fault",
     "finish_tree": "tree_tokens tree_parents tree_counts tree_nodes node_rows fault",
+    "continue_text": "texts habits tokens parents counts fault",
     "publish": "ring published round",
 }  # by launcher, the fields through which its kernels write
 
@@ -254,7 +255,8 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None
     parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()}
     parts |= {"slots": rounds.slots.at, "round": rounds.blocks[nodes]}
-    parts["loop"] = {name: value for name, value in (vars(rounds) | vars(flights)).items() if name != "blocks"}
+    parts["loop"] = {name: value for name, value in vars(rounds).items() if name != "blocks"}
+    parts["ring"] = vars(flights.ring)
     parts |= {"drafting": vars(rounds.grower)} if rounds.grower else {}
     recorder.names += _tensors("", parts)
     flights.capture(nodes, extent, asked)

@@ -36,7 +36,7 @@ from .paged_admission import PagedAdmission
 from .proposals import Proposals
 from .resident import Flights
 from .room import Room
-from .rounds import Draft, Rounds
+from .rounds import Draft, Entries, Rounds
 from .state import ProcessorFlags
 from .step_clock import StepClock
 
@@ -90,7 +90,8 @@ class DeviceLoop:
             hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
         )
         self.live, self.clock = options.live, StepClock(options.live, target, self.draft_executor)
-        self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
+        common = self.proposals.texts.habits.common
+        self.flights = Flights(self.rounds, self.room, ahead, hosted is not None, common) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; of rounds that follow each other, it takes one, or all that are left if they must stop."""
@@ -102,8 +103,8 @@ class DeviceLoop:
             if self.flights and self.flights.under_way:
                 entries = self.flights.next_entry()
                 self._take(entries, sequences)
-                if all(draft.nodes == 1 for draft, _, _ in entries):
-                    self.clock.follow(account)
+                self.clock.follow(account, [(draft, nodes) for draft, _, nodes, _ in entries])
+                self.proposals.timed(self.flights.bound, entries, self.flights.seconds)
                 if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
@@ -111,8 +112,9 @@ class DeviceLoop:
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
         """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
+        limit = self.proposals.longest(len(sequences)) if flights.texts else 0
         if flights.under_way:
-            plan = self.proposals.plan(sequences) if flights.of(sequences) else None
+            plan = self._next_plan(flights, sequences, limit)
             if plan and flights.go_on(plan):
                 return sequences, plan
             self._land(sequences)
@@ -121,9 +123,18 @@ class DeviceLoop:
             sequences = [s for s in sequences if not s.finish_reason]
         if not sequences or not all(s.output for s in sequences):
             return sequences, None
-        plan = self.proposals.plan(sequences)
-        flights.launch(plan)
+        depths, flights.limit = self.proposals.depths_of(sequences), limit
+        plan = self.proposals.plan(sequences, brought=depths.best(len(sequences), limit))
+        flights.launch(flights.eased(plan, limit), *depths.choose(len(sequences), limit))
         return sequences, plan
+
+    def _next_plan(self, flights: Flights, sequences: Seq[Sequence], limit: int) -> Seq[Draft] | None:
+        """Return the plan of the next round under way; None if there is none that they could go on with."""
+        if not flights.of(sequences):
+            return None
+        if flights.bound is None:
+            return self.proposals.plan(sequences, hidden=not flights.behind)
+        return self.proposals.again(flights.drafts) if flights.limit == limit else None
 
     def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> tuple[int, int]:
         """Run one ordinary round: sequences without output prefill, others decode. Return `StepClock.tell`'s counts."""
@@ -167,7 +178,7 @@ class DeviceLoop:
         taken = self._emit(draft, fault, emitted, rows)
         if draft.drafter:  # trees that the device grows may overwrite drafted rows: keep the root alone
             draft.drafter.commit(sequence, path[:taken].tolist() if self.hosted else [0])
-        self._record(draft, path[:taken].tolist(), emitted, drafted - 1)
+        self.proposals.record(draft, path[:taken].tolist(), emitted[0], drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
         """Emit tokens until the sequence ends and return how many; `rows`: their logits. Raises ExecutionError."""
@@ -188,21 +199,10 @@ class DeviceLoop:
             self.rounds.grower.commit(sequence, root + max(len(emitted) - 1, 1))
         return sequence.cached - root
 
-    def _record(self, draft: Draft, path: Seq[int], emitted: Seq[int], drafted: int) -> None:
-        """Record a draft's result; of a tree that the device grew, the host knows only the depth of the path."""
-        sequence = draft.sequence
-        if draft.drafts:
-            known = draft.tree
-            path, levels = (path, max(known.depths)) if known else (range(len(path)), None)
-            self.planner.record(sequence, drafted, path, emitted[0], levels)
-            self.proposals.texts.learn(sequence, len(path))
-        elif sequence.policy and sequence.policy.rest.due:
-            self.proposals.texts.reflect(sequence, sequence.policy.rest)
-
-    def _take(self, entries: Seq[tuple[Draft, int, Seq[int]]], sequences: Seq[Sequence]) -> None:
+    def _take(self, entries: Entries, sequences: Seq[Sequence]) -> None:
         """Emit what a round under way published, for the sequences that still decode: drafts, faults and tokens."""
         still = {id(s) for s in sequences}
-        for draft, fault, emitted in entries:
+        for draft, fault, nodes, emitted in entries:
             sequence = draft.sequence
             if id(sequence) not in still or sequence.finish_reason:
                 continue
@@ -210,12 +210,12 @@ class DeviceLoop:
             with alone(sequence):
                 taken = self._emit(draft, fault, emitted)
                 if drafts:
-                    self._record(draft, range(taken), emitted, draft.nodes - 1)
+                    self.proposals.record(draft, range(taken), emitted[0], nodes - 1)
 
     def _land(self, sequences: Seq[Sequence]) -> None:
         """Stop the rounds under way and emit what was not read yet."""
         for entries in self.flights.land() if self.flights else ():
-            for draft, _, _ in entries:
+            for draft, *_ in entries:
                 if draft.option and draft.sequence.policy:
                     draft.sequence.policy.resume(draft.option)
             self._take(entries, sequences)

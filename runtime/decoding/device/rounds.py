@@ -33,11 +33,15 @@ class Draft:
     drafts: bool = False  # whether it was to draft, even if it drafts nothing in the end
     drafter: ModelDrafter | None = None  # grows the tree on the host, with a model on the device
     option: Option | None = None  # what the sequence's policy decided
+    continued: bool = False  # whether the device drafts the text's continuation
 
     @property
     def nodes(self) -> int:
         """Nodes of the tree, its root included; the maximum if the device grows it."""
         return len(self.tree) if self.tree else 1 + (self.spec.nodes if self.spec else 0)
+
+
+Entries = list[tuple[Draft, int, int, list[int]]]  # a round's drafts: each one's fault, nodes and emitted tokens
 
 
 class Rounds:

@@ -9,6 +9,9 @@ from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.decoding.loop import accounted
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.timings import seconds_at
+
+from .rounds import Draft
 
 
 @dataclass(slots=True)
@@ -39,9 +42,19 @@ class StepClock:
         self.live.step("verify", lanes * nodes, target - self._began[0])
         account.decoded = drafted
 
-    def follow(self, account: accounted) -> None:
-        """Report a plain round that followed another on the device: the loop takes what exceeds the target's step."""
-        if self.live and self.target.buckets:
-            lanes = self.target.batch_size
-            account.decoded = 0
-            account.unseen = self.live.at(lanes).of_round(lanes * self.target.buckets[0], 0, drafts=False)
+    def follow(self, account: accounted, drafts: Seq[tuple[Draft, int]]) -> None:
+        """Report a round that followed another on the device: the loop takes what exceeds the models' steps.
+
+        Args:
+            account: The round's account.
+            drafts: The drafts, each with the nodes of its tree.
+        """
+        if self.live is None or not self.target.buckets:
+            return
+        lanes, levels = self.target.batch_size, max(draft.spec.depth if draft.spec else 0 for draft, _ in drafts)
+        times = self.live.at(lanes)
+        account.decoded = sum(nodes - 1 for _, nodes in drafts)
+        account.unseen = times.of_round(lanes * self.target.buckets[0], 0, drafts=False)
+        if levels:
+            account.unseen += times.once + levels * seconds_at(times.draft_rows, lanes)
+            self.live.drafted_unseen(levels)

@@ -86,8 +86,8 @@ def test_nothing_has_to_be_said() -> None:
     found = dataclasses.asdict(dataclasses.replace(LoadOptions(), limits=NO_LIMITS)) | {"limits": LoadOptions().limits}
     assert found.pop("limits") is NO_LIMITS
     assert found == {
-        **dict.fromkeys(["drafter", "threads", "draft_threads", "gpu_weights_percent", "kv_cache_tokens"]),
-        **{"batch_size": 1, "max_waiting": MAX_WAITING, "resident": False, "prefix_caching": True},
+        **dict.fromkeys(["drafter", "threads", "draft_threads", "resident", "gpu_weights_percent", "kv_cache_tokens"]),
+        **{"batch_size": 1, "max_waiting": MAX_WAITING, "prefix_caching": True},
         **dict.fromkeys(["max_model_len", "max_num_batched_tokens", "chat_template", "overlap", "on_finish"]),
         "stall_timeout": 60.0,
         "live_timings": True,
@@ -128,7 +128,7 @@ def test_options_do_not_change() -> None:
             for value in (-0.1, 1.01, 50, math.nan, math.inf)
         ],
         *[("limits", value, f"limits must be Limits, not {value!r}") for value in (None, 8, {"max_draft_tokens": 8})],
-        *[("resident", value, f"resident must be true or false, not {value!r}") for value in (None, 1, "no")],
+        *[("resident", value, f"resident must be true, false or None, not {value!r}") for value in (1, "no")],
         *[("prefix_caching", value, f"prefix_caching must be true or false, not {value!r}") for value in (None, "off")],
         *[("overlap", value, f"overlap must be true, false or None, not {value!r}") for value in (1, "yes")],
         *[
@@ -215,7 +215,7 @@ def test_who_has_an_option(bundle_for: Callable[..., Bundle], backend: str, name
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_said_is_refused_by_nobody(bundle_for: Callable[..., Bundle], backend: str) -> None:
     LoadOptions().check(bundle_for(backend))
-    LoadOptions(**dict.fromkeys(SAID, None) | {"resident": False}).check(bundle_for(backend))
+    LoadOptions(**dict.fromkeys(SAID, None)).check(bundle_for(backend))
     LoadOptions(resident=False, overlap=False).check(bundle_for(backend))
 
 

@@ -26,7 +26,8 @@ from specbuild.runtime.backends.kernels.abi import (
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
-CODE = re.sub(r"/\*.*?\*/", "", (PLUGINS / "kernels.h").read_text(encoding="utf-8"), flags=re.DOTALL)
+HEADERS = "\n".join((PLUGINS / f"{name}.h").read_text(encoding="utf-8") for name in ("kernels", "resident"))
+CODE = re.sub(r"/\*.*?\*/", "", HEADERS, flags=re.DOTALL)
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64, "float": c_float, "double": c_double}
 
 

@@ -154,16 +154,18 @@ def test_a_loop_of_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
     stream = device.stream()
     given = {"tokens": [5, 6, 7], "choices": [6, 9, 1]}
     there = {name: device.empty((3,), np.int32) for name in ("tokens", "choices", "path", "emitted")}
-    length, counter = device.empty((1,), np.int32), device.empty((1,), np.uint64)
+    length, counts, counter = (device.empty((1,), kind) for kind in (np.int32, np.int32, np.uint64))
     for name, numbers in given.items():
         staged = device.pinned((3,), np.int32)
         staged[:] = numbers
         device.upload(there[name], staged, stream)
     device.wait(stream)
-    ring, published = device.pinned((rounds, 1, 5), np.int32), device.pinned((1,), np.uint64)
+    ring, published = device.pinned((rounds, 1, 6), np.int32), device.pinned((1,), np.uint64)
     tree = Walk(**{name: tensor.address for name, tensor in there.items()}, length=length.address, batch=1, nodes=3)
     told = {"ring": ring.ctypes.data, "published": published.ctypes.data, "round": counter.address}
-    told |= {"length": length.address, "emitted": there["emitted"].address}
+    told |= {"length": length.address, "emitted": there["emitted"].address, "counts": counts.address}
+    told |= {"root_position": counts.address}
+    device.fill(counts, 0, stream)
 
     def body(handle: int) -> None:
         cubin_kernels.launch("walk_tree", tree, stream)
@@ -181,5 +183,5 @@ def test_a_loop_of_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
         step()
         assert all(device.reached(published, value, stream) for value in range(1, rounds + 1))
         assert not device.reached(published, rounds + 1, stream)
-        assert ring[:, 0].tolist() == [[2, 0, 6, 9, -1]] * rounds
+        assert ring[:, 0].tolist() == [[2, 0, 0, 6, 9, -1]] * rounds
     device.close()

@@ -147,8 +147,8 @@ def test_rounds_still_follow_each_other(host: KernelLibrary, folder: Path) -> No
     assert made.loop.flights
     launches, launch = list[Any](), made.loop.flights.launch
 
-    def noted(plan: Any) -> None:
-        launch(plan)
+    def noted(plan: Any, *bounds: Any) -> None:
+        launch(plan, *bounds)
         launches.append([draft.spec for draft in plan])
 
     made.loop.flights.launch = noted  # type: ignore[method-assign]

@@ -108,8 +108,8 @@ def flights(made: Resident, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rounds each launch from now on may do."""
     launch, done = made.flights.launch, list[int]()
 
-    def noted(plan: list[Draft]) -> None:
-        launch(plan)
+    def noted(plan: list[Draft], *bounds: Any) -> None:
+        launch(plan, *bounds)
         if made.flights._flight:
             done.append(made.flights.ahead - made.flights._flight.read)
 

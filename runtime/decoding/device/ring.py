@@ -1,0 +1,91 @@
+"""The ring through which a device tells the host of each round while rounds follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.errors import SpecbuildError, one_line
+from specbuild.runtime.requests.sequence import Sequence
+
+from .rounds import Rounds
+from .state import launch
+
+HEAD = 3  # numbers of an entry before the emitted tokens: how many there are, the fault, and the tree's nodes
+NEVER = 2**31 - 1  # a position that no text reaches
+
+
+class Ring:
+    """Entries in pinned memory that the device writes: it counts an entry once it can be read, and never waits.
+
+    The device ends its loop after the last entry, where the host says so, or where a text has reached its limit.
+    """
+
+    def __init__(self, rounds: Rounds, ahead: int) -> None:
+        """Allocate it; `works` says whether the device has the kernel.
+
+        Args:
+            rounds: The rounds whose results are published.
+            ahead: Entries of the ring.
+        """
+        device, batch = rounds.device, rounds.target.batch_size
+        self._rounds, self._device, self.ahead = rounds, device, ahead
+        self._memory = device.pinned((ahead * batch * (rounds.target.buckets[-1] + HEAD),), np.int32)
+        self.published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
+        self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
+        self._ends, self._limits = device.empty((batch,), np.int32), device.pinned((batch,), np.int32)
+        self.works = self._tried()
+
+    def _tried(self) -> bool:
+        """Return whether the kernel can be launched; this runs it once, as it must have before a capture."""
+        try:
+            self.publish(self._rounds.target.buckets[0], 0)
+            self._rounds.target.wait()
+        except SpecbuildError as error:
+            self._device.uncaptured.append(one_line(error))
+            return False
+        return True
+
+    def begin(self, sequences: Iterable[Sequence], rounds: int) -> int:
+        """Enqueue what a loop of so many rounds begins with; return the index of its first entry."""
+        first = self.ahead - rounds  # so the loop ends with the ring's last entry
+        self._first[:] = self.published[:] = first
+        self._stop[:], self._limits[:] = 0, NEVER
+        for sequence in sequences:
+            self._limits[sequence.slot] = sequence.limit - 1
+        stream = self._rounds.target.stream
+        self._device.upload(self._ends, self._limits, stream)
+        self._device.upload(self._round, self._first, stream)
+        return first
+
+    def stop(self) -> None:
+        """Let the device end after the round that it is in."""
+        self._stop[:] = 1
+
+    def entries(self, nodes: int) -> NDArray[np.int32]:
+        """Return the entries of rounds with `nodes` nodes, `int32[ahead, B, HEAD + nodes]`."""
+        shape = self.ahead, self._rounds.target.batch_size, nodes + HEAD
+        return self._memory[: int(np.prod(shape))].reshape(shape)
+
+    def publish(self, nodes: int, handle: int) -> None:
+        """Enqueue a round's entry and, if `handle` is not 0, whether the loop ends."""
+        block = self._rounds.blocks[nodes]
+        launch(
+            self._rounds.kernels,
+            "publish",
+            self._rounds.target.stream,
+            **{name: block.at[name] for name in ("length", "fault", "counts", "emitted")},
+            ring=self._memory.ctypes.data,
+            published=self.published.ctypes.data,
+            stop=self._stop.ctypes.data,
+            round=self._round,
+            root_position=self._rounds.slots.at["cache_len"],
+            ends=self._ends,
+            handle=handle,
+            most=self.ahead,
+            rounds=self.ahead,
+            batch=self._rounds.target.batch_size,
+            nodes=nodes,
+        )

@@ -1,0 +1,88 @@
+"""How many tokens of texts' continuations a device drafts by itself: as many as rounds have shown to pay.
+
+A drafted token costs no row there, but it is looked at, and the host handles what comes true. So what rounds take is
+kept for a few bounds, by how many sequences share them, and the bound that brings most tokens a second is taken; others
+are tried now and then, in a few rounds, if they could be better. No token depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+BOUNDS = (24, 4, 0)  # tokens that are drafted at most, in the order in which they are tried
+FIRST, FURTHER = 0.4, 0.6  # chances of the first token and of each after it, before any was seen
+KEPT = 1 - 1 / 256  # weight of what was seen, a sequence's round later
+TIMED, LEAST = 15, 5  # rounds of a bound whose median counts, and from how many on it does
+BRIEF = 8  # rounds in which a bound is tried
+AGAIN = (8, 64)  # launches after which others are tried again: at first, and at most
+HOPE, CHEAPER = 1.1, 3.0  # how much better than known, or cheaper if it is not known, a bound's rounds might be
+
+
+@dataclass(slots=True)
+class Depths:
+    """What bounds have brought, to greedy or to sampled texts. Only the worker uses it."""
+
+    _reached: NDArray[np.float64] = field(
+        default_factory=lambda: np.array([FIRST * FURTHER**n for n in range(BOUNDS[0])])
+    )
+    _seconds: dict[tuple[int, int], deque[float]] = field(default_factory=dict)  # by sequences and bound
+    _left: int = AGAIN[0]  # launches until others are tried again
+    _wait: int = AGAIN[0]
+    _tried: int = 0
+
+    def choose(self, sequences: int, most: int) -> tuple[int, int | None]:
+        """Return the bound of the next rounds, at most `most`, and how many rounds are to try it; None: any number."""
+        bounds = list(dict.fromkeys(min(bound, most) for bound in BOUNDS))
+        known = [bound for bound in bounds if self._known(sequences, bound)]
+        if not known:
+            return bounds[0], None
+        best = max(known, key=lambda bound: self.rate(sequences, bound))
+        least = self.rate(sequences, best)
+        cheap = 1.0 / median(self._seconds[sequences, best]) * CHEAPER
+        for bound in bounds:
+            if bound not in known and (1.0 + self.brought(bound)) * cheap > least:
+                return bound, BRIEF
+        self._left -= 1
+        hopeful = [bound for bound in known if bound != best and self.rate(sequences, bound) * HOPE > least]
+        if self._left > 0 or not hopeful:
+            return best, None
+        self._wait, self._tried = min(2 * self._wait, AGAIN[1]), self._tried + 1
+        self._left = self._wait
+        return hopeful[self._tried % len(hopeful)], BRIEF
+
+    def _known(self, sequences: int, bound: int) -> bool:
+        return len(self._seconds.get((sequences, bound), ())) >= LEAST
+
+    def best(self, sequences: int, most: int) -> float:
+        """Return how many drafted tokens come true in a sequence's round with the best known bound, on average."""
+        bounds = [bound for bound in {min(bound, most) for bound in BOUNDS} if self._known(sequences, bound)]
+        return self.brought(max(bounds, key=lambda bound: self.rate(sequences, bound))) if bounds else 0.0
+
+    def brought(self, bound: int) -> float:
+        """Return how many drafted tokens come true in a sequence's round with a bound, on average."""
+        return float(self._reached[:bound].sum())
+
+    def rate(self, sequences: int, bound: int) -> float:
+        """Return a sequence's tokens a second with a bound whose rounds were timed."""
+        return (1.0 + self.brought(bound)) / median(self._seconds[sequences, bound])
+
+    def record(self, bound: int, accepted: Sequence[int], seconds: float | None) -> None:
+        """Record a round.
+
+        Args:
+            bound: The round's bound.
+            accepted: By sequence, how many drafted tokens came true.
+            seconds: Seconds since the round before; None: it followed none.
+        """
+        if bound:
+            came = (np.array(accepted)[:, None] > np.arange(bound)).mean(axis=0)
+            kept = KEPT ** len(accepted)
+            self._reached[:bound] = kept * self._reached[:bound] + (1 - kept) * came
+        if seconds is not None:
+            self._seconds.setdefault((len(accepted), bound), deque(maxlen=TIMED)).append(seconds)

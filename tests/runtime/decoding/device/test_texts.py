@@ -1,0 +1,248 @@
+"""Rounds that follow each other with the texts' continuations, which the device drafts by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_requests import Made, model_alone, prompt_of, request_of, run
+from host_device import HostDevice, HostQueue
+from tiny_models import TEXT, executor
+from tuned_device import LARGE, plain, policy_of
+
+from specbuild.runtime import Limits
+from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.device.resident import Flights
+from specbuild.runtime.decoding.loop import LoopOptions
+from specbuild.runtime.drafting.habits import Common
+from specbuild.runtime.drafting.text_drafts import TextDrafts
+from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.depth import Depths
+
+NODES = 16
+LOOP = dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)  # a bias towards few tokens: the text repeats itself
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+class Fixed(Depths):
+    """Always the same bound, whatever rounds take."""
+
+    def choose(self, sequences: int, most: int) -> tuple[int, int | None]:
+        return min(24, most), None
+
+
+class Odd(Depths):
+    """Any bound, in any number of rounds."""
+
+    def choose(self, sequences: int, most: int) -> tuple[int, int | None]:
+        self._tried += 1
+        return ((4, 3), (0, 5), (most, 8), (most, None))[self._tried % 4]
+
+
+class Continuing(Made):
+    """A tuned loop in a class of steps, so that every step has rows to spare."""
+
+    def __init__(
+        self,
+        host: KernelLibrary,
+        folder: Path,
+        batch_size: int = 2,
+        names: tuple[str, ...] = ("target",),
+        ahead: int = 0,
+        looks_up: bool = True,
+        limits: Limits | None = None,
+        depths: type[Depths] = Fixed,
+    ) -> None:
+        self.device = HostDevice()
+        self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
+        self.policy = policy_of(LARGE, limits, bool(drafts))
+        options = LoopOptions(limits or Limits(), exactness=ExactnessClass(batch_size * NODES, NODES))
+        texts = TextDrafts(padded=True) if looks_up else model_alone()
+        queue, draft = HostQueue(host, self.device), drafts[0] if drafts else None
+        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), texts, options=options, ahead=32)
+        self.device.ahead = ahead
+        self.loop.proposals = replace(self.loop.proposals, depths=(depths(), depths()))
+
+    def requests(self, count: int = 2, tokens: int = 60, **fields: Any) -> list[Sequence]:
+        more = {"speculation": "best:15", "max_new_tokens": tokens} | fields
+        found = [request_of(prompt_of(i, 6 + 5 * i), **{"seed": i, "logit_bias": LOOP} | more) for i in range(count)]
+        for each in found if more["speculation"] != "off" else ():
+            each.policy = self.policy.for_request(each.params.temperature)
+        return found
+
+
+def drafted(sequence: Sequence) -> int:
+    return sequence.metrics.speculative_decoding.num_draft_tokens
+
+
+@pytest.mark.parametrize(("ahead", "depths"), [(0, Fixed), (1, Odd), (40, Fixed), (40, Odd), (2, Depths)])
+@pytest.mark.parametrize("names", [("target",), ("target", "draft")], ids=["alone", "with a draft"])
+def test_tokens_are_plain_decodings(
+    host: KernelLibrary, folder: Path, names: tuple[str, ...], ahead: int, depths: type[Depths]
+) -> None:
+    """Prompts join and leave, greedy and sampled with penalties; the device drafts in rounds that nobody planned."""
+    made = Continuing(host, folder, names=names, ahead=ahead, depths=depths)
+    wanted = [*made.requests(2), *made.requests(2, 40, temperature=0.9, top_p=0.95, frequency_penalty=0.1)]
+    done = run(made.loop, wanted)
+    assert [s.output for s in done] == plain(folder, done)
+    assert made.device.turns > 10
+    assert made.loop.stats.rounds < made.loop.stats.emitted
+    for told in (s.metrics.speculative_decoding for s in done[:2]):
+        assert told.num_accepted_draft_tokens > (10 if depths is Fixed else 0)
+        assert told.num_accepted_draft_tokens <= told.num_draft_tokens
+        assert told.decisions.get("lookup")
+
+
+def test_the_device_is_not_stopped_for_a_continuation(host: KernelLibrary, folder: Path) -> None:
+    """All rounds are its own, but the prompt's and the first of their kind, whatever the text repeats."""
+    made = Continuing(host, folder, 1)
+    (one,) = run(made.loop, made.requests(1, 40))
+    assert drafted(one) > 30
+    assert made.device.turns >= made.loop.stats.rounds - 3
+
+
+def test_a_request_without_speculation_drafts_nothing(host: KernelLibrary, folder: Path) -> None:
+    """Beside one whose text is continued."""
+    made = Continuing(host, folder)
+    wanted = [*made.requests(1), *made.requests(2, speculation="off")[1:]]
+    first, second = run(made.loop, wanted)
+    assert [first.output, second.output] == plain(folder, wanted)
+    assert drafted(first) > 0 == drafted(second)
+    assert not any(second.drafted)
+
+
+@pytest.mark.parametrize(
+    ("limits", "looks_up", "most"),
+    [(None, True, 15), (Limits(num_speculative_tokens_per_batch_size=[[1, 4, 2]]), True, 2), (None, False, 0)],
+)
+def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, looks_up: bool, most: int) -> None:
+    made = Continuing(host, folder, 1, looks_up=looks_up, limits=limits)
+    emitted, emit = list[int](), made.loop._emit
+
+    def noted(draft: Any, fault: int, tokens: list[int], rows: Any = None) -> int:
+        emitted.append(len(tokens))
+        return emit(draft, fault, tokens, rows)
+
+    made.loop._emit = noted  # type: ignore[method-assign]
+    done = run(made.loop, made.requests(1))
+    assert [s.output for s in done] == plain(folder, done)
+    assert 1 + most // 2 <= max(emitted) <= 1 + most
+
+
+def test_limits_change_in_the_middle(host: KernelLibrary, folder: Path) -> None:
+    """The rounds under way end, and those that follow draft nothing."""
+    made = Continuing(host, folder, 1)
+    (one,) = made.requests(1)
+    one.slot = 0
+    while not drafted(one):
+        made.loop.round([one])
+    made.loop.planner.limit(Limits(max_draft_tokens=0))
+    made.loop.round([one])
+    before = drafted(one)
+    while not one.finish_reason:
+        made.loop.round([one])
+    assert drafted(one) == before
+    assert [one.output] == plain(folder, [one])
+
+
+def test_no_launch_goes_past_a_cache(host: KernelLibrary, folder: Path) -> None:
+    made = Continuing(host, folder, 1, ahead=99)
+    prompt = [*LOOP] * 9
+    wanted = request_of(prompt[: TEXT - 50], speculation="best:15", max_new_tokens=50, logit_bias=LOOP)
+    wanted.policy = made.policy.for_request(0.0)
+    (done,) = run(made.loop, [wanted])
+    assert done.finish_reason == "length"
+    assert [done.output] == plain(folder, [done])
+
+
+def test_without_the_kernel_the_host_continues_texts(
+    host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a bundle that was built before there was one."""
+    launch = HostQueue.launch
+
+    def lacking(self: HostQueue, name: str, *more: Any) -> None:
+        if name == "continue_text":
+            raise ExecutionError("no kernel continue_text")
+        launch(self, name, *more)
+
+    monkeypatch.setattr(HostQueue, "launch", lacking)
+    made = Continuing(host, folder)
+    assert made.loop.notes == ["no kernel continue_text"]
+    done = run(made.loop, made.requests(2))
+    assert [s.output for s in done] == plain(folder, done)
+    assert all(drafted(s) for s in done)
+
+
+@pytest.mark.parametrize(("salts", "known"), [((None, None), True), (("one", "one"), True), (("one", "other"), False)])
+def test_what_one_text_said_the_next_one_drafts(
+    host: KernelLibrary, folder: Path, salts: tuple[str | None, str | None], known: bool
+) -> None:
+    """A request that is asked again, of a text that does not repeat itself; not what was said under another salt."""
+    made, accepted = Continuing(host, folder, 1), list[int]()
+    for salt in salts:
+        (done,) = run(made.loop, made.requests(1, 24, logit_bias={}, cache_salt=salt))
+        assert [done.output] == plain(folder, [done])
+        accepted.append(done.metrics.speculative_decoding.num_accepted_draft_tokens)
+    assert (accepted[1] > accepted[0] + 10) is known
+
+
+def test_what_common_texts_say_is_drafted(host: KernelLibrary, folder: Path) -> None:
+    """Here just what the target will say."""
+    made = Continuing(host, folder, 1)
+    (expected,) = plain(folder, (wanted := made.requests(1, 24, logit_bias={})))
+    text = np.array([*wanted[0].tokens, *expected])
+    common = Common((text[-26:-2] + 1 << 32) | text[-25:-1], text[-24:])
+    made.loop.flights = Flights(made.loop.rounds, made.loop.room, common=common)
+    (done,) = run(made.loop, wanted)
+    assert done.output == expected
+    assert done.metrics.speculative_decoding.num_accepted_draft_tokens > 10
+
+
+def test_what_the_device_has_is_not_sent_again(host: KernelLibrary, folder: Path) -> None:
+    """Of a text that was sent once, only what the host has emitted since."""
+    made = Continuing(host, folder)
+    texts = made.loop.flights.texts  # type: ignore[union-attr]
+    assert texts
+    first, second = made.requests(2)
+    first.slot, second.slot = 0, 1
+    sent, upload = list[int](), made.device.upload
+
+    def noted(to: Any, source: Any, stream: int) -> None:
+        sent.append(source.nbytes)
+        upload(to, source, stream)
+
+    made.device.upload = noted  # type: ignore[method-assign]
+    texts.update([(first, 3), (second, 0)], NODES)
+    first.emit(5, frozenset())
+    texts.update([(first, 3), (second, 0)], NODES)
+    rest = [8, 8, made.loop.rounds.blocks[NODES]._span("length", "emitted")[1].nbytes]
+    assert sent == [4 * 6, 4 * 11, *rest, 4, *rest]
+    made.target.wait()
+    there = made.device.array(texts._texts)
+    assert there[0, :7].tolist() == first.tokens
+    assert there[1, :11].tolist() == second.tokens
+    assert made.device.array(texts._most).tolist() == [3, 0]
+    assert np.array_equal(there[0, 7:], np.zeros(len(there[0]) - 7))
+
+
+def test_rounds_are_timed(host: KernelLibrary, folder: Path) -> None:
+    """Those that follow another one, by how many sequences share them."""
+    made = Continuing(host, folder, depths=Depths)
+    run(made.loop, [*made.requests(1), *made.requests(2, temperature=0.9)[1:]])
+    greedy, sampled = made.loop.proposals.depths
+    assert 2 in {sequences for sequences, _ in sampled._seconds}
+    assert {sequences for sequences, _ in greedy._seconds} <= {1}
+    times = [took for rounds in sampled._seconds.values() for took in rounds]
+    assert times
+    assert all(0 < took < 60 for took in times)

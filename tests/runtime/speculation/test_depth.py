@@ -1,0 +1,89 @@
+"""How far a device continues texts: what pays is found by what rounds take."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from specbuild.runtime.speculation.depth import AGAIN, BOUNDS, BRIEF, Depths
+
+
+def simulated(
+    depths: Depths, seconds: dict[int, float], chance: float, launches: int, sequences: int = 4, most: int = 24
+) -> Counter[int]:
+    """Rounds by bound of a device: what those of each bound take, and how often a drafted token comes true."""
+    rng, found = random.Random(1), Counter[int]()
+    for _ in range(launches):
+        bound, rounds = depths.choose(sequences, most)
+        for number in range(rounds or 32):
+            accepted = [next((n for n in range(bound) if rng.random() > chance), bound) for _ in range(sequences)]
+            depths.record(bound, accepted, seconds[bound] * rng.uniform(0.9, 1.1) if number else None)
+            found[bound] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chance", "best"),
+    [
+        ({24: 1.0, 4: 1.0, 0: 1.0}, 0.5, (24, 4)),  # for nothing, but five tokens in a row hardly ever come true
+        ({24: 1.05, 4: 1.02, 0: 1.0}, 0.9, (24,)),
+        ({24: 1.6, 4: 1.1, 0: 1.0}, 0.4, (4,)),
+        ({24: 1.6, 4: 1.3, 0: 1.0}, 0.2, (0,)),
+    ],
+)
+def test_what_pays_is_found(seconds: dict[int, float], chance: float, best: tuple[int, ...]) -> None:
+    found = simulated(Depths(), seconds, chance, 200)
+    assert sum(found[bound] for bound in best) > 0.95 * found.total()
+
+
+def test_it_costs_little_beside_plain_decoding() -> None:
+    """Where no draft comes true and each costs a third of a round, as is found in a few rounds."""
+    found = simulated(Depths(), {24: 1.3, 4: 1.3, 0: 1.0}, 0.05, 100)
+    took = 1.3 * (found[24] + found[4]) + found[0]
+    assert took / found.total() < 1.03
+
+
+def test_what_can_hardly_be_better_is_not_tried() -> None:
+    """A text that repeats itself: plain decoding would have to take a tenth of the time."""
+    assert simulated(Depths(), {24: 1.0, 4: 1.0, 0: 1.0}, 0.99, 50)[0] == 0
+
+
+def test_a_machine_that_changes_is_noticed() -> None:
+    """Rounds that draft take longer from now on."""
+    depths = Depths()
+    assert simulated(depths, {24: 1.05, 4: 1.02, 0: 1.0}, 0.35, 50).most_common(1)[0][0] in (24, 4)
+    found = simulated(depths, {24: 2.0, 4: 1.9, 0: 1.0}, 0.35, 100)
+    assert found[0] > 0.9 * found.total()
+
+
+def test_another_number_of_sequences_is_another_matter() -> None:
+    depths = Depths()
+    assert simulated(depths, {24: 1.0, 4: 1.0, 0: 1.0}, 0.5, 60, sequences=1)[0] <= 2 * BRIEF
+    assert simulated(depths, {24: 3.0, 4: 2.5, 0: 1.0}, 0.5, 60, sequences=8).most_common(1)[0][0] == 0
+
+
+def test_tries_are_brief_and_rare() -> None:
+    depths = Depths()
+    seconds = dict.fromkeys(BOUNDS, 1.0)
+    simulated(depths, seconds, 0.1, 20)
+    tries = [depths.choose(4, 24)[1] for _ in range(4 * AGAIN[1])]
+    assert set(tries) == {BRIEF, None}
+    assert tries.count(BRIEF) <= 6
+
+
+@pytest.mark.parametrize(("most", "bounds"), [(2, {0, 2}), (0, {0}), (24, {0, 4, 24}), (10, {0, 4, 10})])
+def test_limits_hold(most: int, bounds: set[int]) -> None:
+    seconds = dict.fromkeys(range(25), 1.0)
+    assert set(simulated(Depths(), seconds, 0.1, 300, most=most)) == bounds
+
+
+def test_what_plain_decoding_brings() -> None:
+    """Nothing before anything was timed, else what comes true of the best bound."""
+    depths = Depths()
+    assert depths.best(4, 24) == 0.0
+    simulated(depths, {24: 1.05, 4: 1.02, 0: 1.0}, 0.8, 40)
+    assert depths.best(4, 24) == pytest.approx(sum(0.8**n for n in range(1, 25)), rel=0.2)
+    assert depths.best(4, 4) == pytest.approx(sum(0.8**n for n in range(1, 5)), rel=0.2)
+    assert depths.best(3, 24) == 0.0
