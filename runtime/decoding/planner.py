@@ -14,6 +14,7 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 class Planner:
     """Applies the operator's limits, whatever requests ask for. `max_nodes`: a sequence's maximum nodes in a step.
 
+    `rests`: whether sequences rest from deciding; where a device continues texts they decide once in many rounds.
     `fills`: whether one that decodes alone never rests if its step has a free row, because filling it costs nothing.
     `now`: the limits of the next rounds, which any thread may set. Requests are refused by `limits`, the initial ones.
     """
@@ -21,6 +22,7 @@ class Planner:
     limits: Limits = NO_LIMITS
     max_nodes: int = 1 << 16
     fills: bool = True
+    rests: bool = True
     now: Limits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +49,7 @@ class Planner:
             if policy := sequence.policy:
                 policy.together = len(sequences)
             fills = self.fills and batch == 1 and policy and policy.free
-            if policy and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
+            if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:

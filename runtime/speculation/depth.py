@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 BOUNDS = (24, 4, 0)  # tokens that are drafted at most, in the order in which they are tried
 FIRST, FURTHER = 0.4, 0.6  # chances of the first token and of each after it, before any was seen
-KEPT = 1 - 1 / 256  # weight of what was seen, a sequence's round later
+KEPT = 1 - 1 / 64  # weight of what was seen, a sequence's round later
 TIMED, LEAST = 15, 5  # rounds of a bound whose median counts, and from how many on it does
 BRIEF = 8  # rounds in which a bound is tried
 AGAIN = (8, 64)  # launches after which others are tried again: at first, and at most
-HOPE, CHEAPER = 1.1, 3.0  # how much better than known, or cheaper if it is not known, a bound's rounds might be
+HOPE = 3.0  # how many times as many tokens a second another bound might bring as is known, or its rounds be cheaper
 
 
 @dataclass(slots=True)
@@ -38,13 +38,15 @@ class Depths:
 
     def choose(self, sequences: int, most: int) -> tuple[int, int | None]:
         """Return the bound of the next rounds, at most `most`, and how many rounds are to try it; None: any number."""
+        if not most:
+            return 0, None
         bounds = list(dict.fromkeys(min(bound, most) for bound in BOUNDS))
         known = [bound for bound in bounds if self._known(sequences, bound)]
         if not known:
             return bounds[0], None
         best = max(known, key=lambda bound: self.rate(sequences, bound))
         least = self.rate(sequences, best)
-        cheap = 1.0 / median(self._seconds[sequences, best]) * CHEAPER
+        cheap = 1.0 / median(self._seconds[sequences, best]) * HOPE
         for bound in bounds:
             if bound not in known and (1.0 + self.brought(bound)) * cheap > least:
                 return bound, BRIEF
@@ -72,17 +74,18 @@ class Depths:
         """Return a sequence's tokens a second with a bound whose rounds were timed."""
         return (1.0 + self.brought(bound)) / median(self._seconds[sequences, bound])
 
-    def record(self, bound: int, accepted: Sequence[int], seconds: float | None) -> None:
+    def record(self, bound: int, accepted: Sequence[int], seconds: float | None, sequences: int) -> None:
         """Record a round.
 
         Args:
             bound: The round's bound.
-            accepted: By sequence, how many drafted tokens came true.
+            accepted: By sequence whose text is continued, how many drafted tokens came true.
             seconds: Seconds since the round before; None: it followed none.
+            sequences: How many sequences shared the round.
         """
-        if bound:
+        if bound and accepted:
             came = (np.array(accepted)[:, None] > np.arange(bound)).mean(axis=0)
             kept = KEPT ** len(accepted)
             self._reached[:bound] = kept * self._reached[:bound] + (1 - kept) * came
-        if seconds is not None:
-            self._seconds.setdefault((len(accepted), bound), deque(maxlen=TIMED)).append(seconds)
+        if seconds is not None and seconds > 1e-9:  # otherwise the clock is wrong
+            self._seconds.setdefault((sequences, bound), deque(maxlen=TIMED)).append(seconds)

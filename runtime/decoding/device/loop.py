@@ -1,8 +1,8 @@
 """The decode loop on a device: draft, verify, accept and commit there; the host reads one small copy a round.
 
 Prefill uses the executors, as on the host. From its first token on a sequence's state is on the device, and the host
-learns after each round what was emitted. The host decides what is drafted, and how large a tree the device grows. It
-uploads the continuation of a text that repeats itself, and trees that only it can grow.
+learns after each round what was emitted. The host decides how large a tree the device grows, uploads trees that only it
+can grow, and continues texts where the device does not do that by itself.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class DeviceLoop:
             hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
         )
         self.live, self.clock = options.live, StepClock(options.live, target, self.draft_executor)
-        common = self.proposals.texts.habits.common
-        self.flights = Flights(self.rounds, self.room, ahead, hosted is not None, common) if ahead else None
+        follow = self.rounds, self.room, ahead, hosted is not None, self.proposals.texts.habits.common
+        self.flights = Flights(*follow) if ahead else None
+        self.planner.rests = not (self.flights and self.flights.texts)
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; of rounds that follow each other, it takes one, or all that are left if they must stop."""
@@ -112,7 +113,7 @@ class DeviceLoop:
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
         """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
-        limit = self.proposals.longest(len(sequences)) if flights.texts else 0
+        limit = self.proposals.longest(sequences) if flights.texts else 0
         if flights.under_way:
             plan = self._next_plan(flights, sequences, limit)
             if plan and flights.go_on(plan):
@@ -123,9 +124,8 @@ class DeviceLoop:
             sequences = [s for s in sequences if not s.finish_reason]
         if not sequences or not all(s.output for s in sequences):
             return sequences, None
-        depths, flights.limit = self.proposals.depths_of(sequences), limit
-        plan = self.proposals.plan(sequences, brought=depths.best(len(sequences), limit))
-        flights.launch(flights.eased(plan, limit), *depths.choose(len(sequences), limit))
+        plan, flights.limit = self.proposals.plan(sequences, limit), limit
+        flights.launch(flights.eased(plan, limit), *self.proposals.bound(sequences, limit))
         return sequences, plan
 
     def _next_plan(self, flights: Flights, sequences: Seq[Sequence], limit: int) -> Seq[Draft] | None:
@@ -133,7 +133,7 @@ class DeviceLoop:
         if not flights.of(sequences):
             return None
         if flights.bound is None:
-            return self.proposals.plan(sequences, hidden=not flights.behind)
+            return self.proposals.plan(sequences, limit, hidden=not flights.behind)
         return self.proposals.again(flights.drafts) if flights.limit == limit else None
 
     def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> tuple[int, int]:

@@ -44,15 +44,15 @@ class Proposals:
     for_constrained: ModelDrafter | None
     depths: tuple[Depths, Depths] = field(default_factory=lambda: (Depths(), Depths()))
 
-    def plan(self, sequences: Seq[Sequence], hidden: bool = False, brought: float = 0.0) -> list[Draft]:
+    def plan(self, sequences: Seq[Sequence], continued: int = 0, hidden: bool = False) -> list[Draft]:
         """Return each sequence's draft; trees that the host grows are not in it yet.
 
         Args:
             sequences: The sequences of the round.
+            continued: Tokens of each text that the device would draft by itself at most, if nothing else is drafted.
             hidden: Whether the device is busy meanwhile, so that deciding costs nothing.
-            brought: Tokens of its text that a device drafts for each by itself, and that come true, if nothing else is
-                drafted.
         """
+        brought = self.depths_of(sequences).best(len(sequences), continued) if continued else 0.0
         for policy in (s.policy for s in sequences if s.policy):
             policy.brought = brought
         drafting = self.planner.drafting(sequences)
@@ -64,19 +64,34 @@ class Proposals:
             policy.rest.took = 0.0
         return [self._draft(s, shapes, trees) for s in sequences]
 
-    def longest(self, count: int) -> int:
-        """Return how many tokens of its text's continuation a device may draft for each of `count` sequences."""
-        return self.planner.now.max_nodes(count, LONGEST) if self.texts.looks_up else 0
+    def longest(self, sequences: Seq[Sequence]) -> int:
+        """Return how many tokens of its text's continuation a device may draft for each of these sequences by itself.
+
+        None of a request that needs the host or asks for a tree of its own, nor beside one; and none where a round has
+        to promise more than plain decoding.
+        """
+        now, hosted = (
+            self.planner.now,
+            any(s.sampler.matcher is not None or s.params.logprobs is not None for s in sequences),
+        )
+        if hosted or not self.texts.looks_up or now.min_expected_speedup > 1:
+            return 0
+        drafting = [s for s in sequences if s.tree is not None]
+        return now.max_nodes(len(drafting), LONGEST) if drafting and all(s.policy for s in drafting) else 0
 
     def depths_of(self, sequences: Seq[Sequence]) -> Depths:
         """Return how far texts are continued: sampled ones apart, as soon as one is sampled."""
         return self.depths[any(s.params.temperature > 0 for s in sequences)]
 
+    def bound(self, sequences: Seq[Sequence], limit: int) -> tuple[int, int | None]:
+        """Return how many tokens of texts to continue, and in how many rounds; see `Depths.choose`."""
+        return self.depths_of(sequences).choose(len(sequences), limit)
+
     def timed(self, bound: int | None, entries: Entries, seconds: float | None) -> None:
         """Record a round in which a device continued texts; see `Flights.bound` and `Depths.record`."""
         if bound is not None:
             accepted = [len(emitted) - 1 for draft, _, _, emitted in entries if draft.continued]
-            self.depths_of([draft.sequence for draft, *_ in entries]).record(bound, accepted, seconds)
+            self.depths_of([draft.sequence for draft, *_ in entries]).record(bound, accepted, seconds, len(entries))
 
     @staticmethod
     def again(drafts: list[Draft]) -> list[Draft]:

@@ -83,7 +83,8 @@ class Flights:
             rounds.device.uncaptured.append("rounds do not follow each other: the host grows this draft's trees")
         models = [self._target.model, *([rounds.grower.executor.model] if rounds.grower else [])]
         self._captures = not hosted and all(model.capturable for model in models) and self.ring.works
-        texts = Texts(rounds, common) if self._captures and self._target.bucket(1) > 1 else None
+        spare = self._target.exactness is not None and self._target.bucket(1) > 1
+        texts = Texts(rounds, common) if self._captures and spare else None
         self.texts = texts if texts and texts.works else None  # only where drafting costs no rows
 
     @property

@@ -53,7 +53,7 @@ class StepClock:
             return
         lanes, levels = self.target.batch_size, max(draft.spec.depth if draft.spec else 0 for draft, _ in drafts)
         times = self.live.at(lanes)
-        account.decoded = sum(nodes - 1 for _, nodes in drafts)
+        account.decoded = sum(nodes - 1 for draft, nodes in drafts if not draft.continued)  # else it is plain decoding
         account.unseen = times.of_round(lanes * self.target.buckets[0], 0, drafts=False)
         if levels:
             account.unseen += times.once + levels * seconds_at(times.draft_rows, lanes)

@@ -18,7 +18,7 @@ from specbuild.builder.frontend import checkpoint
 from specbuild.measure.tuning import measure as measuring
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
-from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime import Bundle, Engine, LoadOptions, SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
@@ -53,13 +53,14 @@ def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """`load(folder, batch_size=…, policy=…)`: an engine whose models are on a host in a device's place."""
+    """`load(folder, options, policy=…)`: an engine whose models are on a host in a device's place."""
     graphs, manifest = tmp_path_factory.mktemp("graphs"), Bundle.open(folder).manifest
     for name in manifest.models:
         trained = checkpoint.load(checkpoint.find(str(pair / name)), "eager")
         ir.save(tiny_models.lower_model(trained, ROWS), graphs / name)
 
-    def make(_: object, batch_size: int, policy: Policy | None = None, ahead: int = 0, **given: Any) -> Engine:
+    def make(_: object, asked: LoadOptions, policy: Policy | None = None, ahead: int = 0, **given: Any) -> Engine:
+        batch_size = asked.batch_size
         device, executors = HostDevice(), []
         for name, record in manifest.models.items():
             shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size
@@ -104,7 +105,7 @@ def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], bundle
     params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
     with Engine.load(bundle, batch_size=2) as engine:
         expected = [r.token_ids for r in engine.generate(texts, [replace(p, speculation="off") for p in params])]
-    with load(folder, batch_size=2, policy=Policy(table, drafts=True), ahead=ahead) as engine:
+    with load(folder, LoadOptions(batch_size=2), policy=Policy(table, drafts=True), ahead=ahead) as engine:
         results = engine.generate(texts, params)
     assert [result.token_ids for result in results] == expected
     for result in results:

@@ -68,6 +68,21 @@ def test_the_model_drafts_for_those_whom_it_serves() -> None:
         assert [number for number, one in enumerate(each) if one.now.kind == "model"] == models
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_model_has_to_bring_more_than_a_device_that_continues_texts(count: int) -> None:
+    """By itself and for nothing: what that brings is plain decoding's, in whose place the model would draft."""
+    policy = made(STEEP | {"draft": [[1, 0.2], [64, 0.4]], "verify": FLAT["verify"]}, drafts=True)
+    for brought, kind in ((0.0, "model"), (0.1, "model"), (20.0, "plain")):
+        each = [policy.for_request(0.0) for _ in range(count)]
+        for one in each:
+            one.brought = brought
+        if count == 1:
+            each[0].choose(1, 0, 40)
+        else:
+            Batch([Wish(one, 0, 40) for one in each]).decide()
+        assert {one.now.kind for one in each} == {kind}
+
+
 def test_one_sequence_in_an_engine_of_several_pays_for_its_own_rows() -> None:
     """Not for rows of slots that are idle: so it drafts more than if all did as it does."""
     policy = made(STEEP | {"verify": [[1, 10.0], [64, 150.0]]}, drafts=False)

@@ -19,7 +19,8 @@ def simulated(
         bound, rounds = depths.choose(sequences, most)
         for number in range(rounds or 32):
             accepted = [next((n for n in range(bound) if rng.random() > chance), bound) for _ in range(sequences)]
-            depths.record(bound, accepted, seconds[bound] * rng.uniform(0.9, 1.1) if number else None)
+            took = seconds[bound] * rng.uniform(0.9, 1.1) if number else None
+            depths.record(bound, accepted, took, sequences)
             found[bound] += 1
     return found
 
@@ -58,9 +59,32 @@ def test_a_machine_that_changes_is_noticed() -> None:
     assert found[0] > 0.9 * found.total()
 
 
+def test_texts_that_change_are_noticed() -> None:
+    """Drafts that never came true do so from now on."""
+    depths, seconds = Depths(), {24: 1.6, 4: 1.5, 0: 1.0}
+    assert simulated(depths, seconds, 0.05, 100).most_common(1)[0][0] == 0
+    simulated(depths, seconds, 0.95, 400)
+    assert simulated(depths, seconds, 0.95, 100).most_common(1)[0][0] == 24
+
+
+def test_disturbed_trials_are_forgotten() -> None:
+    """The first trials of others took two and a half times as long as such rounds do."""
+    depths = Depths()
+    simulated(depths, {24: 1.6, 4: 2.75, 0: 2.5}, 0.4, 3)
+    simulated(depths, {24: 1.6, 4: 1.1, 0: 1.0}, 0.4, 400)
+    assert simulated(depths, {24: 1.6, 4: 1.1, 0: 1.0}, 0.4, 100).most_common(1)[0][0] == 4
+
+
+def test_a_clock_that_stands_still_is_ignored() -> None:
+    depths = Depths()
+    for _ in range(40):
+        depths.record(24, [1], 0.0, 1)
+    assert depths.choose(1, 24) == (24, None)
+
+
 def test_another_number_of_sequences_is_another_matter() -> None:
     depths = Depths()
-    assert simulated(depths, {24: 1.0, 4: 1.0, 0: 1.0}, 0.5, 60, sequences=1)[0] <= 2 * BRIEF
+    assert simulated(depths, {24: 1.0, 4: 1.0, 0: 1.0}, 0.5, 60, sequences=1)[0] <= 60
     assert simulated(depths, {24: 3.0, 4: 2.5, 0: 1.0}, 0.5, 60, sequences=8).most_common(1)[0][0] == 0
 
 

@@ -497,3 +497,21 @@ def rest_of(meter: Any) -> None:
     """Its sequence rests from the next round on."""
     for policy in meter.made:
         policy.rest.left = RESTS[1]
+
+
+@pytest.mark.parametrize(("matched", "learns"), [(5, True), (1, False), (0, False)])
+def test_what_a_device_continued_is_judged_where_the_text_repeats_itself(matched: int, learns: bool) -> None:
+    """Elsewhere it may have been a habit of the device, of which the host knows nothing."""
+    policy = Policy(table_of(LARGE), drafts=False)
+    for accepted in (0, 10):
+        one = policy.for_request(0.0)
+        one.choose(1, matched, 40)
+        before = one.session.trusts["lookup"].ratio
+        one.was_continued(10)
+        one.record(range(1 + accepted), token=3)
+        assert (one.now.kind, one.now.nodes, one.extra) == ("lookup", 10, 0.0)
+        assert one.promised >= 1.0
+        after = one.session.trusts["lookup"].ratio
+        assert (after > before if accepted else after < before) if learns else after == before
+    one.was_continued(0)
+    assert (one.now.kind, one.below) == ("plain", [0.0])

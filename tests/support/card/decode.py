@@ -24,8 +24,8 @@ def followed() -> Iterator[list[int]]:
     """The entries that rounds which follow each other have written, by how many there were in each loop."""
     counts, real, launch = list[int](), Flights.next_entry, Flights.launch
 
-    def launched(self: Any, plan: Any) -> None:
-        launch(self, plan)
+    def launched(self: Any, *given: Any) -> None:
+        launch(self, *given)
         if self.under_way:
             counts.append(0)
 

@@ -37,13 +37,14 @@ def test_a_loop_on_a_gpu(cuda_kernels: CudaKernels) -> None:
     """Five rounds and then three, and one where it is stopped, read while they go on."""
     device, rounds = cuda.Cuda(), 8
     stream = device.stream()
-    ring, published = device.pinned((rounds, 1, 3), np.int32), device.pinned((1,), np.uint64)
+    ring, published = device.pinned((rounds, 1, 4), np.int32), device.pinned((1,), np.uint64)
     stop, first, one = (device.pinned((1,), kind) for kind in (np.uint32, np.uint64, np.int32))
     counter, length, emitted = (device.empty((1,), kind) for kind in (np.uint64, np.int32, np.int32))
     one[:] = 1
     device.upload(length, one, stream)
     host = {"ring": ring.ctypes.data, "published": published.ctypes.data, "stop": stop.ctypes.data}
     addresses = {"round": counter.address, "length": length.address, "emitted": emitted.address}
+    addresses |= {"counts": length.address, "root_position": length.address}
     sizes = {"most": rounds, "rounds": rounds, "batch": 1, "nodes": 1}
 
     def body(handle: int) -> None:

@@ -24,6 +24,7 @@ from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.depth import Depths
+from specbuild.runtime.speculation.live import LiveTimings
 
 NODES = 16
 LOOP = dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)  # a bias towards few tokens: the text repeats itself
@@ -85,6 +86,8 @@ def drafted(sequence: Sequence) -> int:
     return sequence.metrics.speculative_decoding.num_draft_tokens
 
 
+@pytest.mark.soak(only=("alone-40-Fixed", "with a draft-40-Odd", "with a draft-1-Odd", "alone-2-Depths"))
+@pytest.mark.slow(but=("alone-0-Fixed", "with a draft-2-Depths"))
 @pytest.mark.parametrize(("ahead", "depths"), [(0, Fixed), (1, Odd), (40, Fixed), (40, Odd), (2, Depths)])
 @pytest.mark.parametrize("names", [("target",), ("target", "draft")], ids=["alone", "with a draft"])
 def test_tokens_are_plain_decodings(
@@ -137,6 +140,69 @@ def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, l
     done = run(made.loop, made.requests(1))
     assert [s.output for s in done] == plain(folder, done)
     assert 1 + most // 2 <= max(emitted) <= 1 + most
+
+
+def test_a_speedup_that_is_asked_for_is_left_to_the_host(host: KernelLibrary, folder: Path) -> None:
+    made = Continuing(host, folder, 1, limits=Limits(min_expected_speedup=50))
+    (done,) = run(made.loop, made.requests(1))
+    assert [done.output] == plain(folder, [done])
+    assert drafted(done) == 0
+
+
+@pytest.mark.parametrize(("schedule", "drafts"), [([[1, 1, 0], [2, 9, 7]], False), ([[1, 1, 7], [2, 9, 0]], True)])
+def test_limits_count_who_drafts(host: KernelLibrary, folder: Path, schedule: Any, drafts: bool) -> None:
+    """Not those beside them."""
+    made = Continuing(host, folder, limits=Limits(num_speculative_tokens_per_batch_size=schedule))
+    wanted = [*made.requests(1), *made.requests(2, speculation="off")[1:]]
+    done = run(made.loop, wanted)
+    assert [s.output for s in done] == plain(folder, wanted)
+    assert (drafted(done[0]) > 0) is drafts
+
+
+@pytest.mark.slow(only=("fields1",))
+@pytest.mark.parametrize("fields", [{"logprobs": 2}, {"speculation": "chain:3"}])
+def test_beside_one_that_needs_the_host(host: KernelLibrary, folder: Path, fields: dict[str, Any]) -> None:
+    """Log-probabilities, or a tree of its own: both decode round by round until it ends."""
+    made = Continuing(host, folder)
+    wanted = [*made.requests(1), *made.requests(2, 20, **fields)[1:]]
+    if "speculation" in fields:
+        wanted[1].policy = None
+    done = run(made.loop, wanted)
+    assert [s.output for s in done] == plain(folder, wanted)
+    assert drafted(done[0])
+    assert made.device.turns, "the other goes on by itself"
+
+
+@pytest.mark.slow(only=("40",))
+@pytest.mark.parametrize("ahead", [0, 40])
+def test_one_ends_or_leaves_in_the_middle(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """An end of a text within what was drafted, and a request that is cancelled; what follows is dropped."""
+    made = Continuing(host, folder, 3, ahead=ahead)
+    full = plain(folder, made.requests(3))
+    at = max(full[0].index(token) for token in full[0])  # the token that occurs for the first time last
+    wanted = made.requests(3)
+    wanted[0] = made.requests(1, stop_token_ids=(full[0][at],))[0]
+    for slot, sequence in enumerate(wanted):
+        sequence.slot = slot
+    active = list(wanted)
+    while active:
+        made.loop.round(active)
+        if len(wanted[1].output) > 15 and wanted[1] in active:  # the scheduler cancels it
+            wanted[1].finish_reason = "cancelled"
+        for sequence in [s for s in active if s.finish_reason]:
+            made.loop.release(sequence.slot)
+            active.remove(sequence)
+    assert (wanted[0].output, wanted[0].finish_reason) == (full[0][: at + 1], "stop")
+    assert wanted[1].output == full[1][: len(wanted[1].output)]
+    assert wanted[2].output == full[2]
+
+
+def test_live_timings_take_it_for_plain_decoding(host: KernelLibrary, folder: Path) -> None:
+    """So nothing is measured again on account of drafts that the device makes by itself."""
+    made = Continuing(host, folder, 1)
+    made.loop.live = made.loop.clock.live = LiveTimings(made.policy.timings, 1)
+    run(made.loop, made.requests(1))
+    assert made.loop.live._now - made.loop.live._plain_at <= 1
 
 
 def test_limits_change_in_the_middle(host: KernelLibrary, folder: Path) -> None:
