@@ -63,7 +63,7 @@ def tier_of(item: pytest.Item) -> str:
     """fast, slow or soak: a mark may name the only parameters that it is for, or those that it is not for (`but`)."""
     name = item.name.partition("[")[2].removesuffix("]")
     for tier in ("soak", "slow"):
-        if mark := item.get_closest_marker(tier):
+        for mark in item.iter_markers(tier):  # of the function, and of its parameters
             only, but = mark.kwargs.get("only", (name,)), mark.kwargs.get("but", ())
             if name in only and name not in but:
                 return tier

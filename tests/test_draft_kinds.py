@@ -151,7 +151,7 @@ def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path:
             drafter_of(listed, None, None, 64, False)  # type: ignore[arg-type]
 
 
-@pytest.mark.soak(only=("tensorrt-rtx",))
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])
 def test_heads_are_built_for_gpus(target: Path, tmp_path: Path, backend: str) -> None:
     if backend == "tensorrt-rtx":

@@ -54,6 +54,7 @@ def texts(engine: Engine, some: list[dict[str, Any]], temperature: float, specul
     return engine.generate(prompts, params)
 
 
+@pytest.mark.soak(only=("0",))
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_thirty_of_the_set(one: Engine, four: Engine, temperature: float) -> None:

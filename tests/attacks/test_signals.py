@@ -217,9 +217,9 @@ def untouched_or_done(name: str, place: Path, before: object, killed: bool = Fal
     return name != "distill"
 
 
-@pytest.mark.soak(only=("build", "distill"))
+@pytest.mark.soak(only=("build", "distill", "pair"))
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["build", "tune", "distill", pytest.param("pair", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["build", "tune", "distill", "pair"])
 def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:
     rng, place, scratch = random.Random(name), tmp_path / "place", tmp_path / "scratch"
     shutil.copytree(bundle, place / "b")

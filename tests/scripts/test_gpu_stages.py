@@ -56,13 +56,13 @@ def test_a_and_b_need_the_repository_alone(card: dict[str, str], tmp_path: Path)
     assert not found["no-bulk/kernels.json"]["others"]
 
 
-@pytest.mark.soak(only=("c-ort-cuda-fp32-onnxruntime-cuda",))
+@pytest.mark.soak(only=("c-ort-cuda-fp32-onnxruntime-cuda", "d-rtx-fp16-tensorrt-rtx"))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bundle_name", "backend"),
     [
         ("c", "ort-cuda-fp32", "onnxruntime-cuda"),
-        pytest.param("d", "rtx-fp16", "tensorrt-rtx", marks=pytest.mark.soak),  # no card that is lent runs it
+        ("d", "rtx-fp16", "tensorrt-rtx"),  # no card that is lent runs it
     ],
 )
 def test_c_and_d_hold_a_bundle_against_the_cpu(

@@ -28,7 +28,7 @@ def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     kinds = ["sliding_attention"] * 2 + ["full_attention"]
