@@ -1,9 +1,9 @@
 """The slots' texts in a device's memory, which it continues by itself while rounds follow each other.
 
-Where steps have the same number of rows whatever is drafted, drafting costs nothing but the host's time. So a kernel
-takes it over: it looks for the longest earlier occurrence of a text's end and drafts what followed it, as
-`drafting/lookup.py` does on the host, or habits (`drafting/habits.py`). The device has a table of those by itself: what
-it emits while rounds follow each other, and what common texts say.
+Where steps have the same rows whatever is drafted, a drafted token costs no row, and the host would only be late. So
+a kernel looks for the longest earlier occurrence of a text's end and drafts what followed it, as `drafting/lookup.py`
+does on the host, or habits (`drafting/habits.py`). The device keeps habits of its own: what it emits while rounds
+follow each other, and what common texts say.
 """
 
 from __future__ import annotations
