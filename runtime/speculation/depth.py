@@ -26,7 +26,7 @@ HOPE = 3.0  # how many times as many tokens a second another bound might bring a
 
 @dataclass(slots=True)
 class Depths:
-    """What bounds have brought, to greedy or to sampled texts. Only the worker uses it."""
+    """Chooses the bound of rounds by what earlier ones brought and took. Only the worker uses it."""
 
     _reached: NDArray[np.float64] = field(
         default_factory=lambda: np.array([FIRST * FURTHER**n for n in range(BOUNDS[0])])
@@ -41,10 +41,9 @@ class Depths:
         if not most:
             return 0, None
         bounds = list(dict.fromkeys(min(bound, most) for bound in BOUNDS))
-        known = [bound for bound in bounds if self._known(sequences, bound)]
-        if not known:
+        known, best = self._best(sequences, bounds)
+        if best is None:
             return bounds[0], None
-        best = max(known, key=lambda bound: self.rate(sequences, bound))
         least = self.rate(sequences, best)
         cheap = 1.0 / median(self._seconds[sequences, best]) * HOPE
         for bound in bounds:
@@ -58,13 +57,15 @@ class Depths:
         self._left = self._wait
         return hopeful[self._tried % len(hopeful)], BRIEF
 
-    def _known(self, sequences: int, bound: int) -> bool:
-        return len(self._seconds.get((sequences, bound), ())) >= LEAST
+    def _best(self, sequences: int, bounds: Sequence[int]) -> tuple[list[int], int | None]:
+        """Return the bounds whose rounds were timed, and the one of them that brings most tokens a second, if any."""
+        known = [bound for bound in bounds if len(self._seconds.get((sequences, bound), ())) >= LEAST]
+        return known, max(known, key=lambda bound: self.rate(sequences, bound), default=None)
 
     def best(self, sequences: int, most: int) -> float:
         """Return how many drafted tokens come true in a sequence's round with the best known bound, on average."""
-        bounds = [bound for bound in {min(bound, most) for bound in BOUNDS} if self._known(sequences, bound)]
-        return self.brought(max(bounds, key=lambda bound: self.rate(sequences, bound))) if bounds else 0.0
+        _, best = self._best(sequences, [min(bound, most) for bound in BOUNDS])
+        return 0.0 if best is None else self.brought(best)
 
     def brought(self, bound: int) -> float:
         """Return how many drafted tokens come true in a sequence's round with a bound, on average."""
