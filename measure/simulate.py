@@ -8,6 +8,7 @@ undisturbed by other processes.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.decoding.loop import LEEWAY
 from specbuild.runtime.drafting.lookup import continuation, matches
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.live import LiveTimings
@@ -85,12 +87,16 @@ def busy(rows_cost: float = 1.0, since: int = 0, noise: float = 0.0, seed: int =
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a simulated run; `plain`: seconds that plain decoding would take for as many tokens."""
+    """The result of a simulated run.
+
+    `plain`: seconds that plain decoding would take for as many tokens; `slowdowns`: each text's seconds over those.
+    """
 
     tokens: int = 0
     rounds: int = 0
     seconds: float = 0.0
     plain: float = 0.0
+    slowdowns: list[float] = field(default_factory=list)
     decisions: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -98,14 +104,21 @@ class Outcome:
         """Speedup over plain decoding on the same machine."""
         return self.plain / self.seconds
 
+    @property
+    def slowest(self) -> float:
+        """The p99 of the texts' slowdowns."""
+        return float(np.quantile(self.slowdowns, 0.99)) if self.slowdowns else 1.0
+
 
 @dataclass(slots=True)
 class _Running:
-    """A running sequence of a simulated batch; `at`: its position in its text."""
+    """A running sequence of a simulated batch, at a position in its text; `ahead`: tokens ahead of plain decoding."""
 
     policy: SequencePolicy
     text: Sequence[Position]
     at: int = 0
+    ahead: float = 0.0
+    rounds: int = 0
 
 
 class Simulator:
@@ -137,11 +150,18 @@ class Simulator:
                 Wish(each.policy, place.matched, room - 1)
                 for each, place, room in zip(running, places, left, strict=True)
             ]
+            for each in running:
+                each.policy.leads = each.ahead + LEEWAY * each.rounds, math.inf
             Batch(wishes).decide()
+            before, began = [each.at for each in running], done.seconds
             emitted = self._round(running, places, done, number, temperature)
-            done.plain += emitted / self._lanes * self._plain(self._least, number, temperature)
-            for index, each in enumerate(running):
+            plain = self._plain(self._least, number, temperature)
+            done.plain += emitted / self._lanes * plain
+            for index, (each, at) in enumerate(zip(running, before, strict=True)):
+                each.ahead += each.at - at - (done.seconds - began) / plain
+                each.rounds += 1
                 if each.at >= len(each.text):
+                    done.slowdowns.append(1 - each.ahead / each.at)
                     running[index] = _Running(policy.for_request(temperature), next(waiting))
         return done
 

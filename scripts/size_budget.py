@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2648,
     ("face", ".py"): 37,
     ("measure", ".py"): 2264,
-    ("runtime", ".py"): 6800,
+    ("runtime", ".py"): 6817,
     ("runtime/backends", ".py"): 2920,
-    ("runtime/decoding", ".py"): 2050,
+    ("runtime/decoding", ".py"): 2033,
     ("serve", ".py"): 6393,
     ("plugins", ".cu .cuh"): 2163,  # the kernels
     ("plugins", ".h .cpp"): 706,  # the kernels' C interface, and the plugin

@@ -71,15 +71,9 @@ class Stopwatch:
 
     def sample(self, category: str | None) -> Sample:
         """Return the measurements of a sequence that has ended."""
-        first, last = self.readings[0][0], self.readings[-1][0]
-        return Sample(
-            category,
-            self.sequence.output,
-            first - self.started,
-            last - self.started,
-            inter_token_latencies(self.readings),
-            self.sequence.metrics.speculative_decoding,
-        )
+        first, last = (at - self.started for at, _ in (self.readings[0], self.readings[-1]))
+        latencies, drafting = inter_token_latencies(self.readings), self.sequence.metrics.speculative_decoding
+        return Sample(category, self.sequence.output, first, last, latencies, drafting)
 
 
 def inter_token_latencies(readings: Seq[tuple[float, int]]) -> list[float]:

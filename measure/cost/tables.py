@@ -17,17 +17,8 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str
     energy = [] if machine["kwh"] is None else [["energy", f"{machine['kwh']:.4g} kWh", "", ""]]
     whole = ["machine", hours, _money(machine["cost"]), "100%"]
     spent = (f"the machine, {currency}", ["part", "", "cost", "share"], [*parts, whole, *energy])
-    header = [
-        " ".join(by) or "requests",
-        "requests",
-        "output tokens",
-        "busy s",
-        "cost",
-        "with idle",
-        "saved",
-        "saved %",
-    ]
-    header += [f"tokens/{currency}", "without"]
+    header = [" ".join(by) or "requests", "requests", "output tokens", "busy s", "cost", "with idle"]
+    header += ["saved", "saved %", f"tokens/{currency}", "without"]
     rows = [_row(each, name_of(each, by)) for each in found["groups"]] + [_row(found["total"], "all requests")]
     grouped = (f"requests, {currency}, with 95% intervals", header, rows)
     if measured := found["measured"]:

@@ -52,6 +52,7 @@ class LoopOptions:
 
 DEFAULTS = LoopOptions()
 LEAST = 1e-6  # seconds that a loop takes for a round
+LEEWAY = 0.05  # tokens a round by which deciding and the drafts of others may slow a sequence
 
 
 class Loop(Protocol):
@@ -227,19 +228,24 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         A round without drafts, and prefill, take the same in plain decoding. In a round where others prefill, one row
         of a sequence is a plain token, and each further token that it emitted would have been a round of its own.
         """
-        done = [(s.metrics, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
+        done = [(s, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
         second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
         decoding = sum(was.decodes for _, was, _ in done)
-        token = self._plain(decoding) if drafted else 0.0
-        for own, (metrics, was, now) in zip(rows, done, strict=True):
+        knows = self._loop.live is not None and decoding == len(done)
+        decided = knows and any(s.shape is not None for s in self._sequences)
+        token = self._plain(decoding) if drafted or decided else 0.0
+        for own, (sequence, was, now) in zip(rows, done, strict=True):
+            metrics, emitted = sequence.metrics, now.emitted - was.emitted
             metrics.busy_time += second * own
+            if was.decodes:
+                sequence.lead += LEEWAY + (emitted - total / (token * decoding) if decided else 0.0)
             if not (drafted and was.decodes):
                 metrics.plain_time += second * own
             elif decoding < len(done):
-                metrics.plain_time += second + max(now.emitted - was.emitted - 1, 0) * token
+                metrics.plain_time += second + max(emitted - 1, 0) * token
             else:
-                metrics.plain_time += (now.emitted - was.emitted) * token
+                metrics.plain_time += emitted * token
 
     def _plain(self, decoding: int) -> float:
         """Return the seconds per token if `decoding` sequences decode without drafts; NaN without a timing table.

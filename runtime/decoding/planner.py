@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -9,19 +10,22 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
+AFFORDED = 0.3  # tokens that those who draft nothing must be ahead for others to decide and draft
+
 
 @dataclass(slots=True)
 class Planner:
     """Applies the operator's limits, whatever requests ask for. `max_nodes`: a sequence's maximum nodes in a step.
 
     `rests`: whether sequences rest from deciding; where a device continues texts they decide once in many rounds.
-    `fills`: whether one that decodes alone never rests if its step has a free row, because filling it costs nothing.
+    `on_host`: whether a host decodes. Then a sequence that decodes alone never rests if its step has a free row, which
+    costs nothing, and the drafts of some hardly slow the others.
     `now`: the limits of the next rounds, which any thread may set. Requests are refused by `limits`, the initial ones.
     """
 
     limits: Limits = NO_LIMITS
     max_nodes: int = 1 << 16
-    fills: bool = True
+    on_host: bool = True
     rests: bool = True
     now: Limits = field(init=False)
 
@@ -42,18 +46,29 @@ class Planner:
             raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {limit}: ask for fewer")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Return the sequences that draft in this round, with the shapes of their trees limited."""
+        """Return the sequences that draft in this round, with the shapes of their trees limited.
+
+        Nobody decides beside a sequence that drafts nothing and is not AFFORDED tokens ahead of plain decoding, for
+        deciding takes time too.
+        """
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         batch = len(drafting)
         for sequence in drafting:
-            if policy := sequence.policy:
-                policy.together = len(sequences)
-            fills = self.fills and batch == 1 and policy and policy.free
+            policy = sequence.policy
+            fills = self.on_host and batch == 1 and policy and policy.free
             if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
                 sequence.shape = None
-                sequence.metrics.speculative_decoding.decide("plain")
             else:
                 sequence.limit_tree(now, batch, self.max_nodes)
+        others = min((s.lead for s in sequences if s.decodes and not (s.drafts and s.shape)), default=math.inf)
+        for sequence, policy in ((s, s.policy) for s in drafting if s.policy):
+            policy.together = len(sequences)
+            if self.on_host:
+                policy.leads = sequence.lead, others
+            if self.on_host and sequence.shape and others < AFFORDED and not sequence.sampler.foresees:
+                sequence.shape, policy.rest.dozed = None, policy.rest.dozed + 1
+            if not sequence.shape:
+                sequence.metrics.speculative_decoding.decide("plain")
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod

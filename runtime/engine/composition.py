@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.live import GAP, LiveTimings
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import FILE, TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -179,5 +180,6 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         what = "on another machine" if other else "with another thread count"
         _log.warning("%s was tuned %s (%s; here %s): run specbuild tune", bundle.folder, what, tuned, now)
-    live = LiveTimings(timings, target.batch_size, options.live_timings)
+    gap = math.inf if bundle.manifest.descriptor.on_gpu else GAP  # on a GPU it is not measured what that costs
+    live = LiveTimings(timings, target.batch_size, options.live_timings, gap)
     return Policy(timings, _drafts(bundle, options), options.limits, free=free, live=live)

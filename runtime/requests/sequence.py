@@ -36,6 +36,7 @@ class Sequence:
     deadline: float = math.inf  # when to end it, in seconds on the scheduler's clock
     slot: int = -1  # -1: none yet
     cached: int = 0  # tokens whose rows are committed in the target's cache
+    lead: float = 0.0  # tokens by which it is ahead of plain decoding, and LEEWAY for each round
     output: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)  # one per output token: whether a drafter had proposed it
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
@@ -73,6 +74,11 @@ class Sequence:
     def drafts(self) -> bool:
         """Return whether the next round should draft: not during prefill, and not if only one more token fits."""
         return self.tree is not None and self.decodes and len(self.tokens) + 1 < self.limit
+
+    @property
+    def needs_host(self) -> bool:
+        """Return whether a host has to see each of its rounds: for a constraint's mask or for log-probabilities."""
+        return self.sampler.matcher is not None or self.params.logprobs is not None
 
     def submit(self, now: float) -> None:
         """Note when the caller handed it over and start its deadline; `now`: seconds on the scheduler's clock."""

@@ -60,6 +60,8 @@ class Batch:
     _times: Times = field(init=False)
     _level: float = field(init=False)  # seconds of a draft step; `_row`: of one more row of the target
     _row: float = field(init=False)
+    _most: float = field(init=False)  # seconds of the longest round that is allowed
+    _fair: list[float] = field(init=False)  # by sequence: seconds of the longest round that does not slow it
     _texts: list[list[float]] = field(init=False)  # by sequence: the worth of each token of its continuation
     _trees: list[list[float]] = field(init=False)  # by sequence: the worth of the model's tree, by levels from 0
 
@@ -78,12 +80,14 @@ class Batch:
 
     def decide(self) -> None:
         """Set what every sequence does in the round."""
-        count, seconds = self._count, self._seconds(0, 0, drafts=False)
+        count, seconds, first = self._count, self._seconds(0, 0, drafts=False), self.wishes[0].policy
         brought = sum(wish.policy.brought for wish in self.wishes)
         plain = _Plan(count + brought, seconds, (0,) * len(self.wishes))
+        self._most = seconds * min(first.live.gap, 1 + max(first.leads[1], 0.0))
+        self._fair = [seconds * (1 + max(wish.policy.leads[0], 0.0)) for wish in self.wishes]
         best, decided = self._best(plain), list[Option]()
         self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, plain.tokens, plain.seconds)
-        least = plain.rate * max(self.wishes[0].policy.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
+        least = plain.rate * max(first.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
         for number, nodes in enumerate(best.nodes):
             option = alone
             if number in best.models:
@@ -93,11 +97,11 @@ class Batch:
                 option = Option(self.wishes[number].policy.source, nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
-        free = self.wishes[0].policy.free  # padding rows cost nothing
+        free = first.free  # padding rows cost nothing
         left = 0 if best.models else free * count if self.padded else -self.rows % (1 + free)
         for wish, option in zip(self.wishes, decided, strict=True):
             wish.policy.left = min(left, free) if option is alone else 0
-            wish.policy.settle(option, self.rate, alone, least)
+            wish.policy.settle(option, self.rate, alone, least, min(self._most, *self._fair))
             if option.nodes:
                 wish.policy.extra *= option.nodes / sum(best.nodes)
             left -= wish.policy.left
@@ -113,7 +117,7 @@ class Batch:
         depths = range(max(map(len, self._trees)))
         for levels in (n for n in depths if not self.padded or not n & (n - 1)):  # a device has a graph for each
             if not levels or self._at_best(levels, drawn, plain) > score:
-                plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
+                plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate), plain) if levels else texts
                 found = self._score(plan, plain)
                 if found > score and plan.rate >= plain.rate * limits.min_expected_speedup:
                     best, score = plan, found
@@ -142,23 +146,28 @@ class Batch:
     def _from_texts(self, plain: _Plan) -> _Plan:
         """Return the best plan of continuations of texts alone; the likeliest token comes first."""
         units = ((-chance, number) for number, chances in enumerate(self._texts) for chance in chances)
-        best, tokens, nodes = plain, float(self._count), list(plain.nodes)
-        most = 0
+        best, tokens, nodes, fair = plain, float(self._count), list(plain.nodes), self._fair.copy()
+        most, rate = 0, best.rate
         for count, (worth, number) in enumerate(sorted(units), 1):
             tokens, nodes[number] = tokens - worth, nodes[number] + 1
+            fair[number] -= worth * plain.seconds
             most = max(most, nodes[number])
             seconds = self._seconds(count, most)
-            if tokens / seconds > best.rate:
-                best = _Plan(tokens, seconds, tuple(nodes))
+            if seconds > self._most:
+                break
+            if tokens / seconds > rate and seconds <= min(fair):
+                best, rate = _Plan(tokens, seconds, tuple(nodes)), tokens / seconds
         return best
 
-    def _with_model(self, levels: int, texts: _Plan, drawn: Sequence[tuple[float, int]], rate: float) -> _Plan:
+    def _with_model(
+        self, levels: int, texts: _Plan, drawn: Sequence[tuple[float, int]], rate: float, plain: _Plan
+    ) -> _Plan:
         """Return the plan in which the model drafts `levels` levels wherever that is worth more than the text's draft.
 
         `drawn`: what each sequence's text is worth in the plan `texts`, and how many rows it adds. `rate`: tokens a
         second that a row has to be worth.
         """
-        times, models, nodes = self._times, list[int](), list(texts.nodes)
+        times, models, nodes, fair = self._times, list[int](), list(texts.nodes), self._most
         row, tokens = rate * self._row, float(self._count)
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
             tree = self._tree(number, levels)
@@ -166,14 +175,13 @@ class Batch:
                 grown = min(2 * levels, wish.policy.room)
                 if tree - text > row * (grown - more):
                     models.append(number)
-                    nodes[number], tokens = grown, tokens + tree
-                    continue
-            tokens += text
-        if not models:
-            return texts
+                    nodes[number], text = grown, tree
+            tokens, fair = tokens + text, min(fair, self._fair[number] + text * plain.seconds)
         step = self._level + times.level * len(models) / times.lanes
         reading = sum(longer(times.draft_rows, len(self.wishes), self.wishes[number].policy.owed) for number in models)
         seconds = self._seconds(sum(nodes), max(nodes)) + times.once + levels * step + reading / READINGS
+        if not models or seconds > fair:
+            return texts
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
     def share(self, grown: Sequence[tuple[SequencePolicy, Sequence[float]]]) -> None:

@@ -28,6 +28,7 @@ FRESH = 128  # rounds after which a shape is forgotten
 MOVED, FAR = 0.03, 0.2  # how far (in logarithms) a correction moves before it is applied: after PATIENCE, at once
 PATIENCE = 8  # rounds between applying small changes
 LARGEST = 4.0  # bound of a ratio's logarithm
+GAP = 1.8  # how many times as long as plain decoding a round may promise to take, so that no gap is long
 LEFT_WITHIN = 6  # rounds of a shape within which a change of the machine is noticed
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
 PerRow = NDArray[np.float64]
@@ -122,15 +123,16 @@ class LiveTimings:
     `said`, `took`: seconds of all rounds so far, by the table and by the clock. `likely`: by the corrected table.
     """
 
-    def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True) -> None:
+    def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True, gap: float = GAP) -> None:
         """Start with a bundle's table, uncorrected.
 
         Args:
             timings: The bundle's timing table.
             lanes: Sequences that every step has room for; None: as many as are asked for.
             on: Whether the table is corrected.
+            gap: How many times as long as plain decoding a round may promise to take.
         """
-        self.timings, self.lanes, self.on = timings, lanes, on
+        self.timings, self.lanes, self.on, self.gap = timings, lanes, on, gap
         self.said = self.took = self.likely = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
         self._now = self._version = self._steps = self._applied = 0

@@ -60,6 +60,7 @@ class SequencePolicy:
     room: int = 0  # nodes that may be drafted
     left: int = 0  # free nodes that this sequence may use in this round
     together: int = 1  # sequences in the round's step, prefilling ones included
+    leads: tuple[float, float] = (math.inf, math.inf)  # tokens ahead of plain decoding: it, and who drafts nothing
     allotted: int | None = None  # nodes of the model's tree that a batch verifies; None: this policy decides
     _others: int = 0  # tokens that other sequences emit in the same seconds
     _read: float = 0.0  # what a probe takes to read the text, in rounds of plain decoding
@@ -86,10 +87,11 @@ class SequencePolicy:
         self.matched, count = matched, min(self.room, LONGEST if matched else len(self.recalled))
         self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
-    def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
-        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`: tokens a second that a probe must hope for."""
+    def settle(self, best: Option, rate: float, plain: Option, least: float, most: float = math.inf) -> Option:
+        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: what a probe must hope for, and may take."""
         self.now, self._rate = best, rate
-        if self.now is plain and not self.live.plain_due and self.session.probing.due():
+        probes = self.now is plain and not self.live.plain_due and self._seconds(1, 1) <= most
+        if probes and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
                 tokens = plain.tokens + self.model.ratio * self.chances.step
                 self.now = Option("probe", 1, tokens, self._seconds(1, 1), 1)
@@ -138,7 +140,7 @@ class SequencePolicy:
         for count, reached in enumerate(self.reached(), 1):
             tokens += reached
             seconds = times.verify.item(count + 1) + times.round
-            if tokens > rate * seconds:
+            if seconds <= self.live.gap * times.alone and tokens > rate * seconds:
                 best, rate = Option(self.source, count, tokens, seconds), tokens / seconds
         return best
 
@@ -149,7 +151,7 @@ class SequencePolicy:
             tokens += reached
             nodes = min(2 * levels, room)
             seconds = self._seconds(levels, nodes)
-            if tokens > rate * seconds:
+            if seconds <= self.live.gap * self._times.alone and tokens > rate * seconds:
                 best, rate = Option("model", nodes, tokens, seconds, levels), tokens / seconds
             elif levels > SHALLOW:
                 break

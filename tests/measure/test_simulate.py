@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specbuild.measure.simulate import Outcome, Position, Simulator, busy, positions, quiet
+from specbuild.runtime.decoding.loop import LEEWAY
 from specbuild.runtime.speculation.timings import TimingTable
 
 TIMES = {"verify": [[1, 10.0], [64, 60.0]], "draft": [[1, 0.5], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.1}
@@ -66,8 +67,20 @@ def test_a_machine_that_turns_busy_is_left_with_live_timings_and_not_by_the_tabl
     assert live.speedup > 1.02 * table.speedup
 
 
+def test_texts_that_repeat_themselves_hardly_slow_those_that_do_not() -> None:
+    """And are decoded faster themselves; a text that nobody slows takes as long as by plain decoding."""
+    steep = table_of(TIMES | {"verify": [[1, 10.0], [64, 100.0]]})
+    found = Simulator(steep, 4).run([LOOP, FRESH, LOOP, FRESH], False, 0.0, 400)
+    assert len(found.slowdowns) > 8
+    assert min(found.slowdowns) < 0.9
+    assert found.slowest < 1 + 2 * LEEWAY
+    none = Simulator(steep, 4).run([FRESH], False, 0.0, 200)
+    assert none.slowest == pytest.approx(1.0)
+    assert Outcome().slowest == 1.0
+
+
 def test_a_noisy_machine_is_no_reason_to_be_slower() -> None:
     found = Simulator(table_of(), 4, busy(0.0, noise=0.2)).run([LOOP, FRESH, GOOD], True, 0.0, 300)
-    assert found.speedup > 1.2
+    assert found.speedup > 1.05
     assert quiet("verify", 3, 2.0, 0) == 2.0
     assert Outcome(seconds=2.0, plain=3.0).speedup == 1.5

@@ -71,7 +71,7 @@ class DeviceLoop:
         self.target.keep_to(self.exactness)
         self.bound = math.inf if self.exactness else 0.0
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
-        self.emission, self.planner = Emission(eos), Planner(options.limits, fills=False)
+        self.emission, self.planner = Emission(eos), Planner(options.limits, on_host=False)
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted

@@ -70,11 +70,8 @@ class Proposals:
         None of a request that needs the host or asks for a tree of its own, nor beside one; and none where a round has
         to promise more than plain decoding.
         """
-        now, hosted = (
-            self.planner.now,
-            any(s.sampler.matcher is not None or s.params.logprobs is not None for s in sequences),
-        )
-        if hosted or not self.texts.looks_up or now.min_expected_speedup > 1:
+        now = self.planner.now
+        if not self.texts.looks_up or now.min_expected_speedup > 1 or any(s.needs_host for s in sequences):
             return 0
         drafting = [s for s in sequences if s.tree is not None]
         return now.max_nodes(len(drafting), LONGEST) if drafting and all(s.policy for s in drafting) else 0
@@ -99,7 +96,6 @@ class Proposals:
         for policy in (draft.sequence.policy for draft in drafts):
             if policy:
                 policy.resume(PLAIN)
-                policy.rest.took = 0.0
         return drafts
 
     def record(self, draft: Draft, path: Seq[int], token: int, drafted: int) -> None:

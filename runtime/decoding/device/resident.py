@@ -140,11 +140,7 @@ class Flights:
             bound: Tokens of a text's continuation that the device drafts at most.
             most: Maximum rounds; None: as many as the ring has entries.
         """
-        if not self._captures or nvtx.enabled:
-            return
-        if any(
-            d.sequence.params.logprobs is not None or d.sequence.sampler.matcher is not None for d in plan
-        ):  # every round needs the host
+        if not self._captures or nvtx.enabled or any(draft.sequence.needs_host for draft in plan):
             return
         nodes, grown = self._rounds.bucket(plan), all(draft.spec for draft in plan)
         bound, most = (bound, most) if any(draft.continued for draft in plan) else (0, None)
@@ -183,16 +179,14 @@ class Flights:
         rounds, shapes = self.ahead, [draft.spec for draft in plan if draft.spec]
         for draft in plan:
             s, emitted = draft.sequence, 1
+            left = self._room.max_positions - len(s.tokens)
             rooms = [self._target.rows(s.slot) - nodes - s.cached]
             if draft.continued:
                 longest = min(bound, nodes - 1)
-                rooms.append(self._room.max_positions - longest - len(s.tokens))
+                rooms.append(left - longest)
                 emitted += longest
             if draft.spec:
-                rooms += [
-                    self._room.left(s, draft.spec, shapes),
-                    self._room.max_positions - draft.spec.nodes - len(s.tokens),
-                ]
+                rooms += [self._room.left(s, draft.spec, shapes), left - draft.spec.nodes]
                 emitted += draft.spec.depth
             rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // emitted + 1)
         return rounds

@@ -131,24 +131,11 @@ class Rounds:
     def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
         """Enqueue the target's choices at all nodes and the walk along them."""
         target, stream, slots, at = self.target, self.target.stream, self.slots.at, block.at
-        launch(
-            self.kernels,
-            "choose_tokens",
-            stream,
-            **self.slots.choosing(asked),
-            **size,
-            **tree,
-            masks=self.slots.masks(asked, size["nodes"]),
-            logits=target.model.logits,
-            tokens=at["tokens"],
-            choices=self._choices,
-            workspace=self._workspace,
-            tickets=self._tickets,
-            stride=target.spec.vocab_size,
-            tree_nodes=size["nodes"],
-            best=1,
-            dtype=Dtype.F32,
-        )
+        given: dict[str, Any] = {"logits": target.model.logits, "tokens": at["tokens"], "choices": self._choices}
+        given |= {"workspace": self._workspace, "tickets": self._tickets, "stride": target.spec.vocab_size}
+        given |= {"masks": self.slots.masks(asked, nodes := size["nodes"]), "tree_nodes": nodes, "best": 1}
+        given |= {"dtype": Dtype.F32}
+        launch(self.kernels, "choose_tokens", stream, **self.slots.choosing(asked), **size, **tree, **given)
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
         out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}
         history = {"history": self.slots.history(asked), "vocab": target.spec.vocab_size, "trunk": int(self._trunk)}
@@ -156,18 +143,9 @@ class Rounds:
 
     def _commit(self, block: Block, size: dict[str, int]) -> None:
         """Enqueue the moves of accepted rows in both caches."""
-        launch(
-            self.kernels,
-            "commit_path",
-            self.target.stream,
-            **size,
-            caches=self._caches(block),
-            path=block.at["path"],
-            length=block.at["length"],
-            fault=block.at["fault"],
-            kept=self._kept,
-            ticket=self._ticket,
-        )
+        accepted: dict[str, Any] = {name: block.at[name] for name in ("path", "length", "fault")}
+        own: dict[str, Any] = {"caches": self._caches(block), "kept": self._kept, "ticket": self._ticket}
+        launch(self.kernels, "commit_path", self.target.stream, **size, **accepted, **own)
 
     def _caches(self, block: Block) -> Any:
         """Return both caches for the commit, which advances the target's length; both count rows from it."""

@@ -18,7 +18,7 @@ from tiny_models import CHUNK
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.decoding.loop import DEFAULTS, LEEWAY, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -145,6 +145,32 @@ def test_a_rounds_seconds_are_shared_by_rows(request_of: Any, monkeypatch: pytes
     a_round(loop, [reads, drafts], clock, both_draft)
     assert seconds([reads, drafts]) == [(10.0, 10.0), (14.0, 15.0)]
     assert sum(s.metrics.busy_time for s in (reads, drafts)) == loop.stats.total == 24.0
+
+
+def test_how_far_a_sequence_is_ahead_of_plain_decoding(request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tokens, in rounds in which something was decided: two decode plainly in 2 + 2 seconds, and rounds take 8."""
+    loop, clock = Fake(), [0.0]
+    loop.live = Live()  # type: ignore[assignment]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    fast, slow = request_of([1], DRAFTING, slot=0), request_of([1], DRAFTING, slot=1)
+
+    def draft() -> None:
+        fast.metrics.speculative_decoding.record(3, 2)
+        for sequence, count in ((fast, 3), (slow, 1)):
+            for token in range(count):
+                sequence.emit(token, frozenset())
+
+    a_round(loop, [fast, slow], clock, draft)
+    assert (fast.lead, slow.lead) == pytest.approx((LEEWAY + 3 - 2, LEEWAY + 1 - 2))
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == pytest.approx(2 * (LEEWAY - 1)), "deciding took time, though nothing was drafted"
+    fast.shape = slow.shape = None
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == pytest.approx(3 * LEEWAY - 2), "nothing was decided: it is as fast as plain decoding"
+    fast.shape, reads = fast.tree, request_of([1, 2, 3, 4], DRAFTING, slot=1)
+    a_round(loop, [fast, reads], clock, lambda: fast.emit(1, frozenset()))
+    assert reads.lead == 0, "it does not decode yet"
+    assert fast.lead == pytest.approx(1 - 1 + 4 * LEEWAY), "others' prompts take the same in plain decoding"
 
 
 def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> None:

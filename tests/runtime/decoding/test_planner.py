@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.decoding.planner import AFFORDED, Planner
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -28,7 +29,7 @@ def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, *
 class Policy:
     """What a sequence's policy is told."""
 
-    promised, free, together, rest = 1.5, 0, 1, Rest(Waits())
+    promised, free, together, rest, leads = 1.5, 0, 1, Rest(Waits()), (math.inf, math.inf)
 
     def __init__(self, kind: str) -> None:
         self.now, self.told = SimpleNamespace(kind=kind), list[tuple[list[int], int]]()
@@ -76,6 +77,57 @@ def test_a_policy_knows_how_many_sequences_share_the_step(request_of: Any) -> No
     mine.policy = cast(SequencePolicy, Policy("plain"))
     Planner().drafting([ask(request_of, "off"), mine, reading])
     assert mine.policy.together == 3
+
+
+def lagging(request_of: Any, lead: float, tree: str = "off") -> Sequence:
+    """A sequence that drafts nothing, so many tokens ahead of plain decoding."""
+    sequence = ask(request_of, tree)
+    sequence.lead = lead
+    return sequence
+
+
+def drafter(request_of: Any) -> tuple[Sequence, Policy]:
+    """A sequence with a policy that has just drafted."""
+    sequence, policy = ask(request_of), Policy("lookup")
+    policy.rest = Rest(Waits())
+    sequence.policy = cast(SequencePolicy, policy)
+    return sequence, policy
+
+
+@pytest.mark.parametrize(("lead", "decides"), [(-1.0, False), (0.0, False), (AFFORDED, True), (9.0, True)])
+def test_nobody_decides_beside_one_that_cannot_afford_it(request_of: Any, lead: float, decides: bool) -> None:
+    """That counts as plain decoding; what is emitted meanwhile is still learnt."""
+    sequence, policy = drafter(request_of)
+    beside = lagging(request_of, lead)
+    assert Planner().drafting([sequence, beside]) == ([sequence] if decides else [])
+    assert sequence.metrics.speculative_decoding.decisions == ({} if decides else {"plain": 1})
+    assert policy.rest.dozed == (not decides)
+    assert policy.rest.left == 0, "it does not rest longer for that"
+
+
+@pytest.mark.parametrize("beside", ["reads", "on a device", "forced", "drafts", "shape"])
+def test_who_may_decide_all_the_same(request_of: Any, beside: str) -> None:
+    """Beside one that still reads its prompt or drafts itself; on a device; what a grammar forces; a tree asked for."""
+    sequence, policy = drafter(request_of)
+    other = lagging(request_of, -5.0, "best:8" if beside == "drafts" else "off")
+    if beside == "reads":
+        other.cached = 0
+    elif beside == "forced":
+        sequence.sampler.foresees = True
+    elif beside == "shape":
+        sequence.policy = None
+    assert sequence in Planner(on_host=beside != "on a device").drafting([sequence, other])
+    if beside in ("reads", "drafts"):
+        assert policy.leads == (0.0, math.inf)
+    elif beside == "on a device":
+        assert policy.leads == (math.inf, math.inf), "nothing is held back there"
+
+
+def test_a_policy_knows_who_is_least_ahead(request_of: Any) -> None:
+    sequence, policy = drafter(request_of)
+    sequence.lead = 3.0
+    Planner().drafting([sequence, lagging(request_of, 2.0), lagging(request_of, 1.0)])
+    assert policy.leads == (3.0, 1.0)
 
 
 def test_who_drafts(request_of: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_what_a_target_has_said_before_is_drafted_where_rows_are_cheap(
         params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3, speculation="best:16")
         requests = [request_of([7, 3, 9 + slot], params, slot=slot) for slot in range(size)]
         for request in requests:
-            request.policy = known.for_request(temperature)
+            request.policy, request.lead = known.for_request(temperature), math.inf  # nobody has to be spared
         while not all(request.finish_reason for request in requests):
             loop.round([request for request in requests if not request.finish_reason])
         for request in requests:

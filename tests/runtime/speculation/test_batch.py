@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.speculation.batch import Batch, Wish
-from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.live import GAP, LiveTimings
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -55,6 +56,75 @@ def test_one_that_repeats_itself_is_drafted_for_beside_those_that_do_not() -> No
     assert each[0].now.kind == "lookup"
     assert each[0].now.nodes > 2
     assert each[0].promised > 1
+
+
+def promised(leads: list[tuple[float, float]], matched: list[int], times: dict[str, Any]) -> tuple[float, list[int]]:
+    """A round's promised seconds over plain decoding's, and the nodes of each sequence, by how far each is ahead."""
+    policy = made(times, drafts=False)
+    each = [policy.for_request(0.0) for _ in matched]
+    for one, lead in zip(each, leads, strict=True):
+        one.leads = lead
+    Batch([Wish(one, count, 40) for one, count in zip(each, matched, strict=True)]).decide()
+    plain = policy.live.at(4).of_round(len(matched), len(matched), drafts=False)
+    return max(one.now.seconds for one in each) / plain, [one.now.nodes for one in each]
+
+
+SLOPE = FLAT | {"verify": [[1, 10.0], [2, 11.0], [64, 73.0]]}
+
+
+def test_no_round_slows_those_who_draft_nothing_by_more_than_they_are_ahead() -> None:
+    """Whether they decide or rest; the shorter draft is made that they can afford."""
+    ahead, never = (9.0, math.inf), (0.0, math.inf)
+    _, free = promised([ahead, ahead], [6, 0], SLOPE)
+    assert free[0] > 3
+    took, nodes = promised([ahead, never], [6, 0], SLOPE)
+    assert took == 1
+    assert nodes[0] < free[0], "only rows that the step has anyway"
+    for lead in (0.1, 0.25, 0.5):
+        for leads in ([ahead, (lead, math.inf)], [(9.0, lead), (9.0, lead)]):
+            took, nodes = promised(leads, [6, 0], SLOPE)
+            assert 1 < took <= 1 + lead + 1e-9
+            assert 0 < nodes[0] <= free[0]
+
+
+def test_who_drafts_is_slowed_by_no_more_than_its_draft_brings() -> None:
+    """So two texts that repeat themselves draft at once, though neither is ahead."""
+    took, nodes = promised([(0.0, math.inf)] * 2, [6, 6], SLOPE)
+    assert took > 1
+    assert min(nodes) > 0
+
+
+@given(
+    leads=st.lists(st.floats(-3.0, 3.0), min_size=3, max_size=3),
+    matched=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    others=st.floats(-1.0, 2.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_rounds_promise_to_slow_nobody(leads: list[float], matched: list[int], others: float) -> None:
+    policy = made(SLOPE, drafts=True)
+    each = [policy.for_request(0.0) for _ in leads]
+    for one, lead in zip(each, leads, strict=True):
+        one.leads = lead, others
+    Batch([Wish(one, count, 40) for one, count in zip(each, matched, strict=True)]).decide()
+    plain = policy.live.at(4).of_round(3, 3, drafts=False)
+    for one, lead in zip(each, leads, strict=True):
+        if one.now.kind in ("plain", "lookup"):
+            brought = sum(one.reached()[: one.now.nodes])
+            assert one.now.seconds <= plain * (1 + max(lead, 0.0) + brought) * (1 + 1e-9)
+            assert one.now.seconds <= plain * min(GAP, 1 + max(others, 0.0)) * (1 + 1e-9)
+
+
+def test_no_round_is_much_longer_than_plain_decoding() -> None:
+    """Unless the engine may have long gaps, as on a GPU."""
+    for gap, longer in ((GAP, False), (math.inf, True)):
+        policy = made(STEEP | {"verify": [[1, 10.0], [2, 25.0], [64, 26.0]]}, drafts=False)
+        policy.live.gap = gap
+        _, each = decided(policy, [9] * 4)
+        alone = policy.for_request(0.0)
+        plain = policy.live.at(4).of_round(4, 4, drafts=False)
+        assert (each[0].now.seconds > GAP * plain) is longer
+        one = alone.choose(1, 9, 40)
+        assert (one.nodes > 0) is longer
 
 
 def test_the_model_drafts_for_those_whom_it_serves() -> None:
