@@ -88,7 +88,7 @@ class SequencePolicy:
         self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float, most: float = math.inf) -> Option:
-        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: what a probe must hope for, and may take."""
+        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: tokens a second and seconds of a probe."""
         self.now, self._rate = best, rate
         probes = self.now is plain and not self.live.plain_due and self._seconds(1, 1) <= most
         if probes and self.session.probing.due():
