@@ -89,6 +89,8 @@ class Timed:
         for chunk in engine.stream(list(texts), params):
             self.arrivals[chunk.index].append(time.perf_counter())
             if chunk.result:
+                if chunk.result.error:
+                    raise chunk.result.error
                 self.tokens[chunk.index] = len(chunk.result.token_ids)
         self.seconds = time.perf_counter() - began
 
@@ -177,7 +179,8 @@ def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
     `longest_gap_of_all` that of the one longest gap in all pairs of each way.
     """
     ratios = [each["off"].seconds / each["auto"].seconds for each in runs]
-    longest = [{way: max(run.gaps()) for way, run in each.items()} for each in runs]
+    seen = [{way: run.gaps() for way, run in each.items()} for each in runs]  # none if all tokens came at once
+    longest = [{way: max(gaps) for way, gaps in each.items()} for each in seen if all(each.values())]
     gaps = [each["auto"] / each["off"] for each in longest]
     return {
         "pairs": len(runs),

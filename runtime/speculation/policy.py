@@ -88,9 +88,9 @@ class SequencePolicy:
         self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float, most: float = math.inf) -> Option:
-        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: tokens a second and seconds of a probe."""
+        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: tokens a second, seconds of a probe."""
         self.now, self._rate = best, rate
-        probes = self.now is plain and not self.live.plain_due and self._seconds(1, 1) <= most
+        probes = self.drafts and self.now is plain and not self.live.plain_due and self._seconds(1, 1) <= most
         if probes and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
                 tokens = plain.tokens + self.model.ratio * self.chances.step

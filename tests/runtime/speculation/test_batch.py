@@ -127,6 +127,11 @@ def test_no_round_is_much_longer_than_plain_decoding() -> None:
         assert (one.nodes > 0) is longer
 
 
+def test_without_a_model_a_table_has_no_draft_steps() -> None:
+    _, each = decided(made(FLAT | {"draft": []}, drafts=False), [0, 5])
+    assert [one.now.kind for one in each] == ["plain", "lookup"]
+
+
 def test_the_model_drafts_for_those_whom_it_serves() -> None:
     """And for nobody where a level takes as long as a step of the target."""
     for level, models in ((0.2, [1]), (10.0, [])):
