@@ -60,12 +60,11 @@ class Planner:
                 sequence.shape = None
             else:
                 sequence.limit_tree(now, batch, self.max_nodes)
-        others = min((s.lead for s in sequences if s.decodes and not (s.drafts and s.shape)), default=math.inf)
+        waiting = [s for s in sequences if self.on_host and s.decodes and not (s.drafts and s.shape)]
+        others = min((s.lead for s in waiting), default=math.inf)
         for sequence, policy in ((s, s.policy) for s in drafting if s.policy):
-            policy.together = len(sequences)
-            if self.on_host:
-                policy.leads = sequence.lead, others
-            if self.on_host and sequence.shape and others < AFFORDED and not sequence.sampler.foresees:
+            policy.together, policy.leads = len(sequences), (sequence.lead if self.on_host else math.inf, others)
+            if sequence.shape and others < AFFORDED and not sequence.sampler.foresees:
                 sequence.shape, policy.rest.dozed = None, policy.rest.dozed + 1
             if not sequence.shape:
                 sequence.metrics.speculative_decoding.decide("plain")

@@ -130,11 +130,10 @@ class Rounds:
 
     def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
         """Enqueue the target's choices at all nodes and the walk along them."""
-        target, stream, slots, at = self.target, self.target.stream, self.slots.at, block.at
+        target, stream, slots, at, nodes = self.target, self.target.stream, self.slots.at, block.at, size["nodes"]
         given: dict[str, Any] = {"logits": target.model.logits, "tokens": at["tokens"], "choices": self._choices}
-        given |= {"workspace": self._workspace, "tickets": self._tickets, "stride": target.spec.vocab_size}
-        given |= {"masks": self.slots.masks(asked, nodes := size["nodes"]), "tree_nodes": nodes, "best": 1}
-        given |= {"dtype": Dtype.F32}
+        given |= {"workspace": self._workspace, "tickets": self._tickets, "best": 1, "dtype": Dtype.F32}
+        given |= {"masks": self.slots.masks(asked, nodes), "tree_nodes": nodes, "stride": target.spec.vocab_size}
         launch(self.kernels, "choose_tokens", stream, **self.slots.choosing(asked), **size, **tree, **given)
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
         out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}

@@ -18,7 +18,7 @@ from tiny_models import CHUNK
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import DEFAULTS, LEEWAY, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.decoding.loop import DEFAULTS, LEEWAY, MOST_LOST, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -167,10 +167,20 @@ def test_how_far_a_sequence_is_ahead_of_plain_decoding(request_of: Any, monkeypa
     fast.shape = slow.shape = None
     a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
     assert slow.lead == pytest.approx(3 * LEEWAY - 2), "nothing was decided: it is as fast as plain decoding"
+    slow.shape, was = slow.tree, slow.lead
+    monkeypatch.setattr(Live, "plain", lambda *args: 0.01)
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == was + LEEWAY - MOST_LOST, "what takes so long is no draft's fault"
+    monkeypatch.setattr(Live, "on", False)
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == was + 2 * LEEWAY - MOST_LOST, "a table that nobody corrects says nothing of this machine"
+    monkeypatch.undo()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    fast.lead = 3 * LEEWAY
     fast.shape, reads = fast.tree, request_of([1, 2, 3, 4], DRAFTING, slot=1)
     a_round(loop, [fast, reads], clock, lambda: fast.emit(1, frozenset()))
     assert reads.lead == 0, "it does not decode yet"
-    assert fast.lead == pytest.approx(1 - 1 + 4 * LEEWAY), "others' prompts take the same in plain decoding"
+    assert fast.lead == pytest.approx(4 * LEEWAY), "others' prompts take the same in plain decoding"
 
 
 def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> None:
