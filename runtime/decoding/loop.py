@@ -52,7 +52,7 @@ class LoopOptions:
 
 DEFAULTS = LoopOptions()
 LEAST = 1e-6  # seconds that a loop takes for a round
-LEEWAY = 0.05  # tokens a round by which deciding and the drafts of others may slow a sequence
+LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
 MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
 
 
@@ -233,15 +233,13 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         rows = [now.rows_since(was) for _, was, now in done]
         second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
         decoding = sum(was.decodes for _, was, _ in done)
-        live = self._loop.live
-        knows = live is not None and live.on and decoding == len(done)
-        decided = knows and any(s.shape is not None for s in self._sequences)
-        token = self._plain(decoding) if drafted or decided else 0.0
+        token, live = self._plain(decoding) if drafted else 0.0, self._loop.live
+        told = drafted and decoding == len(done) and live is not None and live.on
         for own, (sequence, was, now) in zip(rows, done, strict=True):
             metrics, emitted = sequence.metrics, now.emitted - was.emitted
             metrics.busy_time += second * own
             if was.decodes:
-                sequence.lead += LEEWAY - (min(total / (token * decoding) - emitted, MOST_LOST) if decided else 0.0)
+                sequence.lead += LEEWAY - (min(total / (token * decoding) - emitted, MOST_LOST) if told else 0.0)
             if not (drafted and was.decodes):
                 metrics.plain_time += second * own
             elif decoding < len(done):

@@ -10,8 +10,6 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
-AFFORDED = 0.3  # tokens that those who draft nothing must be ahead for others to decide and draft
-
 
 @dataclass(slots=True)
 class Planner:
@@ -46,11 +44,7 @@ class Planner:
             raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {limit}: ask for fewer")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Return the sequences that draft in this round, with the shapes of their trees limited.
-
-        Nobody decides beside a sequence that drafts nothing and is not AFFORDED tokens ahead of plain decoding, for
-        deciding takes time too.
-        """
+        """Return the sequences that draft in this round, with the shapes of their trees limited."""
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         batch = len(drafting)
         for sequence in drafting:
@@ -58,16 +52,13 @@ class Planner:
             fills = self.on_host and batch == 1 and policy and policy.free
             if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
                 sequence.shape = None
+                sequence.metrics.speculative_decoding.decide("plain")
             else:
                 sequence.limit_tree(now, batch, self.max_nodes)
         waiting = [s for s in sequences if self.on_host and s.decodes and not (s.drafts and s.shape)]
         others = min((s.lead for s in waiting), default=math.inf)
         for sequence, policy in ((s, s.policy) for s in drafting if s.policy):
             policy.together, policy.leads = len(sequences), (sequence.lead if self.on_host else math.inf, others)
-            if sequence.shape and others < AFFORDED and not sequence.sampler.foresees:
-                sequence.shape, policy.rest.dozed = None, policy.rest.dozed + 1
-            if not sequence.shape:
-                sequence.metrics.speculative_decoding.decide("plain")
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod
