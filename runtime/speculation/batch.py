@@ -97,11 +97,11 @@ class Batch:
                 option = Option(self.wishes[number].policy.source, nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
-        free = first.free  # padding rows cost nothing
+        free, most = first.free, min(self._most, *self._fair)  # padding rows cost nothing; seconds of a probe's round
         left = 0 if best.models else free * count if self.padded else -self.rows % (1 + free)
         for wish, option in zip(self.wishes, decided, strict=True):
             wish.policy.left = min(left, free) if option is alone else 0
-            wish.policy.settle(option, self.rate, alone, least, min(self._most, *self._fair))
+            wish.policy.settle(option, self.rate, alone, least, most)
             if option.nodes:
                 wish.policy.extra *= option.nodes / sum(best.nodes)
             left -= wish.policy.left

@@ -81,6 +81,8 @@ def test_texts_that_repeat_themselves_hardly_slow_those_that_do_not() -> None:
 
 def test_a_noisy_machine_is_no_reason_to_be_slower() -> None:
     found = Simulator(table_of(), 4, busy(0.0, noise=0.2)).run([LOOP, FRESH, GOOD], True, 0.0, 300)
-    assert found.speedup > 1.05
+    assert found.speedup > 1.05, "those that do not repeat themselves are spared"
+    found = Simulator(table_of(), 4, busy(0.0, noise=0.2)).run([LOOP, GOOD], True, 0.0, 300)
+    assert found.speedup > 1.2
     assert quiet("verify", 3, 2.0, 0) == 2.0
     assert Outcome(seconds=2.0, plain=3.0).speedup == 1.5
