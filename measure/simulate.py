@@ -18,10 +18,9 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.decoding.loop import LEEWAY
 from specbuild.runtime.drafting.lookup import continuation, matches
 from specbuild.runtime.speculation.batch import Batch, Wish
-from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.live import LEEWAY, LiveTimings, gain
 from specbuild.runtime.speculation.policy import LONGEST, Policy, SequencePolicy
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -112,13 +111,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    """A running sequence of a simulated batch, at a position in its text; `ahead`: tokens ahead of plain decoding."""
+    """A running sequence of a simulated batch, at a position in its text.
+
+    `ahead`: tokens ahead of plain decoding; `lead`: what a loop counts as that, `Sequence.lead`.
+    """
 
     policy: SequencePolicy
     text: Sequence[Position]
     at: int = 0
     ahead: float = 0.0
-    rounds: int = 0
+    lead: float = 0.0
 
 
 class Simulator:
@@ -151,15 +153,16 @@ class Simulator:
                 for each, place, room in zip(running, places, left, strict=True)
             ]
             for each in running:
-                each.policy.leads = each.ahead + LEEWAY * each.rounds, math.inf
+                each.policy.leads = each.lead, math.inf
             Batch(wishes).decide()
             before, began = [each.at for each in running], done.seconds
             emitted = self._round(running, places, done, number, temperature)
             plain = self._plain(self._least, number, temperature)
             done.plain += emitted / self._lanes * plain
+            drafted = any(each.policy.now.kind != "plain" for each in running)
             for index, (each, at) in enumerate(zip(running, before, strict=True)):
-                each.ahead += each.at - at - (done.seconds - began) / plain
-                each.rounds += 1
+                each.ahead += each.at - at - (took := (done.seconds - began) / plain)
+                each.lead += gain(each.at - at, took) if drafted and self._live.on else LEEWAY
                 if each.at >= len(each.text):
                     done.slowdowns.append(1 - each.ahead / each.at)
                     running[index] = _Running(policy.for_request(temperature), next(waiting))

@@ -134,12 +134,12 @@ typedef struct specbuild_choose {
 int specbuild_choose_tokens(const specbuild_choose *p, void *stream);
 size_t specbuild_choose_workspace(const specbuild_choose *p);
 
-/* The noise alone, for tests: the first words of numpy.random.Philox(key=[seed, position]), and g of each. */
+/* The noise alone, for tests: the first half words of numpy.random.Philox(key=[seed, position]), and g of each. */
 typedef struct specbuild_noise {
   const uint64_t *seeds, *positions; /* [rows] */
-  uint64_t *words;                   /* [rows, count] */
+  uint32_t *words;                   /* [rows, count] */
   float *noise;                      /* [rows, count] */
-  int32_t rows, count;               /* count: a multiple of 4 */
+  int32_t rows, count;               /* count: a multiple of 8 */
 } specbuild_noise;
 
 int specbuild_make_noise(const specbuild_noise *p, void *stream);

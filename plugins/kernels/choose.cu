@@ -1,10 +1,10 @@
 // Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling/sampler.py's processors f and noise g.
 //
-// choose_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
+// choose_tokens_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
 // takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and
-// under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for four of which they
+// under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for eight of which they
 // leave one. Bytes: the logits once, with
-// penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 128 neighbours
+// penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 256 neighbours
 // (a warp's) that are all illegal.
 //
 // choose_cuts_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
@@ -85,32 +85,31 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
   uint64_t mine = 0;
   bool bad = false;
 #pragma unroll 1
-  for (int at = threadIdx.x * 4; at < kSlice; at += kChooseThreads * 4) {
-    const uint32_t legal = mask && first + at < p.vocab ? mask[(first + at) / 32] >> at % 32 & 15 : 15;
+  for (int at = threadIdx.x * kPhilox; at < kSlice; at += kChooseThreads * kPhilox) {
+    const uint32_t legal = mask && first + at < p.vocab ? mask[(first + at) / 32] >> at % 32 & 255 : 255;
     if (legal == 0) {
-      for (int i = 0; i < 4; ++i) keys[at + i] = 0;
+      for (int i = 0; i < kPhilox; ++i) keys[at + i] = 0;
       continue;
     }
-    float x[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      x[i] = first + at + i < p.vocab && legal >> i & 1 ? to_float(logits[at + i]) : score_of(kLeastKey);
+    for (int i = 0; i < kPhilox; ++i)
+      keys[at + i] = first + at + i < p.vocab && legal >> i & 1 ? key_of(to_float(logits[at + i])) : kLeastKey;
     const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
-    uint32_t in = 0;  // bits: who may still be chosen
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    uint32_t left = 0, words[kPhilox];
+#pragma unroll 1  // more would spill registers
+    for (int i = 0; i < kPhilox; ++i) {
+      float x = score_of(keys[at + i]);
       // −∞ stays −∞ under all processors and noise: the illegal, and what is past the vocabulary
-      if (x[i] > score_of(kLeastKey)) x[i] = processors(x[i], first + at + i, marked >> i & 1);
-      bad |= x[i] != x[i];
-      in |= uint32_t(key_of(x[i]) >= larger(least, kLeastKey + 1)) << i;
+      if (x > score_of(kLeastKey)) x = processors(x, first + at + i, marked >> i & 1);
+      bad |= x != x;
+      left |= keys[at + i] = key_of(x) >= larger(least, kLeastKey + 1) ? key_of(x) : 0;
     }
-    uint64_t words[4];
-    if (noisy && in) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
+    if (noisy && left) philox(processors.request.seed, position, uint32_t(first + at) / kPhilox, words);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (noisy && in >> i & 1) x[i] = __fadd_rn(x[i], gumbel(words[i]));
-      keys[at + i] = in >> i & 1 ? key_of(x[i]) : 0;
-      if (keys[at + i]) mine = larger(mine, candidate(keys[at + i], first + at + i));
+    for (int i = 0; i < kPhilox; ++i) {
+      uint32_t key = keys[at + i];
+      if (noisy && key) keys[at + i] = key = key_of(__fadd_rn(score_of(key), gumbel(words[i])));
+      if (key) mine = larger(mine, candidate(key, first + at + i));
     }
   }
   if (bad) mine = kNotANumber;
@@ -120,9 +119,9 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
     uint64_t after = 0;
     if (owner && top != kNotANumber) {
       keys[int32_t(~uint32_t(top)) - first] = 0;
-      for (int at = threadIdx.x * 4; at < kSlice; at += kChooseThreads * 4)
+      for (int at = threadIdx.x * kPhilox; at < kSlice; at += kChooseThreads * kPhilox)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
+        for (int i = 0; i < kPhilox; ++i)
           if (keys[at + i]) after = larger(after, candidate(keys[at + i], first + at + i));
     }
     return after;
@@ -208,13 +207,13 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
 
 // Whole Philox blocks, several a thread.
 __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
-  const int blocks = p.count / 4;
+  const int blocks = p.count / kPhilox;
   const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, all = int64_t(p.rows) * blocks;
   for (int64_t i = first; i < all; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t row = i / blocks, at = i % blocks;
-    uint64_t words[4];
+    uint32_t words[kPhilox];
     philox(p.seeds[row], p.positions[row], at, words);
-    for (int j = 0; j < 4; ++j) p.words[i * 4 + j] = words[j], p.noise[i * 4 + j] = gumbel(words[j]);
+    for (int j = 0; j < kPhilox; ++j) p.words[i * kPhilox + j] = words[j], p.noise[i * kPhilox + j] = gumbel(words[j]);
   }
 }
 
@@ -223,7 +222,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 #define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
 #define DEFINE(NAME, T)                                                                                        \
   extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
-      choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
+      choose_tokens_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cuts_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
 EACH_LOGITS(DEFINE)
@@ -242,7 +241,7 @@ size_t specbuild_choose_workspace(const specbuild_choose *p) {
 int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
   using namespace specbuild;
   struct { void (*choose)(specbuild_choose); void (*cut)(specbuild_choose); } found = {nullptr, nullptr};
-#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_##NAME, choose_cuts_##NAME};
+#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_tokens_##NAME, choose_cuts_##NAME};
   EACH_LOGITS(PICK)
 #undef PICK
   if (!found.choose) return refuse("logits of %s: choosing takes float32, float16 and bfloat16", name_of(p->dtype));
@@ -275,11 +274,11 @@ int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
 int specbuild_make_noise(const specbuild_noise *p, void *stream) {
   using namespace specbuild;
   if (p->rows < 1) return refuse("%d rows of noise: at least 1", p->rows);
-  if (p->count < 4 || p->count % 4) return refuse("%d words a row: a multiple of 4", p->count);
-  const Pointer pointers[] = {{"seeds", p->seeds, 8}, {"positions", p->positions, 8}, {"words", p->words, 8},
+  if (p->count < kPhilox || p->count % kPhilox) return refuse("%d words a row: a multiple of %d", p->count, kPhilox);
+  const Pointer pointers[] = {{"seeds", p->seeds, 8}, {"positions", p->positions, 8}, {"words", p->words, 4},
                               {"noise", p->noise, 4}};
   if (const int status = check_pointers(pointers)) return status;
-  const int64_t blocks = (int64_t(p->rows) * (p->count / 4) + 2047) / 2048;
+  const int64_t blocks = (int64_t(p->rows) * (p->count / kPhilox) + 2047) / 2048;
   return launch(choose_noise, Grid{int(smaller<int64_t>(blocks, 1 << 30)), 1, 1, 256, 0}, *p, stream);
 }
 

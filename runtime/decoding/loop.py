@@ -19,7 +19,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
-from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.live import LEEWAY, LiveTimings, gain
 
 from .planner import Planner
 
@@ -52,8 +52,6 @@ class LoopOptions:
 
 DEFAULTS = LoopOptions()
 LEAST = 1e-6  # seconds that a loop takes for a round
-LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
-MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
 
 
 class Loop(Protocol):
@@ -239,7 +237,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             metrics, emitted = sequence.metrics, now.emitted - was.emitted
             metrics.busy_time += second * own
             if was.decodes:
-                sequence.lead += LEEWAY - (min(total / (token * decoding) - emitted, MOST_LOST) if told else 0.0)
+                sequence.lead += gain(emitted, total / (token * decoding)) if told else LEEWAY
             if not (drafted and was.decodes):
                 metrics.plain_time += second * own
             elif decoding < len(done):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from functools import cached_property
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+Words = NDArray[np.uint32]
 Tokens = NDArray[np.intp]
-LEAST = -3.7  # below all noise: −log(−log(2⁻⁵³)) is −3.60
-ALONE = 700  # consecutive words that cost as much as a single word computed alone
+ALONE = 800  # consecutive words that cost as much as a single word computed alone
+MOST_LEVELS = (127 + 32) * 2.0**23  # levels of a word of 2³²
 _STATE: Any = {"bit_generator": "Philox", "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 _KEPT = threading.local()
 
@@ -29,16 +28,24 @@ def _generator(key: tuple[int, int]) -> np.random.Philox:
 
 
 def gumbel(words: Words) -> NDArray[np.float32]:
-    """Return standard Gumbel noise `float32[n]` of 64-bit words, by their upper 52 bits; it grows with the word."""
-    uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # in the open interval (0, 1), exact in float64
-    return np.asarray(-np.log(-np.log(uniform)), dtype=np.float32)
+    """Return standard Gumbel noise `float32[n]` of words; it falls with the word."""
+    share = (words + 0.5) * 2.0**-32  # in the open interval (0, 1), exact in float64
+    return np.asarray(-np.log(-np.log1p(-share)), dtype=np.float32)
+
+
+def levels(words: Words) -> NDArray[np.float32]:
+    """Return 2²³ · (127 + log2 word) of each word, up to 0.09 · 2²³ too low, `float32[n]`; 0 for 0.
+
+    A float's bits, read as an integer, are nearly its logarithm (Mitchell 1962), so that no logarithm is taken.
+    """
+    return words.astype(np.float32).view(np.int32).astype(np.float32)
 
 
 class Noise:
-    """g(seed, t, ·), the noise at position t: token x has 64-bit word x of Philox(key=[seed, t]) (Salmon et al. 2011).
+    """g(seed, t, ·), the noise at position t: token x has 32-bit word x of Philox(key=[seed, t]) (Salmon et al. 2011).
 
-    Words are compared with thresholds and few of them become noise, because two logarithms cost more than a word. If
-    only few tokens are asked for, only their words are computed: Philox computes any word from the key and a counter.
+    A word of Philox has 64 bits and serves two tokens, its lower half the first. If only few tokens are asked for, only
+    their words are computed: Philox computes any word from the key and a counter.
     """
 
     def __init__(self, seed: int, position: int, vocab_size: int) -> None:
@@ -47,8 +54,19 @@ class Noise:
 
     @cached_property
     def words(self) -> Words:
-        """The words of all tokens, `uint64[V]`."""
-        return _generator(self._key).random_raw(self._vocab_size)
+        """The words of all tokens, `uint32[V]`."""
+        whole = _generator(self._key).random_raw(-(-self._vocab_size // 2))
+        return whole.astype("<u8", copy=False).view("<u4")[: self._vocab_size]
+
+    @cached_property
+    def levels(self) -> NDArray[np.float32]:
+        """The `levels` of all words, `float32[V]`."""
+        return levels(self.words)
+
+    @cached_property
+    def all(self) -> NDArray[np.float32]:
+        """The noise of all tokens, `float32[V]`."""
+        return gumbel(self.words)
 
     @property
     def few(self) -> int:
@@ -59,55 +77,14 @@ class Noise:
         """Return the noise of some tokens, given in ascending order: `float32[n]`."""
         return gumbel(self._alone(tokens) if tokens.size <= self.few else self.words[tokens])
 
-    @cached_property
-    def all(self) -> NDArray[np.float32]:
-        """The noise of all tokens, `float32[V]`."""
-        return gumbel(self.words)
-
-    @cached_property
-    def lead(self) -> int:
-        """The token with the largest noise."""
-        return int(self.words.argmax())
-
-    @property
-    def largest(self) -> float:
-        """The largest noise of all tokens, in float64 instead of float32."""
-        return self.one(self.lead)
-
-    def one(self, token: int) -> float:
-        """Return a token's noise, in float64 instead of float32."""
-        return -math.log(-math.log(((int(self.words[token]) >> 12) + 0.5) * 2.0**-52))
-
-    def reaching(self, least: float, tokens: Tokens | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may have noise of at least `least`; those left out certainly have less.
-
-        Args:
-            least: The noise.
-            tokens: The token ids to test; None: all.
-
-        Returns:
-            `bool`, an element per token; None if all may reach it.
-        """
-        if not least > LEAST:
-            return None
-        share = -math.expm1(-math.exp(-least))  # of the words that reach it
-        first = np.uint64(max(0, (1 << 64) - int(share * 2.0**64 * (1 + 1e-6)) - (1 << 13)))
-        return (self.words if tokens is None else self.words[tokens]) >= first
-
-    def leaders(self, count: int) -> Tokens:
-        """Return roughly the `count` tokens with the largest noise, usually more, rarely fewer."""
-        likely = self.reaching(math.log(self._vocab_size / (4 * count + 16)))
-        return np.arange(self._vocab_size) if likely is None else likely.nonzero()[0]
-
     def _alone(self, tokens: Tokens) -> Words:
         """Return the words of some tokens, computed one by one."""
         self._asked += tokens.size
-        bits, found, block = _generator(self._key), np.empty(tokens.size, dtype=np.uint64), 0
-        words: Words = found[:0]
-        for i, token in enumerate(tokens.tolist()):
-            if token // 4 + 1 != block or not i:
-                if token // 4 != block:
-                    bits.advance(token // 4 - block)
-                words, block = bits.random_raw(4), token // 4 + 1
-            found[i] = words[token % 4]
-        return found
+        bits, found, whole, after = _generator(self._key), list[int](), list[int](), 0
+        for token in tokens.tolist():
+            block = token // 8  # Philox makes four words of 64 bits at a time
+            if block + 1 != after or not found:
+                bits.advance(block - after)
+                whole, after = bits.random_raw(4).tolist(), block + 1
+            found.append(whole[token % 8 // 2] >> token % 2 * 32 & 0xFFFFFFFF)
+        return np.array(found, dtype=np.uint32)

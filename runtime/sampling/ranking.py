@@ -4,52 +4,79 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
 from .cut_offs import CutOffs
-from .noise import Noise
-from .row import Logits, Row, Tokens
+from .noise import MOST_LEVELS, Noise, levels
+from .row import Logits, Row, Tokens, reached_by
 
 SMALL = 8192  # vocabulary up to which all noise is computed once per position: comparing per node would cost more
-FEW = 512  # up to so many tokens are scored without comparing their noise first
-DENSE = 8  # compare all noise if over one in so many tokens is likely; fewer are cheaper to gather
-_ROUNDED = 2.0**-20  # relative to a score: more than the rounding of its noise and its sum
+FEW = 512  # up to so many tokens are scored without being compared first
+_OCTAVE = math.log(2) * 2.0**-23  # of noise, per level
+_ROUNDED = 2.0**-20  # relative to a score: more than the rounding of it and of its bound
+_HUGE = 3.4e38
 
 
-def contenders(row: Row, noise: Noise | None, least: float, left: Tokens | None = None) -> tuple[Tokens, Logits]:
-    """Return all tokens with at least a given score, processed logit plus noise.
+class Contenders:
+    """The tokens of a node that may be chosen, found by their scores: processed logit plus noise.
 
-    A token is ruled out if its logit misses the score even with the largest noise, or its noise misses it even with the
-    largest logit. Both tests are comparisons, and leave few tokens whose noise needs logarithms.
+    Noise takes two logarithms, so a bound of the score that takes none tells first which tokens may reach a score:
+    −log(−log(1 − u)) is at most −log u, and a word's level is nearly its logarithm.
 
     Args:
         row: The node's logits.
         noise: The position's noise; None: none.
-        least: The lowest score to return.
         left: The tokens to look at, ascending; None: all.
-
-    Returns:
-        The tokens, ascending, and their scores `float32`.
     """
-    tokens = left
-    if noise is None:
-        tokens = row.reaching(least).nonzero()[0] if tokens is None else tokens
-        scores = row.of(tokens)
-    else:
-        if tokens is None or tokens.size > max(FEW, noise.few):
-            slack = _slack(least)
-            loud = least - row.largest - slack
-            if tokens is None:
-                likely = row.reaching(least - noise.largest - slack)
-                if np.count_nonzero(likely) * DENSE > likely.size and (both := noise.reaching(loud)) is not None:
-                    likely &= both
-                tokens = likely.nonzero()[0]
-            if tokens.size > FEW and (reach := noise.reaching(loud, tokens)) is not None:
-                tokens = tokens[reach]
-        scores = row.of(tokens) + noise.of(tokens)
-    kept = scores >= least
-    return tokens[kept], scores[kept]
+
+    def __init__(self, row: Row, noise: Noise | None, left: Tokens | None = None) -> None:
+        self._row, self._noise, self._left = row, noise, left
+        self.few = left is not None and left.size <= max(FEW, noise.few if noise else 0)
+
+    @cached_property
+    def _bounds(self) -> Logits:
+        """Each token's bound, times the temperature and less the same for all: `float32[n]`."""
+        raw = self._row.raw if self._left is None else self._row.raw[self._left]
+        if self._noise is None:
+            return raw
+        found = self._noise.levels if self._left is None else levels(self._noise.words[self._left])
+        bounds: Logits = found * np.float32(-_OCTAVE * self._row.temperature)
+        return np.add(bounds, raw, out=bounds)
+
+    def reaching(self, least: float) -> tuple[Tokens, Logits]:
+        """Return all tokens with at least a given score, ascending, and their scores `float32`; none scores −∞."""
+        if self.few or least == -math.inf:
+            tokens = np.arange(self._row.raw.size) if self._left is None else self._left
+        else:
+            bound = least - _ROUNDED * (abs(least) + 128) - (_OCTAVE * MOST_LEVELS if self._noise else 0)
+            bound = min(max(bound * float(self._row.temperature), -_HUGE), _HUGE)
+            tokens = self._tokens((self._bounds >= np.float32(bound)).nonzero()[0])
+        scores = self.scores(tokens)
+        kept = (scores >= least) & (scores > -math.inf)
+        return tokens[kept], scores[kept]
+
+    def scores(self, tokens: Tokens) -> Logits:
+        """Return the scores of some tokens, given in ascending order: `float32[n]`."""
+        logits = self._row.of(tokens)
+        return logits + self._noise.of(tokens) if self._noise else logits
+
+    @cached_property
+    def score(self) -> float:
+        """The score of the token with the largest bound."""
+        return float(self.scores(self._tokens(np.array([self._bounds.argmax()])))[0])
+
+    def nth(self, count: int) -> float:
+        """Return a score that `count` tokens reach, nearly the best of these; −∞ if they are too few."""
+        if count == 1:
+            return self.score
+        least = np.float32(reached_by(self._bounds, count))
+        scores = self.scores(self._tokens((self._bounds >= least).nonzero()[0]))
+        return float(np.partition(scores, -count)[-count]) if scores.size >= count else -math.inf
+
+    def _tokens(self, found: Tokens) -> Tokens:
+        return found if self._left is None else self._left[found]
 
 
 def ranking(
@@ -89,16 +116,14 @@ def _ranked(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int)
     if row.raw.size <= SMALL:
         yield from _one_by_one(row, noise, left)
         return
-    looked = math.inf
-    for least in _steps(row, noise, cut_offs, count):
-        tokens, scores = contenders(row, noise, least, left)
+    looked, found = math.inf, Contenders(row, noise, left)
+    for least in _steps(found, row, noise, count):
+        tokens, scores = found.reaching(least)
         if looked < math.inf:
             fresh = scores < looked
             tokens, scores = tokens[fresh], scores[fresh]
         order = np.argsort(-scores, kind="stable")
-        for token, score in zip(tokens[order].tolist(), scores[order].tolist(), strict=True):
-            if score > -math.inf:
-                yield token, score
+        yield from zip(tokens[order].tolist(), scores[order].tolist(), strict=True)
         looked = least
 
 
@@ -108,48 +133,21 @@ def _one_by_one(row: Row, noise: Noise | None, left: Tokens | None) -> Iterator[
         scores = row.of(left) if noise is None else row.of(left) + noise.all[left]
     else:
         scores = row.all().copy() if noise is None else row.all() + noise.all
-    while scores.size and (score := scores[best := int(scores.argmax())]) > -math.inf:
+    while scores.size and math.isfinite(score := scores[best := int(scores.argmax())]):
         yield best if left is None else int(left[best]), float(score)
         scores[best] = -math.inf
 
 
-def _steps(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int) -> Iterator[float]:
-    """Yield falling score thresholds, the last −∞.
+def _steps(found: Contenders, row: Row, noise: Noise | None, count: int) -> Iterator[float]:
+    """Yield falling score thresholds, the last −∞; none if no token may be chosen or a logit is unsound.
 
-    The first is one that `count` tokens reach which top-k and min-p leave, if there are so many. With `count` 1, the
-    likeliest token, which top-p leaves too, reaches the last one above −∞.
+    The first is one that `count` tokens reach, if there are so many. With `count` 1, the likeliest token, which top-p
+    leaves too, reaches the last one above −∞.
     """
-    left = cut_offs.left if cut_offs else None
-    if noise is None:
-        yield _last(row.of(row.head(count)), count)
-    elif left is None or left.size > max(FEW, noise.few):
-        likely = row.largest + noise.one(row.best)
-        likely -= _slack(likely)
-        if count > 1:
-            yield _first(row, noise, cut_offs, count)
-        else:
-            value = row.value(noise.lead)
-            if value >= (cut_offs.threshold if cut_offs else value):
-                yield max(likely, value + noise.largest - _slack(value))
-            yield likely
+    if not found.few:
+        if not math.isfinite(found.score):
+            return
+        yield found.nth(count)
+        if noise and count == 1:
+            yield float(found.scores(np.array([row.best]))[0])
     yield -math.inf
-
-
-def _first(row: Row, noise: Noise, cut_offs: CutOffs | None, count: int) -> float:
-    """Return a score that `count` of the likeliest or of the noisiest tokens reach; −∞ if they are too few."""
-    found = -math.inf
-    for tokens in (row.head(count), noise.leaders(count)):
-        values = row.of(tokens)
-        scores = values + noise.of(tokens)
-        found = max(found, _last(scores[values >= cut_offs.threshold] if cut_offs else scores, count))
-    return found
-
-
-def _last(scores: Logits, count: int) -> float:
-    """Return the `count`-th best score; −∞ if there are fewer."""
-    return float(np.partition(scores, -count)[-count]) if scores.size >= count else -math.inf
-
-
-def _slack(score: float) -> float:
-    """Return a bound on the rounding error of a score and of what it is compared with."""
-    return _ROUNDED * (abs(score) + 64)

@@ -20,7 +20,7 @@ from .constraint import Constraint, Foreseeing, Matcher, ask, only, unpack
 from .cut_offs import CutOffs
 from .noise import Noise
 from .parameters import SamplingParams as SamplingParams
-from .ranking import SMALL, contenders, ranking
+from .ranking import SMALL, Contenders, ranking
 from .row import Logits, Row
 
 RIVALS = 64  # maximum rivals of a choice that `settles` looks at one by one
@@ -117,8 +117,8 @@ class Sampler:
             count: How many tokens the caller expects to read; more are found too, but more slowly.
         """
         row = self._row(logits, path)
-        if not math.isfinite(row.largest):
-            return  # no token may be chosen, or the model gave NaN or infinity
+        if self._cuts and not math.isfinite(row.largest):
+            return  # as `ranking` does where nothing is cut off
         noise = self.noise(position) if self.params.temperature > 0 else None
         cut_offs = self._cut_offs(row) if self._cuts else None
         if cut_offs and noise and misses is None and noise.few:
@@ -246,13 +246,13 @@ class Sampler:
             token: The choice.
             bound: Largest change of a gap, in logits.
         """
-        p, row, chosen = self.params, self._row(logits, ()), np.array([token])
+        p, row = self.params, self._row(logits, ())
         moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
-        noise = self.noise(position) if p.temperature > 0 else None
-        score = (row.of(chosen) + noise.of(chosen) if noise else row.of(chosen))[0]
+        found = Contenders(row, self.noise(position) if p.temperature > 0 else None)
+        score = float(found.scores(np.array([token]))[0])
         if score == -np.inf:
             return False
-        rivals, _ = contenders(row, noise, float(score - moved))
+        rivals, _ = found.reaching(score - moved)
         rivals = rivals[rivals != token]
         if not self._cuts:
             return not rivals.size

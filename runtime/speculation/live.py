@@ -29,10 +29,22 @@ MOVED, FAR = 0.03, 0.2  # how far (in logarithms) a correction moves before it i
 PATIENCE = 8  # rounds between applying small changes
 LARGEST = 4.0  # bound of a ratio's logarithm
 GAP = 1.8  # how many times as long as plain decoding a round may promise to take, so that no gap is long
+LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
+MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
 LEFT_WITHIN = 6  # rounds of a shape within which a change of the machine is noticed
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
+
+
+def gain(emitted: int, rounds: float) -> float:
+    """Return how far ahead of plain decoding a sequence comes in a round with drafts, in tokens, plus the leeway.
+
+    Args:
+        emitted: The tokens that it emitted.
+        rounds: How many rounds of plain decoding would have taken as long.
+    """
+    return LEEWAY + max(emitted - rounds, -MOST_LOST)
 
 
 @dataclass(slots=True)

@@ -80,9 +80,9 @@ def test_more_equal_logits_than_a_block_keeps(kernels: HostKernels, params: dict
 
 
 def test_noise_is_drawn_for_who_is_left_alone(host_kernels: HostKernels) -> None:
-    """Four neighbours share a block of Philox, which is 20 products; −∞ is nobody's noise either."""
+    """Eight neighbours share a block of Philox, which is 20 products; −∞ is nobody's noise either."""
     logits = np.random.default_rng(11).normal(0, 4, (1, 1, 5001)).astype(np.float32)
-    logits[0, 0, 4096:] = -np.inf  # a slice of its own, but for four
+    logits[0, 0, 4096:] = -np.inf  # a slice of its own, but for eight
     logits[0, 0, 4500] = 100
     products = ctypes.CDLL(str(host_kernels.library.path)).specbuild_host_products
     products.restype = ctypes.c_uint64
@@ -95,10 +95,10 @@ def test_noise_is_drawn_for_who_is_left_alone(host_kernels: HostKernels) -> None
         return count
 
     assert drawn(temperature=0.0, top_k=5) == 0
-    assert drawn(temperature=1.0) == 1024 + 1
+    assert drawn(temperature=1.0) == 512 + 1
     for top_k in (1, 5, 40):
         best = np.argsort(-logits[0, 0])[:top_k]
-        assert drawn(temperature=1.0, top_k=top_k) == len({token // 4 for token in best.tolist()})
+        assert drawn(temperature=1.0, top_k=top_k) == len({token // 8 for token in best.tolist()})
 
 
 def test_neighbours_are_told_apart(kernels: HostKernels) -> None:

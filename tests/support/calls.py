@@ -129,7 +129,7 @@ def choose(kernels: HostKernels, *arguments: Any, **more: Any) -> tuple[Array, A
 
 def noise(kernels: HostKernels, seeds: Array, positions: Array, count: int) -> tuple[Array, Array]:
     """Words and g of each (seed, position), `[rows, count]`."""
-    words = np.zeros((len(seeds), count), dtype=np.uint64)
+    words = np.zeros((len(seeds), count), dtype=np.uint32)
     values = np.full(words.shape, np.nan, dtype=np.float32)
     sizes = {"rows": len(seeds), "count": count}
     params = struct(kernels, Noise, seeds=seeds, positions=positions, words=words, noise=values, **sizes)

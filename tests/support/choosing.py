@@ -38,26 +38,16 @@ class MaskedSampler(Sampler):
 
 
 class GivenNoise(Noise):
-    """Noise that somebody else computed, `float32[V]`."""
+    """Noise that somebody else computed, `uint32[V]` and `float32[V]`."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, words: Any, values: Any) -> None:
         super().__init__(0, 0, len(values))
-        self.all = values
+        self.words, self.all = words, values
 
     few = 0
 
     def of(self, tokens: Any) -> Any:
         return self.all[tokens]
-
-    def one(self, token: int) -> float:
-        return float(self.all[token])
-
-    @property
-    def lead(self) -> int:
-        return int(self.all.argmax())
-
-    def reaching(self, least: float, tokens: Any = None) -> Any:
-        return (self.all if tokens is None else self.all[tokens]) >= least
 
 
 class Case:
@@ -94,9 +84,8 @@ class Case:
                 position = self.positions[b] + tree.depths[node]
                 if kernels and position not in made._noise:
                     key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
-                    made._noise[position] = GivenNoise(
-                        noise(kernels, *key, -(-self.vocab // 4) * 4)[1][0, : self.vocab]
-                    )
+                    given = noise(kernels, *key, -(-self.vocab // 8) * 8)
+                    made._noise[position] = GivenNoise(*(each[0, : self.vocab] for each in given))
                 found = [-1] * self.best, [-np.inf] * self.best
                 if self.legal is None or self.legal[b, node].any():
                     found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)

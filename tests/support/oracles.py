@@ -30,7 +30,7 @@ def high_product(a: int, b: Array) -> Array:
 
 
 def philox(seeds: Array, positions: Array, block: int) -> Array:
-    """Words 4·block … 4·block + 3 of `numpy.random.Philox(key=[seed, position])`, `[rows, 4]`."""
+    """32-bit words 8·block … 8·block + 7 of `numpy.random.Philox(key=[seed, position])`, `uint32[rows, 8]`."""
     a, b, c, d = (np.full(len(seeds), value, dtype=np.uint64) for value in (block + 1, 0, 0, 0))
     seed, position = seeds.copy(), positions.copy()
     for _ in range(10):
@@ -39,12 +39,12 @@ def philox(seeds: Array, positions: Array, block: int) -> Array:
         a, b, c, d = high_c ^ b ^ seed, low_c, high_a ^ d ^ position, low_a
         seed += np.uint64(0x9E3779B97F4A7C15)
         position += np.uint64(0xBB67AE8584CAA73B)
-    return np.stack((a, b, c, d), axis=1)
+    return np.stack((a, b, c, d), axis=1).view("<u4")
 
 
 def gumbel(words: Array) -> Array:
-    """g of 64-bit words, in float64."""
-    result: Array = -np.log(-np.log(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
+    """g of 32-bit words, in float64."""
+    result: Array = -np.log(-np.log1p((words + 0.5) * -(2.0**-32)))
     return result
 
 

@@ -19,9 +19,9 @@ from specbuild.runtime.sampling.parameters import SamplingParams
 
 def gumbel(seed: int, position: int, vocab_size: int) -> Any:
     """g(seed, t, ·) `float32[V]`."""
-    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw(vocab_size)
-    uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52
-    return (-np.log(-np.log(uniform))).astype(np.float32)
+    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw((vocab_size + 1) // 2)
+    halves = np.stack((words & np.uint64(2**32 - 1), words >> np.uint64(32)), axis=1).reshape(-1)[:vocab_size]
+    return (-np.log(-np.log1p((halves + 0.5) * -(2.0**-32)))).astype(np.float32)
 
 
 class PlainSampler:

@@ -18,7 +18,7 @@ from tiny_models import CHUNK
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import DEFAULTS, LEEWAY, MOST_LOST, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -27,6 +27,7 @@ from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.live import LEEWAY, MOST_LOST
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")

@@ -15,7 +15,7 @@ from plain_sampler import PlainSampler, gumbel
 
 from specbuild.runtime.sampling import ranking
 from specbuild.runtime.sampling.noise import Noise
-from specbuild.runtime.sampling.ranking import contenders
+from specbuild.runtime.sampling.ranking import Contenders
 from specbuild.runtime.sampling.row import Row
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
@@ -118,16 +118,29 @@ def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
     assert len(new) == 9001 or "top_k" in params
 
 
-def test_contenders_are_all_that_reach_a_score_and_nobody_else() -> None:
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 1.0, 100.0])
+def test_contenders_are_all_that_reach_a_score_and_nobody_else(temperature: float) -> None:
     row = np.random.default_rng(2).normal(0, 2, 20_000).astype(np.float32)
-    scores = row / np.float32(0.5) + gumbel(5, 6, row.size)
+    scores = row / np.float32(temperature) + gumbel(5, 6, row.size)
+    some = np.arange(0, row.size, 3)
     for least in np.sort(scores)[[-1, -2, -50, -5000, 0]].tolist():
-        tokens, found = contenders(Row(row, 0.5), Noise(5, 6, row.size), least)
+        tokens, found = Contenders(Row(row, temperature), Noise(5, 6, row.size)).reaching(least)
         assert np.array_equal(tokens, (scores >= least).nonzero()[0])
         assert np.array_equal(found, scores[tokens])
-        some = np.arange(0, row.size, 3)
-        tokens, _ = contenders(Row(row, 0.5), Noise(5, 6, row.size), least, some)
+        tokens, _ = Contenders(Row(row, temperature), Noise(5, 6, row.size), some).reaching(least)
         assert np.array_equal(tokens, some[scores[some] >= least])
+
+
+@pytest.mark.parametrize("least", [-2.5, 0.0, 7.5, 12.0, 22.8])
+def test_contenders_hold_at_the_smallest_and_largest_words(least: float) -> None:
+    noise = Noise(0, 0, 20_000)
+    noise.words = np.random.default_rng(3).integers(0, 2**32, 20_000, dtype=np.uint32) >> np.repeat(
+        np.arange(32, dtype=np.uint32), 625
+    )
+    noise.words[:64] = [*range(32), *range(2**32 - 32, 2**32)]
+    tokens, _ = Contenders(Row(np.zeros(20_000, dtype=np.float32)), noise).reaching(least)
+    assert np.array_equal(tokens, (noise.all >= np.float32(least)).nonzero()[0])
+    assert tokens.size
 
 
 def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 
 extern "C" {
-void choose_F32(specbuild_choose), choose_F16(specbuild_choose), choose_BF16(specbuild_choose);
+void choose_tokens_F32(specbuild_choose), choose_tokens_F16(specbuild_choose), choose_tokens_BF16(specbuild_choose);
 void choose_cuts_F32(specbuild_choose), choose_cuts_F16(specbuild_choose), choose_cuts_BF16(specbuild_choose);
 void walk_tree(specbuild_walk), commit_path(specbuild_commit), publish(specbuild_ring);
 void continue_text(specbuild_text);
@@ -48,8 +48,9 @@ void twice(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x] + x[threa
 
 #define KNOWN(NAME) Known<&NAME>::named(#NAME)
 const card_kernel kernels[] = {
-    KNOWN(choose_F32),     KNOWN(choose_F16),    KNOWN(choose_BF16),   KNOWN(choose_cuts_F32), KNOWN(choose_cuts_F16),
-    KNOWN(choose_cuts_BF16), KNOWN(walk_tree),    KNOWN(commit_path),   KNOWN(publish),        KNOWN(tree_mask_BOOL),
+    KNOWN(choose_tokens_F32), KNOWN(choose_tokens_F16), KNOWN(choose_tokens_BF16),
+    KNOWN(choose_cuts_F32), KNOWN(choose_cuts_F16), KNOWN(choose_cuts_BF16),
+    KNOWN(walk_tree),      KNOWN(commit_path),   KNOWN(publish),        KNOWN(tree_mask_BOOL),
     KNOWN(tree_mask_F32),  KNOWN(tree_mask_F16), KNOWN(tree_mask_BF16), KNOWN(grow_level),    KNOWN(grow_finish),
     KNOWN(twice),          KNOWN(continue_text), KNOWN(tree_attention_F16_F16_d64_r16),      KNOWN(tree_attention_F16_F16_d64_r32),
     KNOWN(tree_attention_F16_F16_d64_r64),       KNOWN(tree_attention_combine_F16),
