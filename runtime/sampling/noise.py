@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 Tokens = NDArray[np.intp]
-ALONE = 800  # consecutive words that cost as much as a single word computed alone
+ALONE = 1400  # consecutive words that cost as much as a single word computed alone
 MOST_LEVELS = (127 + 32) * 2.0**23  # levels of a word of 2³²
 _STATE: Any = {"bit_generator": "Philox", "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 _KEPT = threading.local()

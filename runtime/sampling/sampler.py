@@ -122,7 +122,7 @@ class Sampler:
         noise = self.noise(position) if self.params.temperature > 0 else None
         cut_offs = self._cut_offs(row) if self._cuts else None
         if cut_offs and noise and misses is None and noise.few:
-            cut_offs.narrow(min(noise.few, MAX_ALONE))
+            cut_offs.narrow(min(2 * noise.few, MAX_ALONE))
         yield from ranking(row, noise, cut_offs, misses, count)
 
     def scores(self, logits: Logits, position: int) -> Logits | None:
