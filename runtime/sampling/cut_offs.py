@@ -17,7 +17,6 @@ class CutOffs:
 
     Attributes:
         left: The tokens that top-k and min-p leave, ascending; None: all.
-        threshold: The lowest logit that top-k and min-p allow; −∞ if they cut nothing.
         cuts_mass: Whether top-p is on.
     """
 
@@ -33,7 +32,7 @@ class CutOffs:
             if values.size >= top_k:  # else fewer than k are finite
                 self._kth = float(np.partition(values, -top_k)[-top_k])
                 self._among = self._among[values >= self._kth]
-        self.threshold, self.left = max(self._kth, self._floor), self._among
+        self.left = self._among
         if self._floor > self._kth:
             likely = row.reaching(self._floor).nonzero()[0] if self.left is None else self.left
             self.left = likely[row.of(likely) >= self._floor]

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN, PLAIN_AGE, LiveTimings, shape_of
+from specbuild.runtime.speculation.live import (
+    FRESH,
+    LEEWAY,
+    LEFT_WITHIN,
+    MOST_LOST,
+    PLAIN_AGE,
+    LiveTimings,
+    gain,
+    shape_of,
+)
 from specbuild.runtime.speculation.timings import TimingTable
 
 TIMES = {
@@ -202,3 +211,10 @@ def test_no_clock_breaks_it(told: list[tuple[int, float]]) -> None:
 
 def test_a_shape_is_half_an_octave() -> None:
     assert [shape_of(rows) for rows in (0, 1, 2, 3, 4, 6, 8, 64)] == [0, 0, 2, 3, 4, 5, 6, 12]
+
+
+def test_a_round_gains_what_it_emitted_over_plain_decoding_and_loses_little() -> None:
+    assert gain(3, 1.5) == pytest.approx(LEEWAY + 1.5)
+    assert gain(1, 1.0) == pytest.approx(LEEWAY)
+    assert gain(1, 1.4) == pytest.approx(LEEWAY - 0.4)
+    assert gain(1, 9.0) == pytest.approx(LEEWAY - MOST_LOST), "what takes so long is no draft's fault"
