@@ -144,7 +144,9 @@ class ModelDrafter:
         while growing:
             for text, rows in zip(growing, logits, strict=True):
                 text.growth.grow(*self._children(text, rows))
-            growing = [text for text in growing if not text.growth.done]
+            rows = self.executor.spec.capacity  # near the end of the longest text they may end a tree
+            ends = [self.cached[text.slot] + text.growth.run + len(text.growth.frontier) for text in growing]
+            growing = [text for text, end in zip(growing, ends, strict=True) if not text.growth.done and end <= rows]
             if growing:
                 with nvtx.range("draft level"):
                     logits = self._step([self._level(text) for text in growing])
@@ -159,8 +161,7 @@ class ModelDrafter:
             self.executor.step([self._chain(text, 0) for text in behind])
 
     def _step(self, inputs: Seq[StepInput]) -> list[NDArray[np.float32]]:
-        before = self.executor.seconds
-        logits = self.executor.step(inputs)
+        before, logits = self.executor.seconds, self.executor.step(inputs)
         if self.live and not self._thread:
             self.live.step("draft", sum(len(each.tokens) for each in inputs), self.executor.seconds - before)
         return logits

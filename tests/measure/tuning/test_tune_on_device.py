@@ -111,5 +111,5 @@ def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], bundle
     for result in results:
         told = result.metrics.speculative_decoding
         assert sum(told.decisions.values()) > 0
-        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "probe"))
+        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "habit", "probe"))
         assert told.num_spec_steps <= drafting

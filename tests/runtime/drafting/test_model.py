@@ -186,3 +186,18 @@ def test_a_guess_that_finds_no_bonus_leaves_the_rows_of_the_text(
         loop.round([sequence])
     assert (sequence.error, len(sequence.output), drafter.guessed) == (None, 60, 0)
     loop.close()
+
+
+def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows(
+    hash_model: Any, hash_executor: Any, request_of: Any
+) -> None:
+    """`best:31` runs up to 56 nodes of its pool, more than a cache has rows of behind a text of almost full length."""
+    model, outputs = hash_model(5), []
+    for text in ("off", "best:31"):
+        loop = HostLoop(hash_executor(model), ModelDrafter(hash_executor(model, 1, 64 + 32), 8), 8, frozenset())
+        sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, temperature=1.0, seed=4))
+        while not sequence.finish_reason:
+            loop.round([sequence])
+        assert sequence.error is None
+        outputs.append(sequence.output)
+    assert outputs[0] == outputs[1]
