@@ -144,9 +144,9 @@ class ModelDrafter:
         while growing:
             for text, rows in zip(growing, logits, strict=True):
                 text.growth.grow(*self._children(text, rows))
-            rows = self.executor.spec.capacity  # near the end of the longest text they may end a tree
+            most = self.executor.spec.capacity  # near the end of the longest text they may end a tree
             ends = [self.cached[text.slot] + text.growth.run + len(text.growth.frontier) for text in growing]
-            growing = [text for text, end in zip(growing, ends, strict=True) if not text.growth.done and end <= rows]
+            growing = [text for text, end in zip(growing, ends, strict=True) if not text.growth.done and end <= most]
             if growing:
                 with nvtx.range("draft level"):
                     logits = self._step([self._level(text) for text in growing])
