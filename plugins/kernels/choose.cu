@@ -1,11 +1,10 @@
 // Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling/sampler.py's processors f and noise g.
 //
-// choose_tokens_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
-// takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and
-// under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for eight of which they
-// leave one. Bytes: the logits once, with
-// penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 256 neighbours
-// (a warp's) that are all illegal.
+// choose_tokens_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K].
+// A block takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the
+// processors, and under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for
+// eight of which they leave one. Bytes: the logits once, with penalties 4·V of history a row, 8·K per slice out and back;
+// with a mask V / 8 more a row, and no logits of 256 neighbours (a warp's) that are all illegal.
 //
 // choose_cuts_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
 // any. Work and bytes: the row once, and for top-k and top-p once more, from the L2 cache; 4 times more for each that falls
@@ -222,7 +221,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 #define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
 #define DEFINE(NAME, T)                                                                                        \
   extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
-      choose_tokens_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
+      choose_tokens_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }            \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cuts_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
 EACH_LOGITS(DEFINE)
