@@ -34,6 +34,7 @@ extern "C" {
 #define SPECBUILD_MOST_POOL 512 /* candidates of a growing tree: the root, and 8 levels of 63 in best:63 */
 #define SPECBUILD_MOST_BEST 64
 #define SPECBUILD_MOST_VOCAB (1 << 19)
+#define SPECBUILD_SMALL_VOCAB 8192 /* up to it every token has its own word of noise */
 
 typedef enum { SPECBUILD_OK = 0, SPECBUILD_BAD_INPUT = 1, SPECBUILD_CUDA_ERROR = 2 } specbuild_status;
 typedef enum { SPECBUILD_F32 = 0, SPECBUILD_F16 = 1, SPECBUILD_BF16 = 2, SPECBUILD_E4M3 = 3, SPECBUILD_BOOL = 4,
@@ -134,12 +135,11 @@ typedef struct specbuild_choose {
 int specbuild_choose_tokens(const specbuild_choose *p, void *stream);
 size_t specbuild_choose_workspace(const specbuild_choose *p);
 
-/* The noise alone, for tests: the first half words of numpy.random.Philox(key=[seed, position]), and g of each. */
+/* The noise alone, for tests. */
 typedef struct specbuild_noise {
   const uint64_t *seeds, *positions; /* [rows] */
-  uint32_t *words;                   /* [rows, count] */
-  float *noise;                      /* [rows, count] */
-  int32_t rows, count;               /* count: a multiple of 8 */
+  float *noise;                      /* [rows, vocab] */
+  int32_t rows, vocab;
 } specbuild_noise;
 
 int specbuild_make_noise(const specbuild_noise *p, void *stream);

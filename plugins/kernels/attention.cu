@@ -213,10 +213,10 @@ template <class T> __device__ __forceinline__ void combine(const specbuild_atten
   const Weight nothing = {kNothing, 0.0f};
   const Weight first = lane < p.splits ? weights[lane] : nothing, second = lane + 32 < p.splits ? weights[lane + 32] : nothing;
   Weight whole;
-  whole.top = warp_max(fmaxf(first.top, second.top));
+  whole.top = warp_reduce<Largest>(fmaxf(first.top, second.top));
   const float factors[2] = {first.sum > 0.0f ? exp2_fast(first.top - whole.top) : 0.0f,
                             second.sum > 0.0f ? exp2_fast(second.top - whole.top) : 0.0f};
-  whole.sum = warp_sum(factors[0] * first.sum + factors[1] * second.sum);
+  whole.sum = warp_reduce<Sum>(factors[0] * first.sum + factors[1] * second.sum);
   const float left = share(p, int(row % p.heads), whole);
   const float *const parts = p.workspace + row * p.splits * p.head_dim;
   constexpr int kAtOnce = 8;  // loads under way

@@ -1,16 +1,17 @@
 // Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling/sampler.py's processors f and noise g.
 //
-// choose_tokens_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K].
+// choose_best_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K].
 // A block takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the
-// processors, and under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for
-// eight of which they leave one. Bytes: the logits once, with penalties 4·V of history a row, 8·K per slice out and back;
-// with a mask V / 8 more a row, and no logits of 256 neighbours (a warp's) that are all illegal.
+// processors, and under noise two or three logarithms where the cut-offs leave it; a Philox block (20 products of 64 bits)
+// for eight tokens of which they leave one, and one more in all. Bytes: the logits once, with penalties 4·V of history a
+// row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 256 neighbours (a warp's) that are all
+// illegal.
 //
 // choose_cuts_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
 // any. Work and bytes: the row once, and for top-k and top-p once more, from the L2 cache; 4 times more for each that falls
 // below the 2048 best tokens or so; the mask as often.
 #include "kernels/cut_offs.cuh"
-#include "kernels/philox.cuh"
+#include "kernels/noise.cuh"
 #include "kernels/processors.cuh"
 
 namespace specbuild {
@@ -34,7 +35,7 @@ __device__ __forceinline__ uint32_t *least_keys(const specbuild_choose &p) {
 // thread's next one. 0 is none, and comes last.
 template <class Next> __device__ __forceinline__ void rank(int best, uint64_t mine, uint64_t *shared, Next next) {
   for (int k = 0; k < best; ++k) {
-    const uint64_t top = block_max(mine, shared);
+    const uint64_t top = block_reduce<Largest>(mine, shared);
     const uint64_t after = next(k, top, top != 0 && top == mine);
     if (top == mine) mine = after;
   }
@@ -62,6 +63,7 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
   __shared__ uint32_t keys[kSlice], marks[kSlice / 32];
   __shared__ uint64_t tops[kChooseThreads / 32];
   __shared__ bool last;
+  __shared__ uint64_t key;  // of the noise
   const int b = blockIdx.z, slices = slices_of(p), first = int(blockIdx.x) * kSlice;
   const int64_t row = int64_t(b) * p.nodes + blockIdx.y;
   const bool there = !p.counts || int(blockIdx.y) < p.counts[b];
@@ -77,7 +79,12 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
   const bool plain = processors.plain(), noisy = processors.noisy();
   const uint32_t least = p.cut_offs && cuts_off(processors.request) ? least_keys(p)[row] : 0;
   const uint64_t position = uint64_t(int64_t(p.root_position[b]) + node.depth);
+  const Races races(p.vocab);
   if (!plain) processors.mark(marks, first, kSlice);
+  if (noisy && races.tokens > 1) {
+    if (threadIdx.x == 0) key = races.key(processors.request.seed, position);
+    __syncthreads();
+  }
 
   const T *const logits = static_cast<const T *>(p.logits) + row * p.stride + first;
   const uint32_t *const mask = mask_of(p, row);
@@ -94,7 +101,7 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
     for (int i = 0; i < kPhilox; ++i)
       keys[at + i] = first + at + i < p.vocab && legal >> i & 1 ? key_of(to_float(logits[at + i])) : kLeastKey;
     const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
-    uint32_t left = 0, words[kPhilox];
+    uint32_t left = 0, runner = 0, words[kPhilox];
 #pragma unroll 1  // more would spill registers
     for (int i = 0; i < kPhilox; ++i) {
       float x = score_of(keys[at + i]);
@@ -103,12 +110,13 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
       bad |= x != x;
       left |= keys[at + i] = key_of(x) >= larger(least, kLeastKey + 1) ? key_of(x) : 0;
     }
-    if (noisy && left) philox(processors.request.seed, position, uint32_t(first + at) / kPhilox, words);
+    if (noisy && left) runner = races.words(processors.request.seed, position, uint32_t(first + at), words);
 #pragma unroll
     for (int i = 0; i < kPhilox; ++i) {
-      uint32_t key = keys[at + i];
-      if (noisy && key) keys[at + i] = key = key_of(__fadd_rn(score_of(key), gumbel(words[i])));
-      if (key) mine = larger(mine, candidate(key, first + at + i));
+      uint32_t found = keys[at + i];
+      if (noisy && found)
+        keys[at + i] = found = key_of(__fadd_rn(score_of(found), races.noise(words[i], runner, key, first + at + i)));
+      if (found) mine = larger(mine, candidate(found, first + at + i));
     }
   }
   if (bad) mine = kNotANumber;
@@ -165,7 +173,7 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
   };
   uint32_t least = 0, best = 0;
   each_key(p.vocab, key_at, [&](uint32_t key) { best = larger(best, key); });
-  const float top = score_of(uint32_t(block_max(best, tops)));
+  const float top = score_of(uint32_t(block_reduce<Largest>(uint64_t(best), tops)));
   const bool cuts_k = request.top_k > 0 && request.top_k < p.vocab, cuts_p = request.top_p < 1.0;
   if (cuts_k || cuts_p) {
     // A token's mass in units of 2⁻⁴⁰ of the best one's: sums are exact, so their order does not matter.
@@ -181,7 +189,7 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
       const uint32_t at = atomicAdd(&kept.count, 1u);
       if (at < kKept) kept.keys[at] = key;
     });
-    const uint64_t row_mass = block_sum(mine, tops);
+    const uint64_t row_mass = block_reduce<Sum>(mine, tops);
     const int count = int(kept.count);
     const bool few = count > 0 && count <= kKept;
     if (cuts_k) {
@@ -193,7 +201,7 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
     if (cuts_p) {
       mine = 0;
       if (few) each_key(count, kept_at, [&](uint32_t key) { mine += mass(key); });
-      const uint64_t kept_mass = block_sum(mine, tops), whole = cuts_k ? kept_mass : row_mass;
+      const uint64_t kept_mass = block_reduce<Sum>(mine, tops), whole = cuts_k ? kept_mass : row_mass;
       const auto limit_of = [&](uint64_t all) { return larger(uint64_t(ceil(request.top_p * double(all))), uint64_t(1)); };
       const auto limit = [&](uint64_t) { return limit_of(whole); };
       if (few && kept_mass >= limit_of(whole)) least = larger(least, least_key(count, top, bins, kept_at, mass, limit));
@@ -204,15 +212,15 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
   if (threadIdx.x == 0) least_keys(p)[row] = least;
 }
 
-// Whole Philox blocks, several a thread.
 __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
-  const int blocks = p.count / kPhilox;
-  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, all = int64_t(p.rows) * blocks;
+  const Races races(p.vocab);
+  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, all = int64_t(p.rows) * p.vocab;
   for (int64_t i = first; i < all; i += int64_t(gridDim.x) * blockDim.x) {
-    const int64_t row = i / blocks, at = i % blocks;
+    const uint64_t seed = p.seeds[i / p.vocab], position = p.positions[i / p.vocab];
+    const uint32_t token = uint32_t(i % p.vocab);
     uint32_t words[kPhilox];
-    philox(p.seeds[row], p.positions[row], at, words);
-    for (int j = 0; j < kPhilox; ++j) p.words[i * kPhilox + j] = words[j], p.noise[i * kPhilox + j] = gumbel(words[j]);
+    const uint32_t runner = races.words(seed, position, token / kPhilox * kPhilox, words);
+    p.noise[i] = races.noise(words[token % kPhilox], runner, races.key(seed, position), token);
   }
 }
 
@@ -221,7 +229,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 #define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
 #define DEFINE(NAME, T)                                                                                        \
   extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
-      choose_tokens_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }            \
+      choose_best_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }              \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cuts_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
 EACH_LOGITS(DEFINE)
@@ -240,7 +248,7 @@ size_t specbuild_choose_workspace(const specbuild_choose *p) {
 int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
   using namespace specbuild;
   struct { void (*choose)(specbuild_choose); void (*cut)(specbuild_choose); } found = {nullptr, nullptr};
-#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_tokens_##NAME, choose_cuts_##NAME};
+#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_best_##NAME, choose_cuts_##NAME};
   EACH_LOGITS(PICK)
 #undef PICK
   if (!found.choose) return refuse("logits of %s: choosing takes float32, float16 and bfloat16", name_of(p->dtype));
@@ -272,13 +280,10 @@ int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
 
 int specbuild_make_noise(const specbuild_noise *p, void *stream) {
   using namespace specbuild;
-  if (p->rows < 1) return refuse("%d rows of noise: at least 1", p->rows);
-  if (p->count < kPhilox || p->count % kPhilox) return refuse("%d words a row: a multiple of %d", p->count, kPhilox);
-  const Pointer pointers[] = {{"seeds", p->seeds, 8}, {"positions", p->positions, 8}, {"words", p->words, 4},
-                              {"noise", p->noise, 4}};
-  if (const int status = check_pointers(pointers)) return status;
-  const int64_t blocks = (int64_t(p->rows) * (p->count / kPhilox) + 2047) / 2048;
-  return launch(choose_noise, Grid{int(smaller<int64_t>(blocks, 1 << 30)), 1, 1, 256, 0}, *p, stream);
+  if (p->rows < 1 || p->vocab < 1) return refuse("noise of %d rows of %d tokens: at least 1", p->rows, p->vocab);
+  const Pointer pointers[] = {{"seeds", p->seeds, 8}, {"positions", p->positions, 8}, {"noise", p->noise, 4}};
+  const int64_t blocks = (int64_t(p->rows) * p->vocab + 255) / 256;
+  return launch(pointers, choose_noise, Grid{int(smaller<int64_t>(blocks, 1 << 16)), 1, 1, 256, 0}, *p, stream);
 }
 
 }  // extern "C"

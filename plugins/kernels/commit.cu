@@ -59,10 +59,8 @@ __device__ __forceinline__ void move_rows(const specbuild_cache &cache, unsigned
   while (first < moves.kept && moves.rows[first] == first) ++first;
   for (; first < moves.kept; first += kRowsAtOnce) {
     Unit held[kRowsAtOnce];
-#pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i)
       if (first + i < moves.kept) held[i] = *at(moves.rows[first + i]);
-#pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i)
       if (first + i < moves.kept) *at(first + i) = held[i];
   }

@@ -85,12 +85,10 @@ template <> __device__ __forceinline__ uint32_t pack<BF16>(float low, float high
 template <class T> struct alignas(sizeof(T) * 8 < 16 ? sizeof(T) * 8 : 16) Eight { T x[8]; };
 template <class T> __device__ __forceinline__ void load8(const T *from, float to[8]) {
   const Eight<T> eight = *reinterpret_cast<const Eight<T> *>(from);
-#pragma unroll
   for (int i = 0; i < 8; ++i) to[i] = to_float(eight.x[i]);
 }
 template <class T> __device__ __forceinline__ void store8(T *to, const float from[8]) {
   Eight<T> eight;
-#pragma unroll
   for (int i = 0; i < 8; ++i) eight.x[i] = from_float<T>(from[i]);
   *reinterpret_cast<Eight<T> *>(to) = eight;
 }
@@ -101,15 +99,26 @@ template <class T> __host__ __device__ constexpr T larger(T a, T b) { return a >
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-__device__ __forceinline__ float warp_max(float x) {
+struct Largest {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const { return larger(a, b); }
+};
+struct Sum {
+  template <class X> __device__ __forceinline__ X operator()(X a, X b) const { return a + b; }
+};
+
+// What the numbers of a warp's threads, or of all threads, come to, two by two: for each of them. 0 changes nothing.
+template <class Two, class X> __device__ __forceinline__ X warp_reduce(X x) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+  for (int step = 16; step > 0; step /= 2) x = Two()(x, __shfl_xor_sync(kAllLanes, x, step));
   return x;
 }
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
+template <class Two, class X> __device__ __forceinline__ X block_reduce(X x, X *shared) {
+  x = warp_reduce<Two>(x);
+  __syncthreads();  // what the last call wrote has been read
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  return warp_reduce<Two>(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : X(0));
 }
 
 // The number of a sequence's row of one head, counted over a whole cache: [B, heads, capacity], or pages [·, heads, page_rows]

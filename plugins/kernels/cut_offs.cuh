@@ -41,9 +41,7 @@ __device__ __forceinline__ uint32_t bound(uint32_t mine, int rank, Kept &kept) {
 template <class Key, class Visit> __device__ __forceinline__ void each_key(int vocab, Key key_at, Visit visit) {
   for (int first = threadIdx.x; first < vocab; first += 4 * kCutThreads) {
     uint32_t keys[4];
-#pragma unroll
     for (int i = 0; i < 4; ++i) keys[i] = key_at(smaller(first + i * kCutThreads, vocab - 1));
-#pragma unroll
     for (int i = 0; i < 4; ++i)
       if (first + i * kCutThreads < vocab) visit(keys[i]);
   }

@@ -8,15 +8,6 @@ namespace specbuild {
 
 constexpr int kNormThreads = 256;
 
-__device__ __forceinline__ float block_reduce(float x, bool largest, float *of_warps) {
-  x = largest ? warp_max(x) : warp_sum(x);
-  __syncthreads();  // of_warps may still be read by the reduction before
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = threadIdx.x % 32 < kNormThreads / 32 ? of_warps[threadIdx.x % 32] : largest ? -1.0f : 0.0f;
-  return largest ? warp_max(x) : warp_sum(x);
-}
-
 template <class T> __device__ __forceinline__ T quantized(float x);
 template <> __device__ __forceinline__ E4M3 quantized<E4M3>(float x) { return from_float<E4M3>(x); }
 template <> __device__ __forceinline__ int8_t quantized<int8_t>(float x) {
@@ -25,7 +16,6 @@ template <> __device__ __forceinline__ int8_t quantized<int8_t>(float x) {
 
 template <class Q> __device__ __forceinline__ void store_quantized(void *to, int64_t at, const float x[8], float unit) {
   Eight<Q> eight;
-#pragma unroll
   for (int i = 0; i < 8; ++i) eight.x[i] = quantized<Q>(x[i] * unit);
   *reinterpret_cast<Eight<Q> *>(static_cast<Q *>(to) + at) = eight;
 }
@@ -43,17 +33,14 @@ template <class T> __device__ __forceinline__ void norm_row(const specbuild_norm
     load8(static_cast<const T *>(p.x) + first + at, x);
     if (p.y) {
       load8(static_cast<const T *>(p.y) + first + at, y);
-#pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = to_float(from_float<T>(x[i] + y[i]));  // the sum as the residual stream keeps it
     }
     if (p.sum) store8(static_cast<T *>(p.sum) + first + at, x);
-#pragma unroll
     for (int i = 0; i < 8; ++i) squares += x[i] * x[i], row[at + i] = x[i];
   }
-  const float factor = rsqrtf(block_reduce(squares, false, of_warps) / p.width + p.epsilon);
+  const float factor = rsqrtf(block_reduce<Sum>(squares, of_warps) / p.width + p.epsilon);
   float largest = 0.0f;
   for (int at = threadIdx.x * 8; at < p.width; at += kNormThreads * 8) {
-#pragma unroll
     for (int i = 0; i < 8; ++i) {
       x[i] = row[at + i] * factor * p.weight[at + i];
       row[at + i] = x[i];
@@ -62,7 +49,7 @@ template <class T> __device__ __forceinline__ void norm_row(const specbuild_norm
     if (!p.scales) store8(static_cast<T *>(p.output) + first + at, x);
   }
   if (!p.scales) return;
-  const float scale = fmaxf(block_reduce(largest, true, of_warps), 1e-12f) / (p.output_dtype == SPECBUILD_E4M3 ? 448.0f : 127.0f);
+  const float scale = fmaxf(block_reduce<Largest>(largest, of_warps), 1e-12f) / (p.output_dtype == SPECBUILD_E4M3 ? 448.0f : 127.0f);
   if (threadIdx.x == 0) p.scales[blockIdx.x] = scale;
   for (int at = threadIdx.x * 8; at < p.width; at += kNormThreads * 8) {
     if (p.output_dtype == SPECBUILD_E4M3) store_quantized<E4M3>(p.output, first + at, row + at, 1.0f / scale);
@@ -77,7 +64,6 @@ template <class T> __device__ __forceinline__ void swiglu_eight(const specbuild_
   float gate[8], up[8];
   load8(static_cast<const T *>(p.gate) + row * p.stride + column, gate);
   load8(static_cast<const T *>(p.up) + row * p.stride + column, up);
-#pragma unroll
   for (int i = 0; i < 8; ++i) up[i] *= gate[i] / (1.0f + expf(-gate[i]));
   store8(static_cast<T *>(p.output) + at, up);
 }
@@ -116,9 +102,8 @@ int specbuild_rms_norm(const specbuild_norm *p, void *stream) {
   if (!(p->epsilon >= 0.0f)) return refuse("a norm's epsilon of %g", p->epsilon);
   const Pointer pointers[] = {{"x", p->x}, {"weight", p->weight}, {"output", p->output},
                               {"y", p->y, 16, true}, {"sum", p->sum, 16, true}, {"scales", p->scales, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
   const Grid grid = {p->rows, 1, 1, kNormThreads, size_t(p->width) * sizeof(float)};
-  return launch(p->dtype == SPECBUILD_F16 ? rms_norm_F16 : rms_norm_BF16, grid, *p, stream);
+  return launch(pointers, p->dtype == SPECBUILD_F16 ? rms_norm_F16 : rms_norm_BF16, grid, *p, stream);
 }
 
 int specbuild_swiglu_gate(const specbuild_swiglu *p, void *stream) {
@@ -139,8 +124,7 @@ int specbuild_gather_rows(const specbuild_gather *p, void *stream) {
   if (p->rows < 1 || p->vocab < 1) return refuse("%d rows of a vocabulary of %d: at least 1", p->rows, p->vocab);
   if (p->row_bytes < 16 || p->row_bytes % 16) return refuse("rows of %d bytes: use a multiple of 16", p->row_bytes);
   const Pointer pointers[] = {{"table", p->table}, {"ids", p->ids, 4}, {"output", p->output}, {"fault", p->fault, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
-  return launch(gather_rows, Grid{p->rows, 1, 1, kNormThreads, 0}, *p, stream);
+  return launch(pointers, gather_rows, Grid{p->rows, 1, 1, kNormThreads, 0}, *p, stream);
 }
 
 }  // extern "C"

@@ -110,5 +110,10 @@ template <size_t kCount> int check_pointers(const Pointer (&pointers)[kCount]) {
   }
   return SPECBUILD_OK;
 }
+template <size_t kCount, class P>
+int launch(const Pointer (&pointers)[kCount], void (*kernel)(P), Grid grid, const P &p, void *stream) {
+  const int status = check_pointers(pointers);
+  return status ? status : launch(kernel, grid, p, stream);
+}
 
 }  // namespace specbuild

@@ -76,7 +76,6 @@ extern "C" int specbuild_tree_mask(const specbuild_mask *p, void *stream) {
   const Pointer pointers[] = {{"cache_len", p->cache_len, 4}, {"output", p->output, 4, true}, {"parents", p->parents, 4, true},
                               {"tree_offset", p->tree_offset, 4, true}, {"counts", p->counts, 4, true},
                               {"positions", p->positions, 4, true}, {"rows", p->rows, 4, true}, {"fault", p->fault, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
-  return launch(run, Grid{p->output ? ceil_div(p->capacity, kMaskColumns) : 1, p->batch, 1, kMaskThreads, 0}, *p, stream);
+  return launch(pointers, run, Grid{p->output ? ceil_div(p->capacity, kMaskColumns) : 1, p->batch, 1, kMaskThreads, 0}, *p, stream);
 }
 #endif

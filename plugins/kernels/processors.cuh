@@ -13,26 +13,6 @@ __device__ __forceinline__ uint32_t key_of(float x) {
 __device__ __forceinline__ float score_of(uint32_t key) { return float_of(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu)); }
 constexpr uint32_t kLeastKey = 0x007fffff, kMostKey = 0xff800000;  // of −∞ and ∞
 
-// What all threads' numbers come to, two by two, for all of them: their largest, or their sum.
-template <class Two> __device__ __forceinline__ uint64_t block_reduce(uint64_t x, uint64_t *shared, Two two) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = two(x, __shfl_xor_sync(kAllLanes, x, step));
-  __syncthreads();  // what the last call wrote has been read
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  x = lane < int(blockDim.x / 32) ? shared[lane] : 0;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = two(x, __shfl_xor_sync(kAllLanes, x, step));
-  return x;
-}
-__device__ __forceinline__ uint64_t block_max(uint64_t x, uint64_t *shared) {
-  return block_reduce(x, shared, [](uint64_t a, uint64_t b) { return larger(a, b); });
-}
-__device__ __forceinline__ uint64_t block_sum(uint64_t x, uint64_t *shared) {
-  return block_reduce(x, shared, [](uint64_t a, uint64_t b) { return a + b; });
-}
-
 __device__ __forceinline__ bool cuts_off(const specbuild_request &r) {
   return r.temperature > 0.0f && (r.top_k > 0 || r.top_p < 1.0 || score_of(kLeastKey) < r.min_p_log);
 }

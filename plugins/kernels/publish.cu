@@ -52,7 +52,6 @@ extern "C" int specbuild_publish(const specbuild_ring *p, void *stream) {
                               {"length", p->length, 4}, {"emitted", p->emitted, 4}, {"counts", p->counts, 4}, {"fault", p->fault, 4, true},
                               {"root_position", p->root_position, 4}, {"ends", p->ends, 4, true},
                               {"stop", (const void *)p->stop, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
-  return launch(::publish, Grid{1, 1, 1, kPublishThreads, 0}, *p, stream);
+  return launch(pointers, ::publish, Grid{1, 1, 1, kPublishThreads, 0}, *p, stream);
 }
 #endif

@@ -102,7 +102,6 @@ extern "C" int specbuild_continue_text(const specbuild_text *p, void *stream) {
                               {"roots", p->roots, 4}, {"length", p->length, 4}, {"emitted", p->emitted, 4},
                               {"tokens", p->tokens, 4}, {"parents", p->parents, 4}, {"counts", p->counts, 4},
                               {"fault", p->fault, 4, true}, {"habits", p->habits, 8, true}, {"salts", p->salts, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
-  return launch(::continue_text, Grid{p->batch, 1, 1, kTextThreads, 0}, *p, stream);
+  return launch(pointers, ::continue_text, Grid{p->batch, 1, 1, kTextThreads, 0}, *p, stream);
 }
 #endif

@@ -12,7 +12,6 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
   const int64_t first = int64_t(b) * p.nodes;
   bool sound = count >= 0 && count <= p.nodes;
   int parents[2], tokens[2], choices[2];
-#pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int node = lane + 32 * i;
     const bool real = node < count && node < p.nodes;
@@ -26,7 +25,6 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
   int path[2] = {-1, -1}, emitted[2] = {-1, -1};
   while (node >= 0) {
     const int choice = __shfl_sync(kAllLanes, node < 32 ? choices[0] : choices[1], node % 32);
-#pragma unroll
     for (int i = 0; i < 2; ++i)
       if (length == lane + 32 * i) path[i] = node, emitted[i] = choice;
     if (p.history && lane == 0 && choice >= 0 && choice < p.vocab) {
@@ -39,7 +37,6 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
     node = high ? 63 - __clz(int(high)) : 31 - __clz(int(low));  // −1 where no child carries the choice
     if (p.trunk && node != length) node = -1;  // the choice is emitted, and the next round's root
   }
-#pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int at = lane + 32 * i;
     if (at < p.nodes) p.path[first + at] = path[i], p.emitted[first + at] = emitted[i];
@@ -70,7 +67,6 @@ extern "C" int specbuild_walk_tree(const specbuild_walk *p, void *stream) {
                               {"parents", p->parents, 4, true}, {"counts", p->counts, 4, true},
                               {"history", p->history, 4, true}, {"roots", p->roots, 4, true}, {"pair", p->pair, 4, true},
                               {"fault", p->fault, 4, true}};
-  if (const int status = check_pointers(pointers)) return status;
-  return launch(walk_tree, Grid{p->batch, 1, 1, 32, 0}, *p, stream);
+  return launch(pointers, walk_tree, Grid{p->batch, 1, 1, 32, 0}, *p, stream);
 }
 #endif

@@ -1,7 +1,15 @@
-"""Gumbel noise of one position, computed only for the tokens that a choice looks at."""
+"""Gumbel noise of one position, computed only for the tokens that a choice looks at.
+
+A token's noise is −log of the time at which its clock rings, an exponential variable of mean 1. The tokens of a large
+vocabulary run in races of 32: a race's first clock rings after an exponential time of mean 1/32, it may be each of them
+alike, and from then on every other clock rings after an exponential time of mean 1, as if only then started (such a
+variable has no memory). So one number tells the largest noise of 32 tokens, and most others are never looked at.
+Maddison et al. (2014) build noise from its maximum too.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import cached_property
 from typing import Any
@@ -9,10 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint32]
 Tokens = NDArray[np.intp]
-ALONE = 1400  # consecutive words that cost as much as a single word computed alone
-MOST_LEVELS = (127 + 32) * 2.0**23  # levels of a word of 2³²
+Values = NDArray[np.float32]
+Times = NDArray[np.float64]
+SMALL = 8192  # vocabulary up to which each token runs alone: races would cost more than all noise
+_RACE = 5  # the tokens of a race, as bits
+_GAMMA = 0x9E3779B97F4A7C15
 _STATE: Any = {"bit_generator": "Philox", "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 _KEPT = threading.local()
 
@@ -27,64 +37,85 @@ def _generator(key: tuple[int, int]) -> np.random.Philox:
     return bits
 
 
-def gumbel(words: Words) -> NDArray[np.float32]:
-    """Return standard Gumbel noise `float32[n]` of words; it falls with the word."""
-    share = (words + 0.5) * 2.0**-32  # in the open interval (0, 1), exact in float64
-    return np.asarray(-np.log(-np.log1p(-share)), dtype=np.float32)
+def exponential(words: NDArray[Any], bits: int) -> Times:
+    """Return exponential variables of mean 1 from words of so many bits, `float64[n]`; they grow with the word."""
+    return np.log1p((words + 0.5) * -(2.0**-bits)) * -1.0
 
 
-def levels(words: Words) -> NDArray[np.float32]:
-    """Return 2²³ · (127 + log2 word) of each word, up to 0.09 · 2²³ too low, `float32[n]`; 0 for 0.
+def mixed(key: int, tokens: Tokens) -> NDArray[np.uint64]:
+    """Return 32 bits for each token, `uint64[n]`: the upper half of a SplitMix64 generator's word (Steele et al. 2014).
 
-    A float's bits, read as an integer, are nearly its logarithm (Mitchell 1962), so that no logarithm is taken.
+    Args:
+        key: The generator's seed, 64 bits.
+        tokens: Which of its words: 0, 1, ….
     """
-    return words.astype(np.float32).view(np.int32).astype(np.float32)
+    z = tokens.view(np.uint64) * np.uint64(_GAMMA) + np.uint64((key + _GAMMA) % 2**64)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return (z ^ z >> np.uint64(31)) >> np.uint64(32)
 
 
 class Noise:
-    """g(seed, t, ·), the noise at position t: token x has 32-bit word x of Philox(key=[seed, t]) (Salmon et al. 2011).
+    """g(seed, t, ·), the noise at position t, from the words of Philox(key=[seed, t]) (Salmon et al. 2011).
 
-    A word of Philox has 64 bits and serves two tokens, its lower half the first. If only few tokens are asked for, only
-    their words are computed: Philox computes any word from the key and a counter.
+    Token x is runner ⌊x / R⌋ in race x mod R. A Philox word has 64 bits and serves two races, its lower half the first:
+    a half's upper 27 bits are when the race's first clock rings, its lower 5 whose that is. The word after them is the
+    key of all later times. If each token runs alone, all 32 bits are its time.
+
+    Attributes:
+        races: R, a multiple of 8.
     """
 
     def __init__(self, seed: int, position: int, vocab_size: int) -> None:
-        self._key = seed, position
-        self._vocab_size, self._asked = vocab_size, 0
+        self._key, self._vocab_size = (seed, position), vocab_size
+        self._bits = _RACE if vocab_size > SMALL else 0
+        self.races = -(-vocab_size // (8 << self._bits)) * 8
 
     @cached_property
-    def words(self) -> Words:
-        """The words of all tokens, `uint32[V]`."""
-        whole = _generator(self._key).random_raw(-(-self._vocab_size // 2))
-        return whole.astype("<u8", copy=False).view("<u4")[: self._vocab_size]
+    def _words(self) -> NDArray[np.uint64]:
+        return _generator(self._key).random_raw(self.races // 2 + 1)
 
     @cached_property
-    def levels(self) -> NDArray[np.float32]:
-        """The `levels` of all words, `float32[V]`."""
-        return levels(self.words)
+    def _halves(self) -> NDArray[np.uint32]:
+        return self._words[:-1].view(np.uint32)
 
     @cached_property
-    def all(self) -> NDArray[np.float32]:
+    def bounds(self) -> Values:
+        """What no noise of each race is above, and the largest is near where it matters: `float32[R]`.
+
+        −log(−log(1 − u)) is at most −log u, and a float's bits, read as an integer, are nearly its logarithm, from
+        below (Mitchell 1962). So no logarithm is taken.
+        """
+        levels = (self._halves >> np.uint32(self._bits)).astype(np.float32).view(np.int32).astype(np.float32)
+        return levels * np.float32(-math.log(2) * 2.0**-23) + np.float32(math.log(2) * (127 + 32))
+
+    def of(self, tokens: Tokens) -> Values:
+        """Return the noise of some tokens, `float32[n]`."""
+        if not self._bits:
+            return self.all[tokens]
+        runner, race = np.divmod(tokens, self.races)
+        halves = self._halves[race]
+        later = (halves & np.uint32((1 << self._bits) - 1)) != runner
+        times = exponential(halves >> np.uint32(self._bits), 32 - self._bits) * 2.0**-self._bits
+        times += later * exponential(mixed(int(self._words[-1]), tokens), 32)
+        return (-np.log(times)).astype(np.float32)
+
+    @cached_property
+    def all(self) -> Values:
         """The noise of all tokens, `float32[V]`."""
-        return gumbel(self.words)
+        if self._bits:
+            return self.of(np.arange(self._vocab_size))
+        return (-np.log(exponential(self._halves[: self._vocab_size], 32))).astype(np.float32)
 
-    @property
-    def few(self) -> int:
-        """For how many more tokens single words cost less than all words; 0 once all words are computed."""
-        return 0 if "words" in self.__dict__ else self._vocab_size // ALONE - self._asked
+    def tokens_of(self, races: Tokens) -> Tokens:
+        """Return all tokens of some races, `intp[n]`."""
+        tokens = (races[:, None] + np.arange(0, self._vocab_size, self.races)).reshape(-1)
+        return tokens[tokens < self._vocab_size] if self._vocab_size % self.races else tokens
 
-    def of(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Return the noise of some tokens, given in ascending order: `float32[n]`."""
-        return gumbel(self._alone(tokens) if tokens.size <= self.few else self.words[tokens])
-
-    def _alone(self, tokens: Tokens) -> Words:
-        """Return the words of some tokens, computed one by one."""
-        self._asked += tokens.size
-        bits, found, whole, after = _generator(self._key), list[int](), list[int](), 0
-        for token in tokens.tolist():
-            block = token // 8  # Philox makes four words of 64 bits at a time
-            if block + 1 != after or not found:
-                bits.advance(block - after)
-                whole, after = bits.random_raw(4).tolist(), block + 1
-            found.append(whole[token % 8 // 2] >> token % 2 * 32 & 0xFFFFFFFF)
-        return np.array(found, dtype=np.uint32)
+    def best_of(self, values: Values) -> Values:
+        """Return the largest of each race's values, `float32[R]`, of `float32[V]`; NaN if one is NaN, −∞ if none is."""
+        whole = values.size // self.races * self.races
+        found: Values = values[:whole].reshape(-1, self.races).max(axis=0, initial=-np.inf)
+        rest = found[: values.size - whole]
+        np.maximum(rest, values[whole:], out=rest)
+        return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.intp]
-BLOCKS, LEAST_BLOCKS = 8, 512  # blocks of a row per token that `head` looks for, and their minimum
+BLOCKS, LEAST_BLOCKS = 8, 256  # blocks of a row per token that `head` looks for, and their minimum
 _ROUNDED = 2.0**-21  # relative to a threshold: more than division and rounding to float32 may move it
 _TINY, _HUGE = 1e-36, 3.4e38
 

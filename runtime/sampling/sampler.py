@@ -18,9 +18,9 @@ from specbuild.runtime.errors import ExecutionError, OptionError, message_of, sh
 
 from .constraint import Constraint, Foreseeing, Matcher, ask, only, unpack
 from .cut_offs import CutOffs
-from .noise import Noise
+from .noise import SMALL, Noise
 from .parameters import SamplingParams as SamplingParams
-from .ranking import SMALL, Contenders, ranking
+from .ranking import Contenders, ranking
 from .row import Logits, Row
 
 RIVALS = 64  # maximum rivals of a choice that `settles` looks at one by one
@@ -121,8 +121,8 @@ class Sampler:
             return  # as `ranking` does where nothing is cut off
         noise = self.noise(position) if self.params.temperature > 0 else None
         cut_offs = self._cut_offs(row) if self._cuts else None
-        if cut_offs and noise and misses is None and noise.few:
-            cut_offs.narrow(min(2 * noise.few, MAX_ALONE))
+        if cut_offs and noise and misses is None and row.raw.size > SMALL:
+            cut_offs.narrow(MAX_ALONE)
         yield from ranking(row, noise, cut_offs, misses, count)
 
     def scores(self, logits: Logits, position: int) -> Logits | None:

@@ -37,7 +37,7 @@ EVERYTHING = SamplingParams(
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    vocab=st.sampled_from([1, 2, 13, 257, 1000, 4097]),
+    vocab=st.sampled_from([1, 2, 13, 257, 1000, 4097, 8201]),
     nodes=st.integers(1, 8),
     dtype=st.sampled_from(FLOATS),
     best=st.sampled_from([1, 1, 4, 9]),

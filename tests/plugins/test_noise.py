@@ -1,4 +1,4 @@
-"""The noise on the host: words are NumPy's bit for bit, and g is float64's within a bound."""
+"""The kernel's noise: the runtime's, float64's within a bound."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from calls import noise
 from device import HostKernels
 
 from specbuild.runtime.errors import OptionError
+from specbuild.runtime.sampling.noise import SMALL, Noise
 
 NOISE_BOUND = 5e-6  # of g in float32, anywhere
 
@@ -22,26 +23,24 @@ def test_the_oracles_words_are_numpys() -> None:
     assert np.array_equal(words, expected)
 
 
-def test_words_of_a_million_rows(kernels: HostKernels) -> None:
+def test_noise_of_a_hundred_thousand_rows(kernels: HostKernels) -> None:
     rng = np.random.default_rng(1)
-    seeds, positions = rng.integers(0, 2**64, (2, 10**6), dtype=np.uint64)
-    positions[: 10**5] = np.arange(10**5)
-    words, values = noise(kernels, seeds, positions, 8)
-    assert np.array_equal(words, oracles.philox(seeds, positions, 0))
-    error = np.abs(values - oracles.gumbel(words)).max()
+    seeds, positions = rng.integers(0, 2**64, (2, 10**5), dtype=np.uint64)
+    positions[: 10**4] = np.arange(10**4)
+    values = noise(kernels, seeds, positions, 8)
+    error = np.abs(values - oracles.gumbel(oracles.philox(seeds, positions, 0))).max()
     assert error <= NOISE_BOUND, error
     assert np.isfinite(values).all()
 
 
-def test_rows_as_long_as_a_vocabulary(kernels: HostKernels) -> None:
+@pytest.mark.parametrize("vocab", [1, 13, SMALL, SMALL + 1, 49_152, 300_007])
+def test_rows_as_long_as_a_vocabulary(kernels: HostKernels, vocab: int) -> None:
     seeds, positions = np.array([[0, 5, 2**64 - 1], [0, 77, 4096]], dtype=np.uint64)
-    words, values = noise(kernels, seeds, positions, 100_000)
-    for row, seed, position in zip(words, seeds, positions, strict=True):
-        assert np.array_equal(row, np.random.Philox(key=[seed, position]).random_raw(50_000).view("<u4"))
-    assert np.abs(values - oracles.gumbel(words)).max() <= NOISE_BOUND
+    for row, seed, position in zip(noise(kernels, seeds, positions, vocab), seeds, positions, strict=True):
+        assert np.abs(row - Noise(int(seed), int(position), vocab).all).max() <= NOISE_BOUND
 
 
-@pytest.mark.parametrize(("rows", "count", "message"), [(0, 4, "0 rows"), (1, 6, "6 words a row"), (1, 0, "0 words")])
-def test_noise_is_refused(kernels: HostKernels, rows: int, count: int, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        noise(kernels, *np.zeros((2, rows), dtype=np.uint64), count)
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 4), (1, 0)])
+def test_noise_is_refused(kernels: HostKernels, rows: int, vocab: int) -> None:
+    with pytest.raises(OptionError, match=f"noise of {rows} rows of {vocab} tokens"):
+        noise(kernels, *np.zeros((2, rows), dtype=np.uint64), vocab)

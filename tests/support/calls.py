@@ -127,14 +127,12 @@ def choose(kernels: HostKernels, *arguments: Any, **more: Any) -> tuple[Array, A
     return params.keep["choices"], params.keep["scores"]
 
 
-def noise(kernels: HostKernels, seeds: Array, positions: Array, count: int) -> tuple[Array, Array]:
-    """Words and g of each (seed, position), `[rows, count]`."""
-    words = np.zeros((len(seeds), count), dtype=np.uint32)
-    values = np.full(words.shape, np.nan, dtype=np.float32)
-    sizes = {"rows": len(seeds), "count": count}
-    params = struct(kernels, Noise, seeds=seeds, positions=positions, words=words, noise=values, **sizes)
-    kernels.launch("make_noise", params)
-    return words, values
+def noise(kernels: HostKernels, seeds: Array, positions: Array, vocab: int) -> Array:
+    """g of each (seed, position), `[rows, vocab]`."""
+    values = np.full((len(seeds), vocab), np.nan, dtype=np.float32)
+    sizes = {"rows": len(seeds), "vocab": vocab}
+    kernels.launch("make_noise", struct(kernels, Noise, seeds=seeds, positions=positions, noise=values, **sizes))
+    return values
 
 
 def walk(kernels: HostKernels, tokens: Array, parents: Array | None, choices: Array, **more: Any) -> dict[str, Array]:

@@ -38,13 +38,15 @@ class MaskedSampler(Sampler):
 
 
 class GivenNoise(Noise):
-    """Noise that somebody else computed, `uint32[V]` and `float32[V]`."""
+    """Noise that somebody else computed, `float32[V]`."""
 
-    def __init__(self, words: Any, values: Any) -> None:
+    def __init__(self, values: Any) -> None:
         super().__init__(0, 0, len(values))
-        self.words, self.all = words, values
+        self.all = values
 
-    few = 0
+    @property
+    def bounds(self) -> Any:
+        return self.best_of(self.all)
 
     def of(self, tokens: Any) -> Any:
         return self.all[tokens]
@@ -84,8 +86,7 @@ class Case:
                 position = self.positions[b] + tree.depths[node]
                 if kernels and position not in made._noise:
                     key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
-                    given = noise(kernels, *key, -(-self.vocab // 8) * 8)
-                    made._noise[position] = GivenNoise(*(each[0, : self.vocab] for each in given))
+                    made._noise[position] = GivenNoise(noise(kernels, *key, self.vocab)[0])
                 found = [-1] * self.best, [-np.inf] * self.best
                 if self.legal is None or self.legal[b, node].any():
                     found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)

@@ -16,12 +16,23 @@ import numpy as np
 from specbuild.runtime.sampling.constraint import unpack
 from specbuild.runtime.sampling.parameters import SamplingParams
 
+SMALL = 8192  # a larger vocabulary's tokens run in races of 32
+
 
 def gumbel(seed: int, position: int, vocab_size: int) -> Any:
     """g(seed, t, ·) `float32[V]`."""
-    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw((vocab_size + 1) // 2)
-    halves = np.stack((words & np.uint64(2**32 - 1), words >> np.uint64(32)), axis=1).reshape(-1)[:vocab_size]
-    return (-np.log(-np.log1p((halves + 0.5) * -(2.0**-32)))).astype(np.float32)
+    race = 32 if vocab_size > SMALL else 1
+    races, tokens = math.ceil(vocab_size / race / 8) * 8, np.arange(vocab_size)
+    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw(races // 2 + 1)
+    halves = np.stack((words[:-1] % 2**32, words[:-1] >> np.uint64(32)), axis=1).reshape(-1)[tokens % races]
+    times = -np.log1p((halves // race + 0.5) * race * -(2.0**-32)) / race
+    if race > 1:
+        z = words[-1] + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ z // 2**30) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ z // 2**27) * np.uint64(0x94D049BB133111EB)
+        own = -np.log1p(((z ^ z // 2**31) // 2**32 + 0.5) * -(2.0**-32))
+        times[halves % race != tokens // races] += own[halves % race != tokens // races]
+    return (-np.log(times)).astype(np.float32)
 
 
 class PlainSampler:

@@ -79,8 +79,8 @@ class Noise(ctypes.Structure):
     """Parameters of sampling noise alone, for tests (`specbuild_noise`)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("seeds", "positions", "words", "noise")),
-        *((name, c_int32) for name in ("rows", "count")),
+        *((name, c_void_p) for name in ("seeds", "positions", "noise")),
+        *((name, c_int32) for name in ("rows", "vocab")),
     ]
 
 

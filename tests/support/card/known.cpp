@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 
 extern "C" {
-void choose_tokens_F32(specbuild_choose), choose_tokens_F16(specbuild_choose), choose_tokens_BF16(specbuild_choose);
+void choose_best_F32(specbuild_choose), choose_best_F16(specbuild_choose), choose_best_BF16(specbuild_choose);
 void choose_cuts_F32(specbuild_choose), choose_cuts_F16(specbuild_choose), choose_cuts_BF16(specbuild_choose);
 void walk_tree(specbuild_walk), commit_path(specbuild_commit), publish(specbuild_ring);
 void continue_text(specbuild_text);
@@ -48,7 +48,7 @@ void twice(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x] + x[threa
 
 #define KNOWN(NAME) Known<&NAME>::named(#NAME)
 const card_kernel kernels[] = {
-    KNOWN(choose_tokens_F32), KNOWN(choose_tokens_F16), KNOWN(choose_tokens_BF16),
+    KNOWN(choose_best_F32), KNOWN(choose_best_F16), KNOWN(choose_best_BF16),
     KNOWN(choose_cuts_F32), KNOWN(choose_cuts_F16), KNOWN(choose_cuts_BF16),
     KNOWN(walk_tree),      KNOWN(commit_path),   KNOWN(publish),        KNOWN(tree_mask_BOOL),
     KNOWN(tree_mask_F32),  KNOWN(tree_mask_F16), KNOWN(tree_mask_BF16), KNOWN(grow_level),    KNOWN(grow_finish),

@@ -39,8 +39,8 @@ def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
     assert (found["nodes"], found["condition"], found["tree"]) == (64, "while", "topk:2,3")
     assert [node["nodes"] for node in nodes if node["kind"] == "child"] == [2, 2, 2, 64]
     names = [node["kernel"] for node in nodes if node["kind"] == "kernel"]
-    level = ["tree_mask_BOOL", "choose_tokens_F32", "grow_level"]
-    verify = ["tree_mask_BOOL", "choose_tokens_F32", "walk_tree", "commit_path", "publish"]
+    level = ["tree_mask_BOOL", "choose_best_F32", "grow_level"]
+    verify = ["tree_mask_BOOL", "choose_best_F32", "walk_tree", "commit_path", "publish"]
     assert names == [*level * 3, "grow_finish", *verify]
     assert edges == [[at, at + 1] for at in range(len(nodes) - 1)], "draft before target, and nothing beside"
     last = nodes[-1]
@@ -115,7 +115,7 @@ def test_cut_offs_are_a_kernel_more_for_every_choice(bundle: Path) -> None:
         [node["kernel"] for node in describe_bundle(opened, 2, "chain:2", asked)["body"]["nodes"] if "kernel" in node]
         for asked in (ProcessorFlags(False, False, False), ProcessorFlags(True, False, False))
     )
-    assert plain.count("choose_tokens_F32") == cut.count("choose_cuts_F32") == 3  # two levels, and the target's own
+    assert plain.count("choose_best_F32") == cut.count("choose_cuts_F32") == 3  # two levels, and the target's own
     assert [name for name in cut if name != "choose_cuts_F32"] == plain
 
 
