@@ -1,7 +1,7 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--turnover 3] [--loads 5]
-    [--min-expected-speedup 1] [--no-resident] [--control]
+    [--min-expected-speedup 1] [--no-resident] [--control] [--prompt-tokens 900]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
@@ -9,7 +9,8 @@ in alternating order; its ratio is plain seconds over `auto`'s. A pair has --tur
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
 keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
 and never drafts: what deciding costs. With --no-resident a GPU's rounds wait for the host, both ways. With --control
-the second way decodes plainly too: what the machine's noise alone makes of each figure. Cells that are already in FILE
+the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell "prompt" is of the gaps
+of two requests while a third one's prompt of --prompt-tokens is read. Cells that are already in FILE
 are skipped, so the benchmark can run in pieces; after --seconds no further cell begins.
 """
 
@@ -39,7 +40,7 @@ from specbuild.runtime.errors import OptionError
 TEMPERATURES = (0.0, 0.8)
 CONCURRENCIES = (1, 2, 4)
 CROWDS = (8, 16)
-NEW_TOKENS, LONG = 64, 900
+NEW_TOKENS = 64
 RESAMPLES = 2000
 WAYS = ("off", "auto")
 PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
@@ -238,7 +239,7 @@ def cells(name: str, path: Path, asked: argparse.Namespace, kind: str) -> Iterat
     for size, temperature, busy in itertools.product(CONCURRENCIES, TEMPERATURES, (False, True)):
         label = f"{name} concurrency={size} temperature={temperature}{' busy' if busy else ''}"
         yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, b, asked)
-    yield f"{name} prompt", lambda: prompt_cell(path, texts, LONG, max(asked.pairs // 3, 2))
+    yield f"{name} prompt", lambda: prompt_cell(path, texts, asked.prompt_tokens, max(asked.pairs // 3, 2))
     for size in CROWDS:
         yield (
             f"{name} concurrency={size} temperature=0.0",
@@ -256,6 +257,7 @@ def main() -> int:
     parser.add_argument("--turnover", type=int, default=3)
     parser.add_argument("--loads", type=int, default=5, help="of both engines: one may be a tenth faster")
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
+    parser.add_argument("--prompt-tokens", type=int, default=900, help="of the cell named 'prompt'")
     parser.add_argument("--no-resident", action="store_true")
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
