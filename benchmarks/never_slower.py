@@ -9,9 +9,9 @@ in alternating order; its ratio is plain seconds over `auto`'s. A pair has --tur
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
 keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
 and never drafts: what deciding costs. With --no-resident a GPU's rounds wait for the host, both ways. With --control
-the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell "prompt" is of the gaps
-of two requests while a third one's prompt of --prompt-tokens is read. Cells that are already in FILE
-are skipped, so the benchmark can run in pieces; after --seconds no further cell begins.
+the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell "prompt" has the gaps
+of two requests while the prompt of a third, of --prompt-tokens, is read. Cells that are already in FILE are skipped, so
+the benchmark can run in pieces; after --seconds no further cell begins.
 """
 
 from __future__ import annotations
