@@ -1,10 +1,10 @@
 """Gumbel noise of one position, computed only for the tokens that a choice looks at.
 
-A token's noise is −log of the time at which its clock rings, an exponential variable of mean 1. The tokens of a large
-vocabulary run in races of 32: a race's first clock rings after an exponential time of mean 1/32, it may be each of them
-alike, and from then on every other clock rings after an exponential time of mean 1, as if only then started (such a
-variable has no memory). So one number tells the largest noise of 32 tokens, and most others are never looked at.
-Maddison et al. (2014) build noise from its maximum too.
+A token's noise is −log of the time at which its clock rings, an exponential variable of mean 1. In a large vocabulary
+32 tokens share a race. Its first clock rings after an exponential time of mean 1/32, and is any of the 32 with the same
+chance. Each other clock rings an exponential time of mean 1 later, because such a variable has no memory. So one number
+tells the largest noise of 32 tokens, and most of the others are never computed (Maddison et al. 2014 build noise from
+its maximum too).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tokens = NDArray[np.intp]
 Values = NDArray[np.float32]
 Times = NDArray[np.float64]
 SMALL = 8192  # vocabulary up to which each token runs alone: races would cost more than all noise
-_RACE = 5  # the tokens of a race, as bits
+_BITS = 5  # of a runner's number: a race has 32 tokens
 _GAMMA = 0x9E3779B97F4A7C15
 _STATE: Any = {"bit_generator": "Philox", "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 _KEPT = threading.local()
@@ -39,7 +39,7 @@ def _generator(key: tuple[int, int]) -> np.random.Philox:
 
 def exponential(words: NDArray[Any], bits: int) -> Times:
     """Return exponential variables of mean 1 from words of so many bits, `float64[n]`; they grow with the word."""
-    return np.log1p((words + 0.5) * -(2.0**-bits)) * -1.0
+    return -np.log1p((words + 0.5) * -(2.0**-bits))
 
 
 def mixed(key: int, tokens: Tokens) -> NDArray[np.uint64]:
@@ -58,9 +58,9 @@ def mixed(key: int, tokens: Tokens) -> NDArray[np.uint64]:
 class Noise:
     """g(seed, t, ·), the noise at position t, from the words of Philox(key=[seed, t]) (Salmon et al. 2011).
 
-    Token x is runner ⌊x / R⌋ in race x mod R. A Philox word has 64 bits and serves two races, its lower half the first:
-    a half's upper 27 bits are when the race's first clock rings, its lower 5 whose that is. The word after them is the
-    key of all later times. If each token runs alone, all 32 bits are its time.
+    Token x is runner ⌊x / R⌋ in race x mod R. A Philox word has 64 bits and serves two races, its lower half the first.
+    The upper 27 bits of a half say when the race's first clock rings, the lower 5 which runner's it is. The word after
+    them is the key of all later times. If each token runs alone, all 32 bits say when its clock rings.
 
     Attributes:
         races: R, a multiple of 8.
@@ -68,7 +68,7 @@ class Noise:
 
     def __init__(self, seed: int, position: int, vocab_size: int) -> None:
         self._key, self._vocab_size = (seed, position), vocab_size
-        self._bits = _RACE if vocab_size > SMALL else 0
+        self._bits = _BITS if vocab_size > SMALL else 0
         self.races = -(-vocab_size // (8 << self._bits)) * 8
 
     @cached_property
@@ -113,7 +113,7 @@ class Noise:
         return tokens[tokens < self._vocab_size] if self._vocab_size % self.races else tokens
 
     def best_of(self, values: Values) -> Values:
-        """Return the largest of each race's values, `float32[R]`, of `float32[V]`; NaN if one is NaN, −∞ if none is."""
+        """Return the largest of each race's values, `float32[R]`, of `float32[V]`; NaN if one is NaN, −∞ for no tokens."""
         whole = values.size // self.races * self.races
         found: Values = values[:whole].reshape(-1, self.races).max(axis=0, initial=-np.inf)
         rest = found[: values.size - whole]
