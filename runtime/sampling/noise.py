@@ -113,7 +113,7 @@ class Noise:
         return tokens[tokens < self._vocab_size] if self._vocab_size % self.races else tokens
 
     def best_of(self, values: Values) -> Values:
-        """Return the largest of each race's values, `float32[R]`, of `float32[V]`; NaN if one is NaN, −∞ for no tokens."""
+        """Return the largest of each race's values, `float32[R]`, of `float32[V]`; NaN if one is, −∞ for no tokens."""
         whole = values.size // self.races * self.races
         found: Values = values[:whole].reshape(-1, self.races).max(axis=0, initial=-np.inf)
         rest = found[: values.size - whole]
