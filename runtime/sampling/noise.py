@@ -81,7 +81,7 @@ class Noise:
 
     @cached_property
     def bounds(self) -> Values:
-        """What no noise of each race is above, and the largest is near where it matters: `float32[R]`.
+        """An upper bound of each race's noise, `float32[R]`, mostly within 0.15 of it where the noise is large.
 
         −log(−log(1 − u)) is at most −log u, and a float's bits, read as an integer, are nearly its logarithm, from
         below (Mitchell 1962). So no logarithm is taken.

@@ -132,6 +132,18 @@ def test_contenders_are_all_that_reach_a_score_and_nobody_else(temperature: floa
         assert np.array_equal(tokens, some[scores[some] >= least])
 
 
+@pytest.mark.parametrize("least", [-2.5, 0.0, 7.5, 12.0, 22.8])
+def test_contenders_hold_at_the_smallest_and_largest_words(least: float) -> None:
+    noise = Noise(0, 0, 20_000)
+    words = np.random.default_rng(3).integers(0, 2**32, noise.races, dtype=np.uint32)
+    words >>= np.arange(noise.races, dtype=np.uint32) % 32
+    words[:64] = [*range(32), *range(2**32 - 32, 2**32)]
+    vars(noise)["_halves"] = words
+    tokens, _ = Contenders(Row(np.zeros(20_000, dtype=np.float32)), noise).reaching(least)
+    assert np.array_equal(np.sort(tokens), (noise.all >= np.float32(least)).nonzero()[0])
+    assert tokens.size
+
+
 def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 49,152 tokens, whatever the shape of their logits, peaked, flat or between."""
     taken, random = list[int](), np.random.default_rng(4)
