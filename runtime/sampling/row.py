@@ -62,11 +62,11 @@ class Row:
 def reached_by(values: NDArray[np.float32], count: int) -> float:
     """Return a value that at least `count` of `float32[n]` reach, and few others; −∞ if there are too few of them.
 
-    The values are split into blocks. At least `count` reach the `count`-th largest of the blocks' maxima, one in each
-    of these blocks. The maxima are sorted, because a partition of many equal values is slow.
+    The values are split into blocks, if there are enough. At least `count` reach the `count`-th largest of the blocks'
+    maxima, one in each of these blocks. The maxima are sorted, because a partition of many equal values is slow.
     """
     blocks = max(BLOCKS * count, LEAST_BLOCKS)
     width = values.size // blocks
     if width < 2:
-        return -math.inf
+        return float(np.sort(values)[-count]) if values.size >= count else -math.inf
     return float(np.sort(values[: width * blocks].reshape(width, blocks).max(axis=0))[-count])
