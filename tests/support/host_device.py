@@ -10,6 +10,7 @@ ahead, as a GPU may be.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class HostDevice:
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {"processor": "a host in a device's place"}
         self.captured = self.turns = self.ahead = 0
+        self.clock: Callable[[], float] = time.perf_counter
         self._kept: list[Array] = []
         self._streams: dict[int, list[Step]] = {}
         self._capturing: dict[int, list[Step]] = {}
@@ -106,6 +108,12 @@ class HostDevice:
             while steps:
                 steps.pop(0)()
 
+    def mark(self, stream: int, mark: Mark | None = None) -> Mark:
+        assert not self._capturing, "a graph notes no time"
+        noted = mark or Mark()
+        self.run(stream, lambda: setattr(noted, "seconds", self.clock()))
+        return noted
+
     def graph(self, enqueue: Step, stream: int) -> Step:
         steps = self._capture(enqueue, stream)
         return lambda: self._streams[stream].extend(steps)
@@ -154,6 +162,15 @@ class HostDevice:
         for stream in self._streams:
             self.wait(stream)
         self._kept.clear()
+
+
+class Mark:
+    """A time that a device noted."""
+
+    seconds = float("nan")
+
+    def __sub__(self, other: Mark) -> float:
+        return 1000 * (self.seconds - other.seconds)
 
 
 class Wait:

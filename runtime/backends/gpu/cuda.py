@@ -226,6 +226,12 @@ class Cuda:
                 self._do(found)
         return bool(counter[0] >= value)
 
+    def mark(self, stream: int, mark: Any = None) -> Any:
+        """Record an event; see `Device.mark`."""
+        with self.current:
+            timing = None if mark else self._core.EventOptions(timing_enabled=True)
+            return self._streams[stream].record(mark, timing)
+
     @property
     def capturing(self) -> bool:
         """Return whether a graph is being captured."""
@@ -248,19 +254,18 @@ class Cuda:
 
     def measure_bandwidth(self, size: int = 1 << 28, times: int = 10) -> float:
         """Return bytes per second, read plus written, of copies of `size` bytes within the GPU's memory."""
-        both, on = self._allocate(2 * size), self._streams[self._own]
+        both = self._allocate(2 * size)
         to, source = (Tensor(both + start, (size,), np.dtype(np.uint8)) for start in (0, size))
-        with self.current:
-            try:
-                timing = self._core.EventOptions(timing_enabled=True)
+        try:
+            self.copy(to, source, self._own)
+            begin = self.mark(self._own)
+            for _ in range(times):
                 self.copy(to, source, self._own)
-                begin = on.record(options=timing)
-                for _ in range(times):
-                    self.copy(to, source, self._own)
-                end = on.record(options=timing)
-                end.sync()
-                return 2 * size * times / (float(end - begin) / 1000)
-            finally:
+            end = self.mark(self._own)
+            self.wait(self._own)
+            return float(2 * size * times / ((end - begin) / 1000))
+        finally:
+            with self.current:
                 self._free(both)
 
     def close(self) -> None:

@@ -88,6 +88,13 @@ class Device(Protocol):
         """Block until everything enqueued on a stream has run; raise ExecutionError if some of it failed."""
         ...
 
+    def mark(self, stream: int, mark: Any = None) -> Any:
+        """Enqueue noting the device's time, in a new mark or again in `mark`, and return the mark.
+
+        Once a stream was waited for, the difference of two of its marks is the milliseconds between them.
+        """
+        ...
+
     def graph(self, enqueue: Step, stream: int) -> Step:
         """Capture what `enqueue` enqueues on a stream as a graph, without running it; return what launches it.
 

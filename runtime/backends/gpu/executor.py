@@ -10,8 +10,8 @@ prefill step's length depends only on the rows of its tokens, wherever the prefi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ class StandardExecutor:
 
     def __init__(self, device: Device, model: Model, stream: int) -> None:
         """Run `model` on `stream`; the caller closes `device`."""
-        self.device, self.model, self.stream = device, model, stream
+        self.device, self.model, self.stream, self._timed = device, model, stream, False
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
+        self._marks: tuple[Any, Any] = (None, None)  # of the last timed step; the device uses them again
         self.identity, self.buckets = device.identity, model.buckets
         self.exactness: ExactnessClass | None = None
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
@@ -80,15 +81,16 @@ class StandardExecutor:
                 for piece, nodes in pieces(step_input, self.model, self.exactness is not None):
                     count = len(piece.tokens)
                     self._stage({0: piece}, 1, nodes)
-                    self.model.prefill(piece.slot, nodes, count - 1, self.stream)
-                    self._download(wanted[: piece.logits], 0)
+                    self.timed(partial(self.model.prefill, piece.slot, nodes, count - 1, self.stream))
+                    self._download(wanted[: piece.logits], self.model.logits, 0)
                     self.keep([(piece.slot, piece.start, range(count))])
         if short:
             nodes = self.bucket(max(len(step_input.tokens) for step_input, _ in short))
             self._stage({step_input.slot: step_input for step_input, _ in short}, self.batch_size, nodes)
-            self.model.enqueue(nodes, self.stream)
+            self.timed(partial(self.model.enqueue, nodes, self.stream))
             for step_input, wanted in short:
-                self._download(wanted, step_input.slot * nodes + len(step_input.tokens) - step_input.logits)
+                first = step_input.slot * nodes + len(step_input.tokens) - step_input.logits
+                self._download(wanted, self.model.logits, first)
             self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
         return logits[: len(inputs)]
 
@@ -100,7 +102,7 @@ class StandardExecutor:
         """Return some rows of the last step's logits `[B · nodes, V]`, valid until the next step."""
         found = self._reserve(len(rows))[: len(rows)]
         for at, row in enumerate(rows):
-            self._download(found[at : at + 1], row)
+            self._download(found[at : at + 1], self.model.logits, row)
         self.wait()
         return found
 
@@ -113,10 +115,8 @@ class StandardExecutor:
         if self._made is None or self.model.hidden is None:
             return self.wait()
         for _, _, nodes in kept:
-            first, end = min(nodes), max(nodes) + 1
-            source = self.model.hidden.address + first * self._made.strides[0]
-            to = self._made[first:end]
-            self.device.download(to, Tensor(source, to.shape, to.dtype), self.stream)
+            first = min(nodes)
+            self._download(self._made[first : max(nodes) + 1], self.model.hidden, first)
         self.wait()
         for slot, first, nodes in kept:
             self._rows.hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
@@ -126,19 +126,21 @@ class StandardExecutor:
 
         The step must have run before.
         """
-
-        def step() -> None:
-            self.model.enqueue(nodes, self.stream)
-
+        step = partial(self.model.enqueue, nodes, self.stream)
         return self.device.graph(step, self.stream) if self.model.capturable else step
+
+    def timed(self, enqueue: Step) -> None:
+        """Call `enqueue`; the next `wait` counts the device's seconds from what it enqueued first to the last."""
+        begin = self.device.mark(self.stream, self._marks[0])
+        enqueue()
+        self._marks, self._timed = (begin, self.device.mark(self.stream, self._marks[1])), True
 
     def wait(self) -> None:
         """Block until everything enqueued on the stream has run; raise ExecutionError if some of it failed."""
-        started = time.perf_counter()
-        try:
-            self.device.wait(self.stream)
-        finally:
-            self.seconds += time.perf_counter() - started
+        self.device.wait(self.stream)
+        if self._timed:
+            begin, end = self._marks
+            self.seconds, self._timed = self.seconds + (end - begin) / 1000, False
 
     def _check(self, step_input: StepInput) -> None:
         """Record an input's rows; raise ExecutionError if it does not fit the model."""
@@ -149,17 +151,15 @@ class StandardExecutor:
 
     def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
         """Enqueue the uploads of a step's inputs `[batch, nodes]`; the keys of `inputs` are indices in the batch."""
-        tokens = _part(self._tokens, batch, nodes)
-        tokens.fill(0)
-        for at, step_input in inputs.items():
-            tokens[at, : len(step_input.tokens)] = step_input.tokens
-        self.device.upload(self.model.tokens, tokens, self.stream)
+        parts = [(self.model.tokens, _part(self._tokens, batch, nodes), "tokens")]
         if self._fed is not None and self.model.hidden_in:
             fed = _part(self._fed.reshape(-1), batch, nodes, self.spec.hidden)
-            fed.fill(0)
+            parts.append((self.model.hidden_in, fed, "hidden"))
+        for to, staged, name in parts:
+            staged.fill(0)
             for at, step_input in inputs.items():
-                fed[at, : len(step_input.tokens)] = step_input.hidden
-            self.device.upload(self.model.hidden_in, fed, self.stream)
+                staged[at, : len(step_input.tokens)] = getattr(step_input, name)
+            self.device.upload(to, staged, self.stream)
         if self.model.tree:
             self._stage_trees(self.model.tree, inputs, batch)
         else:
@@ -203,12 +203,8 @@ class StandardExecutor:
         """Set which cache rows an input's nodes see, in `mask bool[n, S]`."""
         count, end = mask.shape[0], step_input.start + mask.shape[0]
         mask[:, : step_input.committed] = True
-        if step_input.visible is None:
-            mask[:, step_input.committed : end] = np.tri(
-                count, end - step_input.committed, step_input.start - step_input.committed
-            )
-        else:
-            mask[:, step_input.committed : end] = step_input.visible
+        chain = np.tri(count, end - step_input.committed, step_input.start - step_input.committed, np.bool_)
+        mask[:, step_input.committed : end] = chain if step_input.visible is None else step_input.visible
         mask[:, end:] = False
         if window:
             distance = np.asarray(step_input.positions)[:, None] - self._rows.positions[step_input.slot, :end]
@@ -219,11 +215,11 @@ class StandardExecutor:
             self._logits = self.device.pinned((rows, self.spec.vocab_size), np.float32)
         return self._logits
 
-    def _download(self, to: NDArray[np.float32], row: int) -> None:
-        """Enqueue the copy of logits `[batch · nodes, V]` from `row` on."""
+    def _download(self, to: NDArray[np.float32], source: Tensor, row: int) -> None:
+        """Enqueue the copy of rows of `source`, seen as `[batch · nodes, …]`, from `row` on."""
         if len(to):
-            address = self.model.logits.address + row * to.strides[0]
-            self.device.download(to, Tensor(address, to.shape, to.dtype), self.stream)
+            rows = Tensor(source.address + row * to.strides[0], to.shape, to.dtype)
+            self.device.download(to, rows, self.stream)
 
     def rows(self, slot: int) -> int:
         """Return the number of cache rows that a slot has at the moment."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -142,10 +143,7 @@ class OrtModel:
 
     def _capture(self, nodes: int) -> Step:
         """Return what launches a graph of a step; raise ExecutionError if it cannot be captured."""
-
-        def step() -> None:
-            self._run(self._steps[nodes])
-
+        step = partial(self._run, self._steps[nodes])
         graph = self._device.graph(step, self.stream)
         if graph is step:
             raise ExecutionError(self._device.uncaptured.pop())
@@ -193,10 +191,9 @@ class OrtModel:
     def _bound(self, session: Any, inputs: Iterable[Bound], outputs: Iterable[Bound]) -> Step:
         """Return what runs a session on tensors where they lie."""
         binding = session.io_binding()
-        for each in inputs:
-            binding.bind_input(each.name, self._provider, 0, each.kind, each.shape, each.address)
-        for each in outputs:
-            binding.bind_output(each.name, self._provider, 0, each.kind, each.shape, each.address)
+        for bind, several in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for each in several:
+                bind(each.name, self._provider, 0, each.kind, each.shape, each.address)
         return lambda: session.run_with_iobinding(binding, self._options)
 
     def _ends(self, batch: int, nodes: int, first: Tensor, wanted: int) -> tuple[list[Bound], list[Bound]]:

@@ -120,6 +120,10 @@ class RecordingDevice:
         """See `Device`; such a node may not be in any graph."""
         self.add("wait of the host", stream)
 
+    def mark(self, stream: int, mark: Any = None) -> None:
+        """See `Device`; such a node may not be in any graph."""
+        self.add("event", stream)
+
     def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
         """See `Device`."""
         return False
@@ -193,9 +197,8 @@ class _Model:
         pages: PageTable | None,
     ) -> None:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
-        self.pages = pages
-        self.spec, self.batch_size, self.buckets, self.chunk = spec, batch, buckets, buckets[-1]
-        self.lengths = buckets[-1:]
+        self.spec, self.batch_size, self.buckets, self.lengths, self.pages = spec, batch, buckets, buckets[-1:], pages
+        self.chunk = buckets[-1]
         self._device, largest, empty = recorder, buckets[-1], recorder.empty
         self.tokens, self.positions = (empty((batch, largest), np.int32) for _ in range(2))
         self.rows, *lengths = (empty((batch,), np.int32) for _ in range(4))
@@ -214,10 +217,8 @@ class _Model:
         told = [tree.parents, tree.cache_len, tree.tree_offset, tree.counts] if tree else [self.positions, self.rows]
         table = [self.pages.tensor] if self.pages else []
         reads = [self.tokens, *told, *table, *self.masks.values(), self.cache]
-        addresses = [tensor.address for tensor in reads]
-        self._device.add(
-            "child", stream, addresses, [self.logits.address, self.cache.address], model=self.spec.name, nodes=nodes
-        )
+        read, written = ([tensor.address for tensor in each] for each in (reads, (self.logits, self.cache)))
+        self._device.add("child", stream, read, written, model=self.spec.name, nodes=nodes)
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model`."""
@@ -256,8 +257,7 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()}
     parts |= {"slots": rounds.slots.at, "round": rounds.blocks[nodes]}
     parts["loop"] = {name: value for name, value in vars(rounds).items() if name != "blocks"}
-    parts["ring"] = vars(flights.ring)
-    parts |= {"drafting": vars(rounds.grower)} if rounds.grower else {}
+    parts |= {"ring": vars(flights.ring)} | ({"drafting": vars(rounds.grower)} if rounds.grower else {})
     recorder.names += _tensors("", parts)
     flights.capture(nodes, extent, asked)
     return {

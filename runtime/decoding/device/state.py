@@ -126,23 +126,22 @@ class Graphs:
 
     def __init__(self, executor: StandardExecutor) -> None:
         """`executor`: what runs the steps in the graphs, on its stream."""
-        self._device, self._stream = executor.device, executor.stream
+        self._executor, self._device = executor, executor.device
         self._made = dict[Hashable, Step | None]()  # None: used once, not captured yet
         self._capturable = executor.model.capturable
         if not self._capturable and UNCAPTURABLE not in self._device.uncaptured:
             self._device.uncaptured.append(UNCAPTURABLE)
 
     def run(self, key: Hashable, enqueue: Step) -> None:
-        """Enqueue the key's graph; call `enqueue` itself at first use, without captures, or under a profiler."""
-        if nvtx.enabled or not self._capturable:
-            return enqueue()
-        if key not in self._made:
-            if len(self._made) >= MAX_GRAPHS:
-                self._made.clear()
-            self._made[key] = None
-            return enqueue()
-        step = self._made[key] = self._made[key] or self._device.graph(enqueue, self._stream)
-        step()
+        """Enqueue the key's graph, timed; `enqueue` itself at first use, without captures, or under a profiler."""
+        if self._capturable and not nvtx.enabled:
+            if key in self._made:
+                enqueue = self._made[key] = self._made[key] or self._device.graph(enqueue, self._executor.stream)
+            else:
+                if len(self._made) >= MAX_GRAPHS:
+                    self._made.clear()
+                self._made[key] = None
+        self._executor.timed(enqueue)
 
     def clear(self) -> None:
         """Drop all graphs."""

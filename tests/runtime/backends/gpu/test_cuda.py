@@ -61,7 +61,7 @@ assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
         ("Buffer", "handle close"),
         ("LegacyPinnedMemoryResource", "allocate"),
         ("EventOptions", "timing_enabled"),
-        ("Event", "sync __sub__"),
+        ("Event", "__sub__"),
     ],
 )
 def test_cuda_core_has_what_is_used(name: str, attributes: str) -> None:
@@ -109,6 +109,26 @@ def test_what_a_gpu_is(cuda: Cuda) -> None:
     assert cuda.driver_version >= (13, 0)
     assert all(isinstance(each, str) for each in cuda.identity.values())  # as a timing table's machine is written
     assert cuda.measure_bandwidth(1 << 24, 3) > 0
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_gpu_notes_the_time(cuda: Cuda) -> None:
+    stream, other = cuda.stream(), cuda.stream()
+    large = cuda.empty((1 << 26,), np.uint8)
+    begin = cuda.mark(stream)
+    for _ in range(10):
+        cuda.fill(large, 1, stream)
+    middle, unrelated = cuda.mark(stream), cuda.mark(other)
+    cuda.fill(large, 2, stream)
+    end = cuda.mark(stream)
+    cuda.wait(stream)
+    cuda.wait(other)
+    assert 0 < end - middle < end - begin < 1000
+    assert cuda.mark(stream, begin) is begin, "it is used again"
+    cuda.wait(stream)
+    assert begin - end > 0
+    assert isinstance(unrelated - end, float)
 
 
 @pytest.mark.gpu

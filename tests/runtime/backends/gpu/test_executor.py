@@ -91,6 +91,30 @@ def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
         np.testing.assert_allclose(rows, reference(model, texts[slot])[-1:], **BOUND)
 
 
+def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
+    """By its own clock: not what it does before a step, not copies, and not how long the host waits."""
+    made, now = make("target", 2), [0.0]
+    device: HostDevice = made.device  # type: ignore[assignment]
+    device.clock = lambda: now[0]
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    made.model.spoil = passes  # type: ignore[attr-defined]
+    for prompt, took in ((PROMPTS[1], 4), ([7] * 20, 20), (PROMPTS[2], 1)):
+        device.run(made.stream, lambda: passes(100.0))
+        before = made.seconds
+        made.step([chain(1, prompt, 0, 1)])
+        assert made.seconds - before == took
+    made.wait()
+    made.erase(1)
+    assert made.seconds == 25
+    made.timed(lambda: device.run(made.stream, lambda: passes(3.0)))
+    device.run(made.stream, lambda: passes(100.0))
+    made.wait()
+    assert made.seconds == 28
+
+
 def test_the_loop_measures_logits(make: Make) -> None:
     text = [(11 * i) % VOCAB for i in range(50)]
     expected = reference(torch_model("target"), text)

@@ -175,6 +175,7 @@ def graphs(device: HostDevice, stream: int) -> Callable[[bool], Graphs]:
 
     def make(capturable: bool) -> Graphs:
         executor: Any = SimpleNamespace(device=device, stream=stream, model=SimpleNamespace(capturable=capturable))
+        executor.timed = lambda enqueue: enqueue()
         return Graphs(executor)
 
     return make
