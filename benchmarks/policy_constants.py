@@ -54,7 +54,7 @@ def record(path: Path, count: int, tokens: int) -> tuple[TimingTable, bool, int,
                 decoded = decoder.decode(given, OFF, temperature)
                 seen = decoder.replay(decoded, "best:16", every=True) if drafts else []
                 levels = [0, *(len(accepted) for each in seen for _, accepted in each.orders)]
-                texts.append(positions(decoded.text.history, len(given), levels))
+                texts.append(positions(decoded.text.tokens, len(given), levels))
         free = loop.exactness.rows - 1 if loop.exactness else 0
         assert engine.timings, "tune the bundle first"
         return engine.timings, drafts, free, found

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specbuild.runtime.drafting.lookup import continuation, matches
+from specbuild.runtime.drafting.lookup import continuation, longest
+from specbuild.runtime.requests.sequence import string_of
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.live import LEEWAY, LiveTimings, gain
 from specbuild.runtime.speculation.policy import LONGEST, Policy, SequencePolicy
@@ -42,7 +42,7 @@ class Position:
     model: int = 0
 
 
-def positions(tokens: NDArray[np.int64], prompt: int, model: Sequence[int] = ()) -> list[Position]:
+def positions(tokens: Sequence[int], prompt: int, model: Sequence[int] = ()) -> list[Position]:
     """Return the record of each position after a text's prompt.
 
     Args:
@@ -50,9 +50,9 @@ def positions(tokens: NDArray[np.int64], prompt: int, model: Sequence[int] = ())
         prompt: The number of prompt tokens.
         model: Levels of the draft model's tree that come true at each position; 0 for missing ones.
     """
-    found = list[Position]()
+    found, text = list[Position](), string_of(tokens)
     for at in range(prompt, len(tokens)):
-        start, matched = next(iter(matches(tokens[:at], 1)), (0, 0))
+        start, matched = longest(text[:at])
         drafted = continuation(tokens[:at], start, min(LONGEST, len(tokens) - at)) if matched else []
         wrong = [drafted[i] != tokens[at + i] for i in range(len(drafted))]
         true = wrong.index(True) if True in wrong else len(wrong)

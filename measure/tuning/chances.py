@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.drafting.lookup import LONGEST, matches
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.sequence import Sequence, string_of
 from specbuild.runtime.speculation.acceptance import walk
 from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH
 from specbuild.runtime.speculation.tree_growth import Growth
@@ -67,7 +66,7 @@ class Record:
     def chances(self, texts: Iterable[Sequence]) -> dict[str, Any]:
         """Return the acceptance rates of drafts and of lookup on texts, as the timing table stores them."""
         likely, chance = self.calibration() if self.likelihoods else ([0.0], [0.0])
-        lookup = lookup_chances([(text.history, text.metrics.num_prompt_tokens) for text in texts])
+        lookup = lookup_chances([(text.tokens, text.metrics.num_prompt_tokens) for text in texts])
         return {"likely": likely, "chance": chance, "step": self.step(), "reach": self.reach(), "lookup": lookup}
 
     def trust(self) -> dict[str, Any]:
@@ -153,15 +152,16 @@ def note(record: Record, growth: Growth, path: Seq[int]) -> None:
                 record.ranks.append((growth.pool.depths[parent], rank, node in taken))
 
 
-def lookup_chances(texts: Seq[tuple[NDArray[np.int64], int]]) -> list[float]:
+def lookup_chances(texts: Seq[tuple[Seq[int], int]]) -> list[float]:
     """Return how often a text's continuation comes true after n matching tokens, n from 0; never falling with n.
 
     `texts`: the token ids of each text, and how many of them are its prompt.
     """
     tried, won = np.zeros(LONGEST + 1), np.zeros(LONGEST + 1)
     for tokens, prompt in texts:
+        text = string_of(tokens)
         for end in range(prompt, len(tokens)):
-            for start, matched in matches(tokens[:end], 1):
+            for start, matched in matches(text[:end], 1):
                 tried[matched] += 1
                 won[matched] += tokens[start] == tokens[end]
     return _monotone(list(range(LONGEST + 1)), (won + DOUBT / 4).tolist(), (tried + DOUBT).tolist())[1]

@@ -7,8 +7,7 @@ has drafted, so that a loop is drafted to any depth.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence as Seq
 
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import SequencePolicy
@@ -19,7 +18,7 @@ from .habits import Habits
 LONGEST = 12  # maximum tokens compared
 SURE = 4  # tokens that must match for the text to count as repeating itself
 SURE_GREEDY = 2  # the same at temperature 0, where texts repeat themselves sooner and longer
-_MAX_MATCHES = 32
+_MAX_MATCHES = 32  # of each length
 
 
 def from_text(
@@ -34,16 +33,16 @@ def from_text(
         drafts: Whether there is a model; without one, the best matches' continuations make a tree of the asked shape.
         habits: See `look`.
     """
-    history, shape, policy = sequence.history, sequence.shape, sequence.policy
+    tokens, text, shape, policy = sequence.tokens, sequence.string, sequence.shape, sequence.policy
     if not shape:
-        return Tree([sequence.tokens[-1]])
+        return Tree([tokens[-1]])
     if sequence.sampler.foresees and (tree := forced(sequence, shape, batch)):
         return tree
     if not policy:
         if not drafts:
-            return follow(sequence, lookup(history, shape), shape.nodes)
+            return follow(sequence, lookup(tokens, text, shape), shape.nodes)
         sure = SURE if sequence.params.temperature else SURE_GREEDY
-        tree = repeats(history, shape, sure) if looks_up else None
+        tree = repeats(tokens, text, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
     start, matched = look(sequence, policy, looks_up, habits)
     policy.choose(batch, matched, room(sequence))
@@ -55,12 +54,12 @@ def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool, habits: Hab
 
     `habits` continue the text, as `policy.recalled`, if fewer than two tokens match.
     """
-    history = sequence.history
-    start, matched = longest(history) if looks_up else (0, 0)
-    policy.recalled = habits.recall(sequence.tokens, sequence.params.cache_salt) if habits and matched < 2 else []
+    tokens = sequence.tokens
+    start, matched = longest(sequence.string) if looks_up else (0, 0)
+    policy.recalled = habits.recall(tokens, sequence.params.cache_salt) if habits and matched < 2 else []
     if policy.recalled:
         matched = 0
-    policy.guess = policy.recalled[0] if policy.recalled else int(history[start]) if matched else -1
+    policy.guess = policy.recalled[0] if policy.recalled else tokens[start] if matched else -1
     watched = [policy.guess]
     if policy.guess >= 0 and sequence.sampler.foresees and sequence.sampler.follow((), watched, 1) != watched:
         matched, policy.guess, policy.recalled = 0, -1, []  # the constraint forbids the guess
@@ -77,7 +76,7 @@ def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: 
     if policy.now.kind in ("model", "probe"):
         return None
     nodes = policy.now.nodes
-    following = policy.recalled[:nodes] if policy.recalled else continuation(sequence.history, start, nodes)
+    following = policy.recalled[:nodes] if policy.recalled else continuation(sequence.tokens, start, nodes)
     tree = Tree.chain([sequence.tokens[-1], *following])
     if not sequence.sampler.foresees:
         return tree
@@ -114,17 +113,17 @@ def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
     return grown
 
 
-def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
+def lookup(tokens: Seq[int], text: str, spec: TreeSpec) -> Tree:
     """Return the tree of continuations: at most `branch` matches, `width` nodes a level, `nodes` in all.
 
     A match of SURE tokens may fill a best:N tree alone, as a chain deeper than its levels.
     """
-    tree = Tree([int(history[-1])])
+    tree = Tree([tokens[-1]])
     children: dict[tuple[int, int], int] = {}
-    for rank, (start, length) in enumerate(matches(history, spec.branch)):
+    for rank, (start, length) in enumerate(matches(text, spec.branch)):
         alone = rank == 0 and length >= SURE and spec.fills_with_chain
         node = 0
-        for token in continuation(history, start, spec.nodes if alone else spec.depth):
+        for token in continuation(tokens, start, spec.nodes if alone else spec.depth):
             child = children.get((node, token))
             if child is None:
                 depth = tree.depths[node] + 1
@@ -135,57 +134,41 @@ def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
     return tree
 
 
-def repeats(history: NDArray[np.int64], spec: TreeSpec, sure: int) -> Tree | None:
+def repeats(tokens: Seq[int], text: str, spec: TreeSpec, sure: int) -> Tree | None:
     """Return the continuation as a chain that fills the tree; None unless the last `sure` tokens occurred before."""
-    found = matches(history, 1) if spec.fills_with_chain else []
+    found = matches(text, 1) if spec.fills_with_chain else []
     if not found or found[0][1] < sure:
         return None
-    return Tree.chain([int(history[-1]), *continuation(history, found[0][0], spec.nodes)])
+    return Tree.chain([tokens[-1], *continuation(tokens, found[0][0], spec.nodes)])
 
 
-def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
-    """Return earlier occurrences of the text's end, best first: (index of the token after it, tokens that match).
+def matches(text: str, count: int) -> list[tuple[int, int]]:
+    """Return earlier occurrences of a text's end, best first: (index of the token after it, tokens that match).
 
-    The longest match is best; among equals, the most recent one.
+    The longest match is best; among equals, the most recent one. `text`: see `string_of`.
     """
-    ends = np.flatnonzero(history[:-1] == history[-1])
-    nested = [ends]
-    for back in range(1, min(LONGEST, len(history) - 1)):
-        ends = ends[ends >= back]
-        ends = ends[history[ends - back] == history[-1 - back]]
-        if not ends.size:
-            break
-        nested.append(ends)
-    found: dict[int, int] = {}
-    for length in range(len(nested), 0, -1):
-        for end in nested[length - 1][: -_MAX_MATCHES - 1 : -1].tolist():
-            found.setdefault(end + 1, length)
-            if len(found) == count:
-                return list(found.items())
+    found = dict[int, int]()
+    for length in range(longest(text)[1], 0, -1):
+        end = len(text) - 1
+        for _ in range(_MAX_MATCHES):
+            if len(found) == count or (at := text.rfind(text[-length:], 0, end)) < 0:
+                break
+            found.setdefault(at + length, length)
+            end = at + length - 1
     return list(found.items())
 
 
-def longest(history: NDArray[np.int64]) -> tuple[int, int]:
+def longest(text: str) -> tuple[int, int]:
     """Return the best of `matches`; (0, 0) if there is none."""
-    ends, limit, length = np.flatnonzero(history[:-1] == history[-1]), min(LONGEST, len(history) - 1), 1
-    if not ends.size:
-        return 0, 0
-    while ends.size > 1 and length < limit:
-        longer = ends[ends >= length]
-        longer = longer[history[longer - length] == history[-1 - length]]
-        if not longer.size:
-            break
-        ends, length = longer, length + 1
-    end = int(ends[-1])
-    while length < limit and end >= length and history[end - length] == history[-1 - length]:
-        length += 1
-    return end + 1, length
+    after = length = 0
+    while length < LONGEST and (at := text.rfind(text[-length - 1 :], 0, len(text) - 1)) >= 0:
+        after, length = at + length + 1, length + 1
+    return after, length
 
 
-def continuation(history: NDArray[np.int64], start: int, count: int) -> list[int]:
+def continuation(tokens: Seq[int], start: int, count: int) -> list[int]:
     """Return `count` tokens from `start` on; past the end of the text, those just drafted are repeated."""
-    tokens: list[int] = history[start : start + count].tolist()
-    period = len(history) - start
-    while len(tokens) < count:
-        tokens.append(tokens[len(tokens) - period])
-    return tokens
+    found, period = list(tokens[start : start + count]), len(tokens) - start
+    while len(found) < count:
+        found.append(found[len(found) - period])
+    return found

@@ -93,6 +93,6 @@ class TextDrafts:
 
     def reflect(self, sequence: Sequence, rest: Rest) -> None:
         """Learn from what a resting sequence emitted, and wake it if its last tokens could have been drafted."""
-        new, repeats = rest.dozed, rest.left % DEEP == 0 and longest(sequence.history)[1] >= REPEATED
+        new, repeats = rest.dozed, rest.left % DEEP == 0 and longest(sequence.string)[1] >= REPEATED
         rest.looked(repeats or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt))
         self.learn(sequence, new)

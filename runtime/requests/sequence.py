@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,13 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
+
+_CHARACTERS = (1 << 20) - 1
+
+
+def string_of(tokens: Iterable[int]) -> str:
+    """Return a text with a character for each token: Python searches strings fastest. Ids past 2²⁰ become others."""
+    return "".join([chr(token & _CHARACTERS) for token in tokens])
 
 
 @dataclass(slots=True)
@@ -43,12 +51,13 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None: something else did
     error: SpecbuildError | None = None
+    string: str = field(init=False)  # `tokens`, see `string_of`
     shape: TreeSpec | None = field(init=False)  # the tree within the round's limits; None: no draft
     room: int = 1 << 16  # maximum draft nodes in its part of a step
     _ids: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shape = self.tree
+        self.shape, self.string = self.tree, string_of(self.tokens)
         self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
         self._ids[: len(self.tokens)] = self.tokens
 
@@ -112,6 +121,7 @@ class Sequence:
         self.drafted.append(False)
         self._ids[len(self.tokens)] = token
         self.tokens.append(token)
+        self.string += string_of((token,))
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
         ended = token in eos and not self.params.ignore_eos

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specbuild.measure.simulate import Outcome, Position, Simulator, busy, positions, quiet
@@ -32,7 +31,7 @@ GOOD = [Position(0, 0, 4)] * 200
 
 
 def test_positions_say_what_would_come_true() -> None:
-    tokens = np.array([1, 2, 3, 9, 1, 2, 3, 9, 1, 5], dtype=np.int64)
+    tokens = [1, 2, 3, 9, 1, 2, 3, 9, 1, 5]
     found = positions(tokens, 4, model=[3, 0, 1])
     assert len(found) == 6
     assert (found[0].matched, found[0].model) == (0, 3)

@@ -17,6 +17,7 @@ from specbuild.runtime.decoding.device.texts import COMMON, habit_keys
 from specbuild.runtime.drafting.habits import SLOTS
 from specbuild.runtime.drafting.lookup import continuation, longest
 from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.sequence import string_of
 
 CAPACITY = 700
 
@@ -63,9 +64,9 @@ def test_anything(
     assert not found["fault"].any()
     for b, text in enumerate(texts):
         assert found["texts"][b].tolist() == [*text, *[POISON] * (CAPACITY - len(text))]
-        start, matched = longest(np.array(text))
+        start, matched = longest(string_of(text))
         count = min(2 * matched, int(most[b]), nodes - 1)
-        chain = continuation(np.array(text), start, count) if count else []
+        chain = continuation(text, start, count) if count else []
         assert found["tokens"][b].tolist() == [text[-1], *chain, *[0] * (nodes - 1 - count)]
         assert found["parents"][b].tolist() == [-1, *range(count), *[-1] * (nodes - 1 - count)]
         assert found["counts"][b] == 1 + count

@@ -19,7 +19,7 @@ def decoded() -> Callable[..., Decoded]:
     def make(rounds: int, tokens: int, verify: float, around: float = 0.0, draft: float | None = None) -> Decoded:
         drafted = around / 2 if draft is None else draft
         seconds = [each * rounds for each in (verify + around, drafted, verify)]
-        text = SimpleNamespace(history=np.arange(tokens), metrics=SimpleNamespace(num_prompt_tokens=1))
+        text = SimpleNamespace(tokens=list(range(tokens)), metrics=SimpleNamespace(num_prompt_tokens=1))
         return Decoded(text, RunStats(rounds, tokens, *seconds))  # type: ignore[arg-type]
 
     return make

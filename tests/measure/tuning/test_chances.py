@@ -63,8 +63,8 @@ def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with() -> N
 
 def test_lookup_by_what_matched() -> None:
     """A text that repeats itself, and one whose every single match is followed by something else."""
-    repeats = np.array([1, 2, 3, 4] * 20)
-    never = np.array([9, *(token for i in range(10, 60) for token in (1, i))])
+    repeats = [1, 2, 3, 4] * 20
+    never = [9, *(token for i in range(10, 60) for token in (1, i))]
     good, bad = (lookup_chances([(text, 5)]) for text in (repeats, never))
     assert good[-1] > 0.9
     assert bad[1] < 0.1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from small_grammars import grammar, ids
 
 from specbuild.runtime.drafting.lookup import (
@@ -23,16 +21,12 @@ from specbuild.runtime.drafting.lookup import (
     matches,
     repeats,
 )
-from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.sequence import Sequence, string_of
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 histories = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 specs = st.sampled_from(["chain:1", "chain:4", "chain:20", "topk:1,4", "topk:2,3", "topk:4,4", "best:1", "best:5"])
-
-
-def array(tokens: list[int]) -> NDArray[np.int64]:
-    return np.array(tokens, dtype=np.int64)
 
 
 def naive_matches(tokens: list[int]) -> list[tuple[int, int]]:
@@ -56,30 +50,30 @@ def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
 @settings(deadline=None)
 @given(histories, st.integers(1, 40))
 def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
-    assert matches(array(tokens), count) == naive_matches(tokens)[:count]
-    assert longest(array(tokens)) == (naive_matches(tokens) or [(0, 0)])[0]
+    assert matches(string_of(tokens), count) == naive_matches(tokens)[:count]
+    assert longest(string_of(tokens)) == (naive_matches(tokens) or [(0, 0)])[0]
 
 
 @settings(deadline=None)
 @given(histories, st.integers(1, 40))
 def test_continuation_goes_on_through_itself(tokens: list[int], count: int) -> None:
     for start, _ in naive_matches(tokens):
-        assert continuation(array(tokens), start, count) == naive_continuation(tokens, start, count)
+        assert continuation(tokens, start, count) == naive_continuation(tokens, start, count)
 
 
 def test_a_short_history_has_no_or_one_match() -> None:
-    assert matches(array([5]), 4) == []
-    assert matches(array([5, 6]), 4) == []
-    assert matches(array([5, 5]), 4) == [(1, 1)]
-    assert lookup(array([5]), TreeSpec.parse("best:5")).tokens == [5]
-    assert lookup(array([5, 6]), TreeSpec.parse("chain:3")).tokens == [6]
-    assert lookup(array([5, 5]), TreeSpec.parse("chain:3")).tokens == [5, 5, 5, 5]
-    assert repeats(array([5]), TreeSpec.parse("chain:3"), 1) is None
-    assert repeats(array([5, 6]), TreeSpec.parse("chain:3"), 1) is None
+    assert matches(string_of([5]), 4) == []
+    assert matches(string_of([5, 6]), 4) == []
+    assert matches(string_of([5, 5]), 4) == [(1, 1)]
+    assert lookup([5], string_of([5]), TreeSpec.parse("best:5")).tokens == [5]
+    assert lookup([5, 6], string_of([5, 6]), TreeSpec.parse("chain:3")).tokens == [6]
+    assert lookup([5, 5], string_of([5, 5]), TreeSpec.parse("chain:3")).tokens == [5, 5, 5, 5]
+    assert repeats([5], string_of([5]), TreeSpec.parse("chain:3"), 1) is None
+    assert repeats([5, 6], string_of([5, 6]), TreeSpec.parse("chain:3"), 1) is None
 
 
 def test_a_match_is_no_longer_than_the_longest_compared() -> None:
-    assert matches(array([7] * 40), 1) == [(39, LONGEST)]
+    assert matches(string_of([7] * 40), 1) == [(39, LONGEST)]
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
@@ -87,8 +81,8 @@ def test_a_loop_is_drafted_to_any_depth(period: int) -> None:
     loop = list(range(period)) * 80
     tokens = loop[: 4 * period + 2]
     spec = TreeSpec.parse("chain:50")
-    assert lookup(array(tokens), spec).tokens == loop[len(tokens) - 1 : len(tokens) + 50]
-    drafted = repeats(array(tokens), spec, 2)
+    assert lookup(tokens, string_of(tokens), spec).tokens == loop[len(tokens) - 1 : len(tokens) + 50]
+    drafted = repeats(tokens, string_of(tokens), spec, 2)
     assert drafted is not None
     assert drafted.tokens == loop[len(tokens) - 1 : len(tokens) + 50]
 
@@ -96,7 +90,7 @@ def test_a_loop_is_drafted_to_any_depth(period: int) -> None:
 @settings(deadline=None)
 @given(histories, specs)
 def test_lookup_keeps_the_asked_shape(tokens: list[int], text: str) -> None:
-    spec, tree = TreeSpec.parse(text), lookup(array(tokens), TreeSpec.parse(text))
+    spec, tree = TreeSpec.parse(text), lookup(tokens, string_of(tokens), TreeSpec.parse(text))
     found = naive_matches(tokens)
     assert tree.tokens[0] == tokens[-1]
     assert len(tree) - 1 <= spec.nodes
@@ -115,14 +109,14 @@ def test_lookup_keeps_the_asked_shape(tokens: list[int], text: str) -> None:
 
 def test_a_sure_match_fills_best_alone() -> None:
     tokens = [1, 2, 3, 4, 9, 8, 7, 6, 5, 1, 1, 2, 3, 4]
-    tree = lookup(array(tokens), TreeSpec.parse("best:10"))
+    tree = lookup(tokens, string_of(tokens), TreeSpec.parse("best:10"))
     assert tree.is_chain
     assert tree.tokens == [4, 9, 8, 7, 6, 5, 1, 1, 2, 3, 4]
 
 
 def test_several_matches_branch_the_longest_first() -> None:
     tokens = [1, 2, 8, 2, 9, 1, 2]
-    tree = lookup(array(tokens), TreeSpec.parse("topk:2,2"))
+    tree = lookup(tokens, string_of(tokens), TreeSpec.parse("topk:2,2"))
     assert tree.path(1) == [8]
     assert {tuple(tree.path(node)) for node in range(1, len(tree))} == {(8,), (8, 2), (9,), (9, 1)}
 
@@ -130,14 +124,14 @@ def test_several_matches_branch_the_longest_first() -> None:
 @pytest.mark.parametrize("text", ["topk:2,3", "topk:4,4", "topk:4,1"])
 def test_a_wide_shape_is_never_one_deep_chain(text: str) -> None:
     tokens, spec = [3] * 30, TreeSpec.parse(text)
-    assert repeats(array(tokens), spec, 2) is None
-    assert max(lookup(array(tokens), spec).depths) <= spec.depth
+    assert repeats(tokens, string_of(tokens), spec, 2) is None
+    assert max(lookup(tokens, string_of(tokens), spec).depths) <= spec.depth
 
 
 def test_repeats_wants_as_many_tokens_as_it_is_told() -> None:
     tokens, spec = [1, 2, 3, 7, 7, 1, 2, 3], TreeSpec.parse("best:4")
-    assert repeats(array(tokens), spec, 4) is None
-    tree = repeats(array(tokens), spec, 3)
+    assert repeats(tokens, string_of(tokens), spec, 4) is None
+    tree = repeats(tokens, string_of(tokens), spec, 3)
     assert tree is not None
     assert tree.is_chain
     assert tree.tokens == [3, 7, 7, 1, 2]

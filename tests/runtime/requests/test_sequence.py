@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specbuild.runtime import Limits, RequestMetrics, SamplingParams, TreeSpec
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.sequence import Sequence, string_of
 
 Make = Callable[..., Sequence]
 EOS, NONE = frozenset({0, 7}), frozenset[int]()
@@ -39,6 +39,12 @@ def test_it_has_no_slot_until_it_is_given_one(request_of: Make) -> None:
     assert Sequence(index=0, tokens=[3], **fields).slot == -1
 
 
+def test_a_text_to_search_has_a_character_for_each_token() -> None:
+    for token in (0, 0xD800, 262143, 1 << 20, 1 << 30):  # a surrogate, and ids that are no character's
+        assert len(string_of([token, 7])) == 2
+    assert len(set(string_of(range(1 << 18)))) == 1 << 18
+
+
 def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
     sequence = of(request_of, [3, 4], max_new_tokens=9, repetition_penalty=2.0, presence_penalty=1.0)
     before = sequence.history
@@ -49,6 +55,7 @@ def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
     assert sequence.history.tolist() == sequence.tokens
     assert np.shares_memory(before, sequence.history), "the history is no copy"
     assert before.tolist() == [3, 4]
+    assert sequence.string == string_of(sequence.tokens) == "\3\4\5\6\5"
     assert sequence.detokenizer.text == "fgf"
     assert sequence.sampler.processed(np.ones(12, dtype=np.float32), ()).tolist() == [
         *[1.0] * 3,
