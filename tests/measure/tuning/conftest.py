@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from specbuild.measure.tuning.decode import Decoded
