@@ -14,7 +14,7 @@ from typing import Any
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.policy import SequencePolicy
-from specbuild.runtime.speculation.rest import DEEP, FORETOLD, REPEATED, Rest
+from specbuild.runtime.speculation.rest import FORETOLD, REPEATED, Rest
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
@@ -93,6 +93,6 @@ class TextDrafts:
 
     def reflect(self, sequence: Sequence, rest: Rest) -> None:
         """Learn from what a resting sequence emitted, and wake it if its last tokens could have been drafted."""
-        new, repeats = rest.dozed, rest.left % DEEP == 0 and longest(sequence.string)[1] >= REPEATED
+        new, repeats = rest.dozed, longest(sequence.string)[1] >= REPEATED
         rest.looked(repeats or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt))
         self.learn(sequence, new)

@@ -17,7 +17,6 @@ DEAR = 0.02  # share of a plain token's seconds below which deciding is no reaso
 FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
 PEEK = 4  # rounds at rest, after which those are looked at
-DEEP = 16  # rounds at rest, after which repetitions are looked for
 FRESH = 8  # new sequences, of which one is watched at once while others rest for longest
 
 
