@@ -230,9 +230,10 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         done = [(s, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
         second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
-        decoding = sum(was.decodes for _, was, _ in done)
-        token, live = self._plain(decoding) if drafted else 0.0, self._loop.live
-        told = drafted and decoding == len(done) and live is not None and live.on
+        decoding, live = sum(was.decodes for _, was, _ in done), self._loop.live
+        counts = decoding > 0 and (drafted or any(s.policy and s.shape for s in self._sequences))  # deciding takes time
+        token = self._plain(decoding) if counts else 0.0
+        told = counts and decoding == len(done) and live is not None and live.on
         for own, (sequence, was, now) in zip(rows, done, strict=True):
             metrics, emitted = sequence.metrics, now.emitted - was.emitted
             metrics.busy_time += second * own

@@ -44,13 +44,17 @@ class Planner:
             raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {limit}: ask for fewer")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Return the sequences that draft in this round, with the shapes of their trees limited."""
+        """Return the sequences that draft in this round, with the shapes of their trees limited.
+
+        On a host no policy decides while any of several sequences is behind plain decoding: deciding slows all of them.
+        """
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
-        batch = len(drafting)
+        batch, several = len(drafting), self.on_host and len(sequences) > 1
+        behind = several and min((s.lead for s in sequences if s.decodes), default=0.0) < 0
         for sequence in drafting:
             policy = sequence.policy
             fills = self.on_host and batch == 1 and policy and policy.free
-            if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes():
+            if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes(behind):
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:

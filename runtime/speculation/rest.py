@@ -75,11 +75,11 @@ class Rest:
         elif self._watched % WATCH == 0:
             self.waits.rounds = max(self.waits.rounds // 2, RESTS[0])
 
-    def dozes(self) -> bool:
-        """Return whether the next round is at rest, and count it."""
+    def dozes(self, spares: bool = False) -> bool:
+        """Return whether the next round is not decided, at rest or because it `spares` somebody, and count it."""
         rests = self.rests
-        self.left, self.dozed = self.left - rests, self.dozed + rests
-        return rests
+        self.left, self.dozed = self.left - rests, self.dozed + (rests or spares)
+        return rests or spares
 
     @property
     def due(self) -> bool:

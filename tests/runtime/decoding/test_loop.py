@@ -165,13 +165,22 @@ def test_how_far_a_sequence_is_ahead_of_plain_decoding(request_of: Any, monkeypa
     assert (fast.lead, slow.lead) == pytest.approx((LEEWAY + 3 - 2, LEEWAY + 1 - 2))
     a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
     assert slow.lead == pytest.approx(2 * LEEWAY - 1), "nothing was drafted: it is as fast as plain decoding"
+    slow.policy = object()  # type: ignore[assignment]
+    slow.shape = None
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == pytest.approx(3 * LEEWAY - 1), "its policy rested"
+    slow.shape = slow.tree
+    a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
+    assert slow.lead == pytest.approx(4 * LEEWAY - 2), "its policy decided, which took as long"
     was = slow.lead
     monkeypatch.setattr(Live, "plain", lambda *args: 0.01)
     a_round(loop, [fast, slow], clock, draft)
-    assert slow.lead == was + LEEWAY - MOST_LOST, "what takes so long is no draft's fault"
+    assert slow.lead == pytest.approx(was + LEEWAY - MOST_LOST), "what takes so long is no draft's fault"
     monkeypatch.setattr(Live, "on", False)
     a_round(loop, [fast, slow], clock, draft)
-    assert slow.lead == was + 2 * LEEWAY - MOST_LOST, "a table that nobody corrects says nothing of this machine"
+    assert slow.lead == pytest.approx(was + 2 * LEEWAY - MOST_LOST), (
+        "a table that nobody corrects says nothing of this machine"
+    )
     monkeypatch.setattr(Live, "on", True)
     was, reads = fast.lead, request_of([1, 2, 3, 4], DRAFTING, slot=1)
     a_round(loop, [fast, reads], clock, lambda: fast.metrics.speculative_decoding.record(3, 2))

@@ -98,7 +98,7 @@ def drafter(request_of: Any) -> tuple[Sequence, Policy]:
 def test_who_need_not_be_spared(request_of: Any, beside: str) -> None:
     """One that still reads its prompt, or drafts itself; on a device nobody."""
     sequence, policy = drafter(request_of)
-    other = lagging(request_of, -5.0, "best:8" if beside == "drafts" else "off")
+    other = lagging(request_of, -5.0 if beside != "drafts" else 5.0, "best:8" if beside == "drafts" else "off")
     if beside == "reads":
         other.cached = 0
     Planner(on_host=beside != "on a device").drafting([sequence, other])
@@ -110,6 +110,22 @@ def test_a_policy_knows_who_is_least_ahead(request_of: Any) -> None:
     sequence.lead = 3.0
     Planner().drafting([sequence, lagging(request_of, 2.0), lagging(request_of, 1.0)])
     assert policy.leads == (3.0, 1.0)
+
+
+@pytest.mark.parametrize("behind", ["another", "itself", "nobody", "alone", "reads", "on a device"])
+def test_no_policy_decides_while_a_sequence_is_behind(request_of: Any, behind: str) -> None:
+    """Beside others on a host. What it emits meanwhile is looked at later; a fixed tree is drafted all the same."""
+    sequence, policy = drafter(request_of)
+    sequence.lead, other = -0.1 if behind in ("itself", "alone") else 0.1, lagging(request_of, 0.0)
+    other.lead = 0.0 if behind in ("itself", "nobody") else -0.1
+    if behind == "reads":
+        other.cached = 0
+    batch = [sequence] if behind == "alone" else [sequence, other, ask(request_of, "chain:2")]
+    spared = behind in ("another", "itself")
+    found = Planner(on_host=behind != "on a device").drafting(batch)
+    assert found == [each for each in batch[:1] + batch[2:] if not (spared and each is sequence)]
+    assert policy.rest.dozed == int(spared)
+    assert (sequence.shape is None) is spared
 
 
 def test_who_drafts(request_of: Any) -> None:

@@ -1,0 +1,66 @@
+"""Requests arrive when they are told to, the same for both ways, and a cell says how their times compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specbuild.runtime import SamplingParams
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("equal_arrivals", BENCHMARKS / "equal_arrivals.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_times_of_one_way_over_those_of_the_other(benchmark: Any) -> None:
+    runs = [
+        {"off": [(1.0, 3.0), (2.0, 1.0)], "auto": [(0.5, 3.0), (4.0, 1.0)]},
+        {"off": [(1.0, 1.0)], "auto": [(0.5, 4.0)]},
+    ]
+    found = benchmark.summary(runs)
+    assert found["tpot_mean"] == pytest.approx(5 / 4)
+    assert (found["tpot_p50"], found["tpot_p99"]) == (0.5, 2.0)
+    assert (found["ttft_mean"], found["ttft_p99"]) == (pytest.approx(8 / 5), pytest.approx(4 / 3))
+    for name in ("tpot_mean", "tpot_p99", "ttft_mean", "ttft_p99"):
+        low, high = found[f"{name}_interval"]
+        assert low <= found[name] <= high
+    assert found["tpot_mean_interval"] == pytest.approx([0.5, 1.5])
+
+
+def test_both_ways_are_asked_the_same(benchmark: Any) -> None:
+    texts = ["a", "b", "c"]
+    chosen, params = benchmark.requests(texts, 1, 4, 0.8)
+    assert chosen == ["b", "c", "a", "b"]
+    assert [each.cache_salt for each in params] == ["asked 1 times"] * 2 + ["asked 2 times"] * 2
+    assert all(32 <= each.max_new_tokens <= 96 and each.temperature == 0.8 for each in params)
+    assert benchmark.requests(texts, 1, 4, 0.8) == (chosen, params)
+    assert benchmark.requests(texts, 2, 4, 0.8)[1] != params
+
+
+def test_requests_arrive_when_they_are_told(benchmark: Any) -> None:
+    came = list[float]()
+
+    class Engine:
+        def submit(self, text: str, params: SamplingParams) -> Any:
+            came.append(time.perf_counter() - began)
+            return SimpleNamespace(result=lambda: (text, params.seed))
+
+    began = time.perf_counter()
+    given = [SamplingParams(seed=number) for number in range(3)]
+    assert benchmark.serve(Engine(), ["a", "b", "c"], given, [0.0, 0.02, 0.01]) == [("a", 0), ("b", 1), ("c", 2)]
+    assert came[1] >= 0.02
+    assert came == sorted(came)
