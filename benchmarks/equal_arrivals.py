@@ -88,7 +88,7 @@ def timed(
     """Return TPOT and TTFT of each request of a pair, in one of the ways."""
     time.sleep(PAUSE)
     asked = [replace(each, speculation=way) for each in params]
-    engine.generate(texts[:4], replace(asked[0], max_new_tokens=WAKE))
+    engine.generate(texts[: len(texts) // EACH], replace(asked[0], max_new_tokens=WAKE))
     times = [(each.metrics, len(each.token_ids) - 1) for each in serve(engine, texts, asked, at)]
     return [((m.finished - m.first_token) / n, m.first_token - m.submitted) for m, n in times]
 
@@ -100,18 +100,15 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
 
         def over(runs: Sequence[Seen], share: float | None, part: int = part) -> float:
             auto, off = ([each[part] for run in runs for each in run[way]] for way in ("auto", "off"))
-            return statistics.fmean(auto) / statistics.fmean(off) if share is None else ratio(auto, off, share)
+            if share is None:
+                return statistics.fmean(auto) / statistics.fmean(off)
+            return quantile(auto, share) / quantile(off, share)
 
         for key, share in (("mean", None), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             found[f"{name}_{key}"] = over(seen, share)
             if share in (None, 0.99):
                 found[f"{name}_{key}_interval"] = bootstrap(seen, lambda runs, s=share: over(runs, s))
     return found
-
-
-def ratio(auto: list[float], off: list[float], share: float) -> float:
-    """Return the ratio of a quantile."""
-    return quantile(auto, share) / quantile(off, share)
 
 
 def main() -> None:

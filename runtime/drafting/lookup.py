@@ -33,16 +33,16 @@ def from_text(
         drafts: Whether there is a model; without one, the best matches' continuations make a tree of the asked shape.
         habits: See `look`.
     """
-    tokens, text, shape, policy = sequence.tokens, sequence.string, sequence.shape, sequence.policy
+    tokens, shape, policy = sequence.tokens, sequence.shape, sequence.policy
     if not shape:
         return Tree([tokens[-1]])
     if sequence.sampler.foresees and (tree := forced(sequence, shape, batch)):
         return tree
     if not policy:
         if not drafts:
-            return follow(sequence, lookup(tokens, text, shape), shape.nodes)
+            return follow(sequence, lookup(tokens, sequence.string, shape), shape.nodes)
         sure = SURE if sequence.params.temperature else SURE_GREEDY
-        tree = repeats(tokens, text, shape, sure) if looks_up else None
+        tree = repeats(tokens, sequence.string, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
     start, matched = look(sequence, policy, looks_up, habits)
     policy.choose(batch, matched, room(sequence))
@@ -136,10 +136,8 @@ def lookup(tokens: Seq[int], text: str, spec: TreeSpec) -> Tree:
 
 def repeats(tokens: Seq[int], text: str, spec: TreeSpec, sure: int) -> Tree | None:
     """Return the continuation as a chain that fills the tree; None unless the last `sure` tokens occurred before."""
-    found = matches(text, 1) if spec.fills_with_chain else []
-    if not found or found[0][1] < sure:
-        return None
-    return Tree.chain([tokens[-1], *continuation(tokens, found[0][0], spec.nodes)])
+    start, matched = longest(text) if spec.fills_with_chain else (0, 0)
+    return Tree.chain([tokens[-1], *continuation(tokens, start, spec.nodes)]) if matched >= sure else None
 
 
 def matches(text: str, count: int) -> list[tuple[int, int]]:

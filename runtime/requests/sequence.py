@@ -51,13 +51,13 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None: something else did
     error: SpecbuildError | None = None
-    string: str = field(init=False)  # `tokens`, see `string_of`
     shape: TreeSpec | None = field(init=False)  # the tree within the round's limits; None: no draft
     room: int = 1 << 16  # maximum draft nodes in its part of a step
     _ids: NDArray[np.int64] = field(init=False)
+    _string: str = ""
 
     def __post_init__(self) -> None:
-        self.shape, self.string = self.tree, string_of(self.tokens)
+        self.shape = self.tree
         self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
         self._ids[: len(self.tokens)] = self.tokens
 
@@ -65,6 +65,13 @@ class Sequence:
     def history(self) -> NDArray[np.int64]:
         """`tokens` as `int64[len(tokens)]`; a view, not a copy."""
         return self._ids[: len(self.tokens)]
+
+    @property
+    def string(self) -> str:
+        """`tokens` as `string_of` gives them; made as far as it is asked for."""
+        if missing := self.tokens[len(self._string) :]:
+            self._string += string_of(missing)
+        return self._string
 
     @property
     def pending(self) -> int:
@@ -121,7 +128,6 @@ class Sequence:
         self.drafted.append(False)
         self._ids[len(self.tokens)] = token
         self.tokens.append(token)
-        self.string += string_of((token,))
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
         ended = token in eos and not self.params.ignore_eos

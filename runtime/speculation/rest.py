@@ -78,8 +78,9 @@ class Rest:
     def dozes(self, spares: bool = False) -> bool:
         """Return whether the next round is not decided, at rest or because it `spares` somebody, and count it."""
         rests = self.rests
-        self.left, self.dozed = self.left - rests, self.dozed + (rests or spares)
-        return rests or spares
+        dozes = rests or spares
+        self.left, self.dozed = self.left - rests, self.dozed + dozes
+        return dozes
 
     @property
     def due(self) -> bool:
