@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common import machine
-from never_slower import NEW_TOKENS, PAUSE, TEMPERATURES, WAKE, WAYS, asked_of, bootstrap, quantile
+from never_slower import NEW_TOKENS, PAUSE, TEMPERATURES, WAKE, WAYS, asked_of, bootstrap, named, quantile
 
 from specbuild.runtime import Engine, LoadOptions, SamplingParams
 
@@ -122,13 +122,12 @@ def main() -> None:
     asked = parser.parse_args()
     result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
     for given in asked.bundle:
-        name, _, where = given.partition("=")
-        path, _, kind = where.partition(",")
+        name, path, kind = named(given)
         for temperature, load in itertools.product(TEMPERATURES, LOADS):
             label = f"{name} concurrency={asked.concurrency} temperature={temperature} load={load}"
             if label in result["cells"] or not re.search(asked.only, label):
                 continue
-            found = cell(Path(path), asked_of(kind or "code"), asked.concurrency, temperature, load, asked.pairs)
+            found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs)
             result["cells"][label] = found
             asked.out.write_text(json.dumps({"machine": machine()} | result, indent=2) + "\n", encoding="utf-8")
             print(label, json.dumps(found), flush=True)

@@ -68,6 +68,13 @@ def asked_of(kind: str) -> list[str]:
     return [each.get("prompt") or each["messages"][0]["content"] for each in found]
 
 
+def named(given: str) -> tuple[str, Path, str]:
+    """Return name, path and kind of prompts of a bundle, given as NAME=PATH[,chat]."""
+    name, _, where = given.partition("=")
+    path, _, kind = where.partition(",")
+    return name, Path(path), kind or "code"
+
+
 def bootstrap(drawn_from: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
     """Return the 95 % bootstrap interval of a statistic of the items."""
     drawn, count = random.Random(0), len(drawn_from)
@@ -264,9 +271,8 @@ def main() -> int:
     asked, began = parser.parse_args(), time.perf_counter()
     result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
     for given in asked.bundle:
-        name, _, where = given.partition("=")
-        path, _, kind = where.partition(",")
-        for label, run in cells(name, Path(path), asked, kind or "code"):
+        name, path, kind = named(given)
+        for label, run in cells(name, path, asked, kind):
             if (
                 not re.search(asked.only, label)
                 or label in result["cells"]

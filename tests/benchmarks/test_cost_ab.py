@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from ledgers import machine, request
 
 from specbuild.measure.cost.rows import Rows
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("cost_ab", ROOT / "benchmarks" / "cost_ab.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_ledgers_saving_is_held_against_the_clocks(benchmark: ModuleType) -> None:
