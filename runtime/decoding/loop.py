@@ -148,6 +148,7 @@ class CountingLoop(Loop, Protocol):
 
     tally: Tally
     live: LiveTimings | None
+    planner: Planner
 
 
 def cache_bytes(loop: Loop) -> int:
@@ -193,7 +194,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
     the step was of another kind. `unseen`: seconds of steps that no executor counts.
     """
 
-    __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded", "unseen")
+    __slots__ = ("_before", "_loop", "_sequences", "_were", "decoded", "unseen")
 
     def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
@@ -202,8 +203,6 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
 
     def __enter__(self) -> Self:
         self._before, self._were = _clock(self._loop), [_State.of(s) for s in self._sequences]
-        live = self._loop.live
-        self._likely = (live.took, live.likely) if live else (0.0, 0.0)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -229,36 +228,39 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         """
         done = [(s, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
-        second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
+        drafted = sum(now.drafted - was.drafted for _, was, now in done)
+        second, drafts = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
         decoding, live = sum(was.decodes for _, was, _ in done), self._loop.live
-        counts = decoding > 0 and (drafted or any(s.policy and s.shape for s in self._sequences))  # deciding takes time
-        token = self._plain(decoding) if counts else 0.0
-        told = counts and decoding == len(done) and live is not None and live.on
+        counts = decoding > 0 and (drafts or self._decided)
+        plain = self._plain(sum(rows) - drafted, decoding) if counts else 0.0
+        token = (plain if decoding == len(done) else self._plain(decoding, decoding)) / decoding if counts else 0.0
+        told = counts and live is not None and live.on
         for own, (sequence, was, now) in zip(rows, done, strict=True):
             metrics, emitted = sequence.metrics, now.emitted - was.emitted
             metrics.busy_time += second * own
             if was.decodes:
-                sequence.lead += gain(emitted, total / (token * decoding)) if told else LEEWAY
-            if not (drafted and was.decodes):
+                sequence.lead += gain(emitted, total / plain) if told else LEEWAY
+            if not (drafts and was.decodes):
                 metrics.plain_time += second * own
             elif decoding < len(done):
                 metrics.plain_time += second + max(emitted - 1, 0) * token
             else:
                 metrics.plain_time += emitted * token
 
-    def _plain(self, decoding: int) -> float:
-        """Return the seconds per token if `decoding` sequences decode without drafts; NaN without a timing table.
+    @property
+    def _decided(self) -> bool:
+        """Whether a policy decided what a sequence drafts, which takes time even if it drafts nothing."""
+        pairs = zip(self._sequences, self._were, strict=True)
+        return any(was.decodes and sequence.policy and sequence.shape for sequence, was in pairs)
 
-        If the round took longer than predicted because the machine was busy, plain decoding is assumed slower as well.
-        """
+    def _plain(self, rows: int, decoding: int) -> float:
+        """Return the seconds of a round of so many rows without drafts; NaN without a timing table."""
         live, target = self._loop.live, self._loop.target
         if live is None:
             return math.nan
         shaped = target.batch_size * target.buckets[0] if target.buckets else 0
-        rows = shaped or step_rows(self._loop, decoding)
-        took, likely = live.took - self._likely[0], live.likely - self._likely[1]
-        plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))
-        return plain / decoding * (took / likely if likely > 0 else 1.0)
+        hottest = max(s.params.temperature for s in self._sequences)
+        return live.plain(shaped or step_rows(self._loop, rows), decoding, hottest)
 
     def _tell(self, live: LiveTimings, own: float) -> None:
         if self.decoded is None:
@@ -266,6 +268,8 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         else:
             sampled = any(s.params.temperature > 0 for s in self._sequences)
             grown = sum(s.policy is None or (s.shape is not None and s.policy.now.levels > 0) for s in self._sequences)
+            if self._loop.planner.on_host and not self.decoded and self._decided:
+                own = 0.0  # neither plain decoding's, which decides nothing, nor a draft's
             live.round(own, len(self._sequences), self.decoded, sampled, max(grown, 1))
 
 

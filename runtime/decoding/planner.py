@@ -46,15 +46,17 @@ class Planner:
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Return the sequences that draft in this round, with the shapes of their trees limited.
 
-        On a host no policy decides while any of several sequences is behind plain decoding: deciding slows all of them.
+        On a host several sequences wait with deciding, which slows all of them, until each is ahead of plain decoding
+        by what that costs.
         """
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         batch, several = len(drafting), self.on_host and len(sequences) > 1
-        behind = several and min((s.lead for s in sequences if s.decodes), default=0.0) < 0
+        lead = min((s.lead for s in sequences if s.decodes and several), default=math.inf)
         for sequence in drafting:
             policy = sequence.policy
             fills = self.on_host and batch == 1 and policy and policy.free
-            if policy and self.rests and not (sequence.sampler.foresees or fills) and policy.rest.dozes(behind):
+            rests = policy and self.rests and not (sequence.sampler.foresees or fills)
+            if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:

@@ -54,10 +54,11 @@ class TextDrafts:
         trees = self._together(sequences, habits)
         rest = len(sequences), self.looks_up, cached is not None, habits
         found = [trees[s.slot] if s.slot in trees else from_text(s, *rest) for s in sequences]
-        took = (time.perf_counter() - began) / max(len(sequences), 1)
+        took = time.perf_counter() - began
         for sequence, tree in zip(sequences, found, strict=True):
             if policy := sequence.policy:
-                policy.rest.took = 0.0 if sequence.sampler.foresees else took  # so it never rests
+                policy.rest.waits.took = took
+                policy.rest.took = 0.0 if sequence.sampler.foresees else took / len(sequences)  # 0: it never rests
                 if tree and policy.spare and self.looks_up:
                     self._fill(sequence, policy, tree)
         return found

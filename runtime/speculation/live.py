@@ -26,7 +26,7 @@ OWN, LAST = 5, 7  # number of ratios whose median counts: for a shape, and for t
 SHRINK = 0.25  # weight of plain decoding's ratio when it is mixed with a shape's own, in ratios
 FRESH = 128  # rounds after which a shape is forgotten
 MOVED, FAR = 0.03, 0.2  # how far (in logarithms) a correction moves before it is applied: after PATIENCE, at once
-PATIENCE = 8  # rounds between applying small changes
+PATIENCE = 32  # rounds between applying small changes
 LARGEST = 4.0  # bound of a ratio's logarithm
 GAP = 1.8  # how many times as long as plain decoding a round may promise to take, so that no gap is long
 LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
@@ -132,7 +132,7 @@ class _Factors:
 class LiveTimings:
     """An engine's table for its batch size, as its machine is now. Only the worker reports rounds to it.
 
-    `said`, `took`: seconds of all rounds so far, by the table and by the clock. `likely`: by the corrected table.
+    `said`, `took`: seconds of all rounds so far, by the table and by the clock.
     """
 
     def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True, gap: float = GAP) -> None:
@@ -145,7 +145,7 @@ class LiveTimings:
             gap: How many times as long as plain decoding a round may promise to take.
         """
         self.timings, self.lanes, self.on, self.gap = timings, lanes, on, gap
-        self.said = self.took = self.likely = 0.0
+        self.said = self.took = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
         self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
@@ -201,7 +201,7 @@ class LiveTimings:
         """Report that a round is over in which all sequences decoded.
 
         Args:
-            seconds: What the loop took beside the models: policy, sampler, commits and all.
+            seconds: What the loop took beside the models: policy, sampler, commits and all; 0: not known.
             sequences: How many sequences decoded.
             drafted: Rows that their trees added to those of plain decoding.
             sampled: Whether any of them samples.
@@ -261,7 +261,6 @@ class LiveTimings:
             self._seen = min(max(math.log(seconds / expected), -LARGEST), LARGEST)
             if warm:
                 self._apply(one, one.record(self._seen, self._plain.own, self._now))
-            self.likely += expected * math.exp(one.own)
         return one
 
     def _apply(self, shape: _Shape | _Plain, moved: float) -> None:

@@ -256,7 +256,7 @@ class SequencePolicy:
         So the text's continuation is judged even if it was not drafted. A node left to the next round counts as failed.
         """
         if self.rest.took:
-            self.rest.decided(len(path) - 1, self.extra, self._times.alone / (1 + self._others))
+            self.rest.decided(len(path) - 1, self.extra, self._times.alone, 1 + self._others)
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
         accepted = min(len(path) - 1, len(chances))  # a forced token is no trial
         if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):

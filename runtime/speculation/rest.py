@@ -13,6 +13,7 @@ WATCH = 8  # decided rounds before a sequence may rest; half as many while other
 KEPT = 1 - 1 / 32  # share of the balance that is left a round later
 RESTS = (16, 128)  # rounds of rest: of an engine's first, and at most
 BESIDE = 1.7  # what deciding costs, over its own time: threads fall asleep meanwhile, and results are recorded
+DEAREST = 0.5  # bound of what deciding costs, in rounds of plain decoding: an engine's first times are longer
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
 FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
@@ -22,9 +23,11 @@ FRESH = 8  # new sequences, of which one is watched at once while others rest fo
 
 @dataclass(slots=True)
 class Waits:
-    """How long the next rest of any sequence is, in `rounds`, which only the worker changes."""
+    """How long the next rest of any sequence is, in `rounds`, and what deciding costs; only the worker changes them."""
 
     rounds: int = RESTS[0]
+    took: float = 0.0  # seconds that the last decision of a round took, for all its sequences together
+    cost: float = 0.0  # the same in rounds of plain decoding, with what it costs beside its own time
     begun: int = 0  # sequences; counted by callers' threads, so it may miss one
 
     def rest(self) -> Rest:
@@ -50,14 +53,17 @@ class Rest:
         """Return whether the next round is not decided."""
         return self.left > 0 and not self._awake
 
-    def decided(self, accepted: int, extra: float, plain: float) -> None:
+    def decided(self, accepted: int, extra: float, plain: float, tokens: int = 1) -> None:
         """Note a decided round; a rest begins if the balance is negative, and is over if this round gained.
 
         Args:
             accepted: Tokens of its draft that came true.
             extra: Seconds that the draft added to the round.
-            plain: Seconds that plain decoding takes for a token of this sequence.
+            plain: Seconds of a round of plain decoding.
+            tokens: Tokens of all sequences that such a round emits.
         """
+        self.waits.cost = min(BESIDE * self.waits.took / plain, DEAREST)
+        plain /= tokens
         gained = accepted * plain - extra - BESIDE * self.took
         took, self.took, self._awake = self.took, 0.0, False
         if self.left and gained < 0:

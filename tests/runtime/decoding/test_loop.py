@@ -19,6 +19,7 @@ from tiny_models import CHUNK
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -57,7 +58,7 @@ class Fake:
     """As much of a loop as a round's account needs."""
 
     def __init__(self, drafts: bool = True) -> None:
-        self.live, self.tally, self.exactness = None, Tally(), None
+        self.live, self.tally, self.exactness, self.planner = None, Tally(), None, Planner()
         self.target = SimpleNamespace(seconds=10.0, cache_bytes=600, batch_size=2, buckets=None)
         self.draft_executor = SimpleNamespace(seconds=20.0, cache_bytes=70) if drafts else None
 
@@ -93,7 +94,7 @@ class Live:
     """A table by which plain decoding takes two seconds a round and one more for each row."""
 
     on = True
-    said = took = likely = 0.0
+    said = took = 0.0
 
     def plain(self, rows: int, sequences: int, temperature: float) -> float:
         return 2.0 + rows
@@ -173,31 +174,52 @@ def test_how_far_a_sequence_is_ahead_of_plain_decoding(request_of: Any, monkeypa
     a_round(loop, [fast, slow], clock, lambda: [s.emit(1, frozenset()) for s in (fast, slow)] and None)
     assert slow.lead == pytest.approx(4 * LEEWAY - 2), "its policy decided, which took as long"
     was = slow.lead
-    monkeypatch.setattr(Live, "plain", lambda *args: 0.01)
-    a_round(loop, [fast, slow], clock, draft)
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "plain", lambda *args: 0.01)
+        a_round(loop, [fast, slow], clock, draft)
     assert slow.lead == pytest.approx(was + LEEWAY - MOST_LOST), "what takes so long is no draft's fault"
     monkeypatch.setattr(Live, "on", False)
     a_round(loop, [fast, slow], clock, draft)
     assert slow.lead == pytest.approx(was + 2 * LEEWAY - MOST_LOST), (
         "a table that nobody corrects says nothing of this machine"
     )
-    monkeypatch.setattr(Live, "on", True)
-    was, reads = fast.lead, request_of([1, 2, 3, 4], DRAFTING, slot=1)
-    a_round(loop, [fast, reads], clock, lambda: fast.metrics.speculative_decoding.record(3, 2))
-    assert reads.lead == 0, "it does not decode yet"
-    assert fast.lead == was + LEEWAY, "others' prompts take the same in plain decoding"
 
 
-def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> None:
-    """A round that took three times as long as such rounds take says the same of plain decoding."""
-    loop, sequence = Fake(), request_of([1], DRAFTING)
-    loop.live = live = Live()  # type: ignore[assignment]
-    with accounted(loop, [sequence]):  # type: ignore[arg-type]
-        live.took, live.likely = 6.0, 2.0
-        sequence.metrics.speculative_decoding.record(3, 1)
-        for token in (4, 5):
-            sequence.emit(token, frozenset())
-    assert sequence.metrics.plain_time == 3 * 2 * 3.0
+def test_plain_decoding_reads_the_prompts_beside_it_too(request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds take 8 seconds, without the draft's three rows 2 + 4."""
+    loop, clock = Fake(), [0.0]
+    loop.live = Live()  # type: ignore[assignment]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    fast, reads = request_of([1], DRAFTING, slot=0), request_of([1, 2, 3, 4], DRAFTING, slot=1)
+    reads.cached = 0
+    a_round(loop, [fast, reads], clock, lambda: None)
+    assert (fast.lead, reads.lead) == (LEEWAY, 0), "nothing was drafted, and the other one does not decode yet"
+
+    def draft() -> None:
+        fast.metrics.speculative_decoding.record(3, 2)
+        reads.cached += 3
+        for token in (1, 2, 3):
+            fast.emit(token, frozenset())
+
+    a_round(loop, [fast, reads], clock, draft)
+    assert fast.lead == pytest.approx(LEEWAY + LEEWAY + 3 - 8 / 6)
+
+
+@pytest.mark.parametrize(("on_host", "decides", "told"), [(True, True, 0.0), (True, False, 8.0), (False, True, 8.0)])
+def test_deciding_is_no_part_of_plain_decoding(
+    request_of: Any, monkeypatch: pytest.MonkeyPatch, on_host: bool, decides: bool, told: float
+) -> None:
+    """A host's round in which a policy decided and drafted nothing says nothing of the loop's own time."""
+    loop, sequence, clock, heard = Fake(), request_of([1], DRAFTING), [0.0], []
+    sequence.policy = SimpleNamespace(now=SimpleNamespace(levels=0))
+    sequence.shape = sequence.tree if decides else None
+    loop.planner, loop.live = Planner(on_host=on_host), Live()  # type: ignore[assignment]
+    monkeypatch.setattr(Live, "round", lambda self, own, *rest: heard.append(own), raising=False)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    with accounted(loop, [sequence]) as account:  # type: ignore[arg-type]
+        clock[0], account.decoded = 8.0, 0
+        sequence.emit(4, frozenset())
+    assert heard == [told]
 
 
 def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any) -> None:
@@ -213,10 +235,10 @@ def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any)
 def test_who_drafts_in_the_round_that_it_enters_in_decodes(request_of: Any) -> None:
     """Its prompt was in a cache, so nothing was read before."""
     loop, sequence = Fake(), request_of([1, 2, 3], DRAFTING)
-    loop.live = live = Live()  # type: ignore[assignment]
+    loop.live = Live()  # type: ignore[assignment]
     with accounted(loop, [sequence]):  # type: ignore[arg-type]
         assert not sequence.decodes
-        sequence.cached, live.took, live.likely = 2, 2.0, 2.0
+        sequence.cached = 2
         sequence.metrics.speculative_decoding.record(3, 1)
         for token in (4, 5):
             sequence.emit(token, frozenset())

@@ -112,15 +112,21 @@ def test_a_policy_knows_who_is_least_ahead(request_of: Any) -> None:
     assert policy.leads == (3.0, 1.0)
 
 
+@pytest.mark.parametrize("cost", [0.0, 0.3])
 @pytest.mark.parametrize("behind", ["another", "itself", "nobody", "alone", "reads", "on a device"])
-def test_no_policy_decides_while_a_sequence_is_behind(request_of: Any, behind: str) -> None:
-    """Beside others on a host. What it emits meanwhile is looked at later; a fixed tree is drafted all the same."""
+def test_no_policy_decides_while_a_sequence_is_behind(request_of: Any, behind: str, cost: float) -> None:
+    """Or would be, by what deciding costs, beside others on a host; a fixed tree is drafted all the same.
+
+    What it emits meanwhile is looked at later.
+    """
     sequence, policy = drafter(request_of)
-    sequence.lead, other = -0.1 if behind in ("itself", "alone") else 0.1, lagging(request_of, 0.0)
-    other.lead = 0.0 if behind in ("itself", "nobody") else -0.1
+    policy.rest.waits.cost = cost
+    sequence.lead, other = cost - 0.1 if behind in ("itself", "alone") else cost + 0.1, lagging(request_of, 0.0)
+    other.lead = cost if behind in ("itself", "nobody") else cost - 0.1
     if behind == "reads":
         other.cached = 0
     batch = [sequence] if behind == "alone" else [sequence, other, ask(request_of, "chain:2")]
+    batch[-1].lead = max(batch[-1].lead, cost) if behind != "alone" else sequence.lead
     spared = behind in ("another", "itself")
     found = Planner(on_host=behind != "on a device").drafting(batch)
     assert found == [each for each in batch[:1] + batch[2:] if not (spared and each is sequence)]

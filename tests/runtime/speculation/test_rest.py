@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.speculation.rest import BESIDE, FRESH, PEEK, RESTS, WATCH, Rest, Waits
+import pytest
+
+from specbuild.runtime.speculation.rest import BESIDE, DEAREST, FRESH, PEEK, RESTS, WATCH, Rest, Waits
 
 TOKEN = 1e-3  # seconds of plain decoding
 
@@ -67,6 +69,15 @@ def test_what_costs_next_to_nothing_is_no_reason_to_rest() -> None:
         rest.took = 1e-4
         rest.decided(0, 0.0, 1e-2)
     assert not rest.rests
+
+
+@pytest.mark.parametrize(("share", "cost"), [(0.1, 0.1 * BESIDE), (3.0, DEAREST)])
+def test_what_deciding_costs_is_told_in_rounds_of_plain_decoding(share: float, cost: float) -> None:
+    """For all sequences of a round together, and within a bound, for an engine's first times are longer."""
+    rest = Rest(Waits())
+    rest.took, rest.waits.took = share * TOKEN, 2 * share * TOKEN
+    rest.decided(0, 0.0, 2 * TOKEN, 2)
+    assert rest.waits.cost == pytest.approx(cost)
 
 
 def test_where_nobody_measures_deciding_nobody_rests() -> None:
