@@ -10,22 +10,31 @@ way, the ways in alternating order. Ratios are of `auto`'s seconds over plain de
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import math
 import random
 import re
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import machine
-from never_slower import NEW_TOKENS, PAUSE, TEMPERATURES, WAKE, WAYS, asked_of, bootstrap, named, quantile
+from cells import (
+    TEMPERATURES,
+    WAYS,
+    asked_of,
+    awake,
+    bootstrap,
+    keep,
+    known,
+    loaded,
+    named,
+    options,
+    quantile,
+    requests,
+)
 
 from specbuild.runtime import Engine, LoadOptions, SamplingParams
 
@@ -44,20 +53,6 @@ def serve(engine: Engine, texts: Sequence[str], params: Sequence[SamplingParams]
     return [handle.result() for handle in handles]
 
 
-def requests(
-    texts: Sequence[str], number: int, count: int, temperature: float
-) -> tuple[list[str], list[SamplingParams]]:
-    """Return a pair's prompts and sampling parameters, plain ones."""
-    drawn = random.Random(number)
-    chosen = [divmod(number * count + place, len(texts)) for place in range(count)]
-    plain = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, speculation="off", ignore_eos=True)
-    lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in chosen]
-    salted = zip(lengths, chosen, strict=True)
-    return [texts[at] for _, at in chosen], [
-        replace(plain, max_new_tokens=n, cache_salt=f"asked {times} times") for n, (times, _) in salted
-    ]
-
-
 def served(engine: Engine, way: str, given: tuple[list[str], list[SamplingParams]]) -> float:
     """Return how many requests an engine answers a second, all of them asked at once."""
     texts, params = given
@@ -68,17 +63,15 @@ def served(engine: Engine, way: str, given: tuple[list[str], list[SamplingParams
 
 def cell(path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int) -> dict[str, Any]:
     """Run a cell's pairs; return the rate of arrivals, and `auto`'s times over plain decoding's."""
-    seen, count, rate, options = list[Seen](), EACH * size, 0.0, LoadOptions(batch_size=size, prefix_caching=False)
-    for first in range(0, pairs, in_one := math.ceil(pairs / ENGINES)):
-        with ExitStack() as stack:
-            engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
-            asked = requests(texts, pairs, count, temperature)
-            rates = {way: served(engine, way, asked) for way, engine in engines.items()}  # it also binds their buffers
-            rate = rate or load * rates["off"]
-            for number in range(first, min(first + in_one, pairs)):
-                drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
-                at = list(itertools.accumulate(drawn.expovariate(rate) for _ in chosen))
-                seen.append({way: timed(engines[way], way, chosen, params, at) for way in WAYS[:: (-1) ** number]})
+    seen, count, rate = list[Seen](), EACH * size, 0.0
+    for engines, numbers in loaded(path, LoadOptions(batch_size=size, prefix_caching=False), pairs, ENGINES):
+        asked = requests(texts, pairs, count, temperature)
+        rates = {way: served(engine, way, asked) for way, engine in engines.items()}  # it also binds their buffers
+        rate = rate or load * rates["off"]
+        for number in numbers:
+            drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
+            at = list(itertools.accumulate(drawn.expovariate(rate) for _ in chosen))
+            seen.append({way: timed(engines[way], way, chosen, params, at) for way in WAYS[:: (-1) ** number]})
     return {"requests_per_s": rate, "pairs": pairs} | summary(seen)
 
 
@@ -86,9 +79,8 @@ def timed(
     engine: Engine, way: str, texts: list[str], params: list[SamplingParams], at: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Return TPOT and TTFT of each request of a pair, in one of the ways."""
-    time.sleep(PAUSE)
     asked = [replace(each, speculation=way) for each in params]
-    engine.generate(texts[: len(texts) // EACH], replace(asked[0], max_new_tokens=WAKE))
+    awake(engine, texts[: len(texts) // EACH], asked[0])
     times = [(each.metrics, len(each.token_ids) - 1) for each in serve(engine, texts, asked, at)]
     return [((m.finished - m.first_token) / n, m.first_token - m.submitted) for m, n in times]
 
@@ -113,14 +105,10 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the missing cells."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
+    parser = options(__doc__, pairs=20)
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=20)
     asked = parser.parse_args()
-    result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
+    result = known(asked.out)
     for given in asked.bundle:
         name, path, kind = named(given)
         for temperature, load in itertools.product(TEMPERATURES, LOADS):
@@ -129,7 +117,7 @@ def main() -> None:
                 continue
             found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs)
             result["cells"][label] = found
-            asked.out.write_text(json.dumps({"machine": machine()} | result, indent=2) + "\n", encoding="utf-8")
+            keep(asked.out, result)
             print(label, json.dumps(found), flush=True)
 
 

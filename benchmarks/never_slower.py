@@ -20,30 +20,39 @@ import argparse
 import itertools
 import json
 import math
-import random
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, machine, prompts
+from cells import (
+    NEW_TOKENS,
+    TEMPERATURES,
+    WAYS,
+    asked_of,
+    awake,
+    bootstrap,
+    interval,
+    keep,
+    known,
+    loaded,
+    named,
+    options,
+    quantile,
+    requests,
+)
 
 from specbuild.runtime import Engine, Limits, LoadOptions, SamplingParams
 from specbuild.runtime.errors import OptionError
 
-TEMPERATURES = (0.0, 0.8)
 CONCURRENCIES = (1, 2, 4)
 CROWDS = (8, 16)
-NEW_TOKENS = 64
-RESAMPLES = 2000
-WAYS = ("off", "auto")
-PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with the benchmark
 
 
@@ -57,35 +66,6 @@ def spinning(busy: bool) -> Iterator[None]:
         if process:
             process.kill()
             process.wait()
-
-
-def asked_of(kind: str) -> list[str]:
-    """Return the prompts: "code" for the reference pair, which knows only Python, or those of kinds.jsonl."""
-    if kind == "code":
-        return prompts()
-    lines = (ROOT / "tests" / "data" / "kinds.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    return [each.get("prompt") or each["messages"][0]["content"] for each in found]
-
-
-def named(given: str) -> tuple[str, Path, str]:
-    """Return name, path and kind of prompts of a bundle, given as NAME=PATH[,chat]."""
-    name, _, where = given.partition("=")
-    path, _, kind = where.partition(",")
-    return name, Path(path), kind or "code"
-
-
-def bootstrap(drawn_from: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
-    """Return the 95 % bootstrap interval of a statistic of the items."""
-    drawn, count = random.Random(0), len(drawn_from)
-    found = sorted(statistic(drawn.choices(drawn_from, k=count)) for _ in range(RESAMPLES))
-    return [found[int(RESAMPLES * share)] for share in (0.025, 0.975)]
-
-
-def interval(ratios: Sequence[float]) -> list[float]:
-    """Return the 95 % bootstrap interval of the geometric mean of pairs' ratios."""
-    low, high = bootstrap([math.log(each) for each in ratios], statistics.fmean)
-    return [math.exp(low), math.exp(high)]
 
 
 class Timed:
@@ -112,40 +92,6 @@ class Timed:
         return [(each[-1] - each[0]) / (tokens - 1) for each, tokens in both if len(each) > 1]
 
 
-def pair(
-    engines: dict[str, Engine],
-    ways: dict[str, str],
-    texts: Sequence[str],
-    salts: Sequence[str],
-    size: int,
-    temperature: float,
-    number: int,
-) -> dict[str, Timed]:
-    """Time the same requests in each way.
-
-    Args:
-        engines: The engine of each way.
-        ways: The speculation of each way.
-        texts: The prompts.
-        salts: One per prompt. They separate caches: nothing is drafted from answers with another salt.
-        size: The concurrency.
-        temperature: The sampling temperature.
-        number: The pair's number, which determines the order of the ways and the seed.
-    """
-    order, drawn, found = WAYS if number % 2 else WAYS[::-1], random.Random(number), dict[str, Timed]()
-    lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in texts]
-    plain = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True)
-    for way in order:
-        params = replace(plain, speculation=ways[way])
-        time.sleep(PAUSE)
-        engines[way].generate(list(texts[:size]), replace(params, max_new_tokens=WAKE))
-        each = zip(lengths, salts, strict=True)
-        found[way] = Timed(
-            engines[way], texts, [replace(params, max_new_tokens=n, cache_salt=salt) for n, salt in each]
-        )
-    return found
-
-
 def cell(
     path: Path, texts: list[str], size: int, temperature: float, busy: bool, asked: argparse.Namespace
 ) -> dict[str, Any]:
@@ -160,23 +106,25 @@ def cell(
         asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup`,
             `no_resident` and `control`.
     """
-    count, pairs, limits = size * asked.turnover, asked.pairs, Limits(min_expected_speedup=asked.min_expected_speedup)
-    ways, runs = {"off": "off", "auto": "off" if asked.control else "auto"}, list[dict[str, Timed]]()
-    options = LoadOptions(
+    limits, runs = Limits(min_expected_speedup=asked.min_expected_speedup), list[dict[str, Timed]]()
+    ways = {"off": "off", "auto": "off" if asked.control else "auto"}
+    load = LoadOptions(
         batch_size=size, prefix_caching=False, limits=limits, resident=False if asked.no_resident else None
     )
-    for first in range(0, pairs, in_one := math.ceil(pairs / asked.loads)):
-        with ExitStack() as stack:
-            engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
-            for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
-                params = SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=ways[way])
-                engine.generate(texts[:size], params)
-            for number in range(first, min(first + in_one, pairs)):
-                places = [divmod(number * count + at, len(texts)) for at in range(count)]
-                chosen, salts = [texts[at] for _, at in places], [f"asked {times} times" for times, _ in places]
-                with spinning(busy and number >= pairs // 2):
-                    runs.append(pair(engines, ways, chosen, salts, size, temperature, number))
-            correction = engines["auto"].correction
+    for engines, numbers in loaded(path, load, asked.pairs, asked.loads):
+        for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
+            params = SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=ways[way])
+            engine.generate(texts[:size], params)
+        for number in numbers:
+            chosen, plain = requests(texts, number, size * asked.turnover, temperature)
+            found = dict[str, Timed]()
+            with spinning(busy and number >= asked.pairs // 2):
+                for way in WAYS if number % 2 else WAYS[::-1]:
+                    given = [replace(each, speculation=ways[way]) for each in plain]
+                    awake(engines[way], chosen[:size], given[0])
+                    found[way] = Timed(engines[way], chosen, given)
+            runs.append(found)
+        correction = engines["auto"].correction
     return summary(runs) | {"correction": correction}
 
 
@@ -208,11 +156,6 @@ def slowest_request(pairs: Sequence[dict[str, list[float]]]) -> float:
     """Return the ratio of the ways' p99 of all pairs' requests' seconds per token."""
     auto, off = (quantile([each for found in pairs for each in found[way]], 0.99) for way in ("auto", "off"))
     return auto / off
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return a quantile of the values."""
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str, Any]:
@@ -256,11 +199,7 @@ def cells(name: str, path: Path, asked: argparse.Namespace, kind: str) -> Iterat
 
 def main() -> int:
     """Run the missing cells while there is time; return 1 if a cell's interval lies below 0.98."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
-    parser.add_argument("--pairs", type=int, default=30)
+    parser = options(__doc__, pairs=30)
     parser.add_argument("--turnover", type=int, default=3)
     parser.add_argument("--loads", type=int, default=5, help="of both engines: one may be a tenth faster")
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
@@ -269,7 +208,7 @@ def main() -> int:
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()
-    result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
+    result = known(asked.out)
     for given in asked.bundle:
         name, path, kind = named(given)
         for label, run in cells(name, path, asked, kind):
@@ -284,7 +223,7 @@ def main() -> int:
             except OptionError as error:  # the bundle was not built for this concurrency
                 print(f"{label}: {error}", file=sys.stderr)
                 continue
-            asked.out.write_text(json.dumps({"machine": machine()} | result, indent=1) + "\n")
+            keep(asked.out, result)
             told = {key: value for key, value in found.items() if key != "ratios"}
             print(label, json.dumps(told), flush=True)
     ratios = [each["ratio"] for each in result["cells"].values() if "ratio" in each]

@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from cells import NEW_TOKENS, asked_of, awake, interval
 from common import machine
-from never_slower import NEW_TOKENS, PAUSE, WAKE, asked_of, interval
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 
@@ -25,8 +24,7 @@ from specbuild.runtime import Chat, Engine, SamplingParams
 def speed(engine: Engine, prompt: str) -> float:
     """Return the tokens a second of plain decoding after a prompt's first token."""
     asked = Chat([{"role": "user", "content": prompt}]) if engine.manifest.chat_template else prompt
-    time.sleep(PAUSE)
-    engine.generate([prompt], SamplingParams(WAKE, ignore_eos=True, speculation="off"))
+    awake(engine, [prompt], SamplingParams(ignore_eos=True, speculation="off"))
     (result,) = engine.generate([asked], SamplingParams(NEW_TOKENS, ignore_eos=True, speculation="off"))
     assert result.metrics
     return (NEW_TOKENS - 1) / (result.metrics.finished - result.metrics.first_token)

@@ -231,9 +231,9 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         drafted = sum(now.drafted - was.drafted for _, was, now in done)
         second, drafts = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
         decoding, live = sum(was.decodes for _, was, _ in done), self._loop.live
-        counts = decoding > 0 and (drafts or self._decided)
+        counts = drafts or self._decided  # then somebody decodes
         plain = self._plain(sum(rows) - drafted, decoding) if counts else 0.0
-        token = (plain if decoding == len(done) else self._plain(decoding, decoding)) / decoding if counts else 0.0
+        token = (plain if decoding == len(done) else self._plain(decoding, decoding)) / decoding if drafts else 0.0
         told = counts and live is not None and live.on
         for own, (sequence, was, now) in zip(rows, done, strict=True):
             metrics, emitted = sequence.metrics, now.emitted - was.emitted
@@ -249,7 +249,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
 
     @property
     def _decided(self) -> bool:
-        """Whether a policy decided what a sequence drafts, which takes time even if it drafts nothing."""
+        """Return whether a policy decided in this round. That takes time, whatever is drafted."""
         pairs = zip(self._sequences, self._were, strict=True)
         return any(was.decodes and sequence.policy and sequence.shape for sequence, was in pairs)
 

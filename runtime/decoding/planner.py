@@ -55,7 +55,7 @@ class Planner:
         for sequence in drafting:
             policy = sequence.policy
             fills = self.on_host and batch == 1 and policy and policy.free
-            rests = policy and self.rests and not (sequence.sampler.foresees or fills)
+            rests = self.rests and not (sequence.sampler.foresees or fills)
             if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")

@@ -26,16 +26,6 @@ def test_times_of_one_way_over_those_of_the_other(benchmark: Any) -> None:
     assert found["tpot_mean_interval"] == pytest.approx([0.5, 1.5])
 
 
-def test_both_ways_are_asked_the_same(benchmark: Any) -> None:
-    texts = ["a", "b", "c"]
-    chosen, params = benchmark.requests(texts, 1, 4, 0.8)
-    assert chosen == ["b", "c", "a", "b"]
-    assert [each.cache_salt for each in params] == ["asked 1 times"] * 2 + ["asked 2 times"] * 2
-    assert all(32 <= each.max_new_tokens <= 96 and each.temperature == 0.8 for each in params)
-    assert benchmark.requests(texts, 1, 4, 0.8) == (chosen, params)
-    assert benchmark.requests(texts, 2, 4, 0.8)[1] != params
-
-
 def test_requests_arrive_when_they_are_told(benchmark: Any) -> None:
     came = list[float]()
 

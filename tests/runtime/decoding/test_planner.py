@@ -125,8 +125,9 @@ def test_no_policy_decides_while_a_sequence_is_behind(request_of: Any, behind: s
     other.lead = cost if behind in ("itself", "nobody") else cost - 0.1
     if behind == "reads":
         other.cached = 0
-    batch = [sequence] if behind == "alone" else [sequence, other, ask(request_of, "chain:2")]
-    batch[-1].lead = max(batch[-1].lead, cost) if behind != "alone" else sequence.lead
+    fixed = ask(request_of, "chain:2")
+    fixed.lead = cost
+    batch = [sequence] if behind == "alone" else [sequence, other, fixed]
     spared = behind in ("another", "itself")
     found = Planner(on_host=behind != "on a device").drafting(batch)
     assert found == [each for each in batch[:1] + batch[2:] if not (spared and each is sequence)]

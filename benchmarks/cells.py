@@ -1,0 +1,111 @@
+"""Cells: what benchmarks share that compare `auto` with plain decoding in pairs, one after the other.
+
+A cell is one setting, say a bundle, a concurrency and a temperature. Cells that are in the result are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, machine, prompts
+
+from specbuild.runtime import Engine, LoadOptions, SamplingParams
+
+TEMPERATURES = (0.0, 0.8)
+NEW_TOKENS = 64
+RESAMPLES = 2000
+WAYS = ("off", "auto")
+PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
+
+
+def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of benchmarks that run in cells; `pairs`: the default number of pairs."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
+    parser.add_argument("--pairs", type=int, default=pairs)
+    return parser
+
+
+def known(out: Path) -> dict[str, Any]:
+    """Return the result so far."""
+    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"cells": {}}
+
+
+def keep(out: Path, result: dict[str, Any]) -> None:
+    """Write the result so far, with facts on the machine."""
+    out.write_text(json.dumps({"machine": machine()} | result, indent=2) + "\n", encoding="utf-8")
+
+
+def asked_of(kind: str) -> list[str]:
+    """Return the prompts: "code" for the reference pair, which knows only Python, or those of kinds.jsonl."""
+    if kind == "code":
+        return prompts()
+    lines = (ROOT / "tests" / "data" / "kinds.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [each.get("prompt") or each["messages"][0]["content"] for each in found]
+
+
+def named(given: str) -> tuple[str, Path, str]:
+    """Return name, path and kind of prompts of a bundle, given as NAME=PATH[,chat]."""
+    name, _, where = given.partition("=")
+    path, _, kind = where.partition(",")
+    return name, Path(path), kind or "code"
+
+
+def bootstrap(drawn_from: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
+    """Return the 95 % bootstrap interval of a statistic of the items."""
+    drawn, count = random.Random(0), len(drawn_from)
+    found = sorted(statistic(drawn.choices(drawn_from, k=count)) for _ in range(RESAMPLES))
+    return [found[int(RESAMPLES * share)] for share in (0.025, 0.975)]
+
+
+def interval(ratios: Sequence[float]) -> list[float]:
+    """Return the 95 % bootstrap interval of the geometric mean of pairs' ratios."""
+    low, high = bootstrap([math.log(each) for each in ratios], statistics.fmean)
+    return [math.exp(low), math.exp(high)]
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return a quantile of the values."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def requests(
+    texts: Sequence[str], number: int, count: int, temperature: float
+) -> tuple[list[str], list[SamplingParams]]:
+    """Return the prompts and sampling parameters of a pair, plain ones, from its number.
+
+    A prompt's repetitions have salts, which separate caches: nothing is drafted from answers with another salt.
+    """
+    drawn, places = random.Random(number), [divmod(number * count + at, len(texts)) for at in range(count)]
+    plain = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, speculation="off", ignore_eos=True)
+    lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in places]
+    each = zip(lengths, places, strict=True)
+    salted = [replace(plain, max_new_tokens=n, cache_salt=f"asked {times} times") for n, (times, _) in each]
+    return [texts[at] for _, at in places], salted
+
+
+def awake(engine: Engine, texts: Sequence[str], params: SamplingParams) -> None:
+    """Wait for the other way's threads to fall asleep, and wake this one's; later requests draft nothing from that."""
+    time.sleep(PAUSE)
+    engine.generate(list(texts), replace(params, max_new_tokens=WAKE, cache_salt=None))
+
+
+def loaded(path: Path, options: LoadOptions, pairs: int, loads: int) -> Iterator[tuple[dict[str, Engine], range]]:
+    """Yield the engines of both ways, loaded `loads` times, each time with the numbers of the pairs that they run."""
+    for first in range(0, pairs, in_one := math.ceil(pairs / loads)):
+        with ExitStack() as stack:
+            engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
+            yield engines, range(first, min(first + in_one, pairs))

@@ -1,0 +1,55 @@
+"""What benchmarks that run in cells share: what a pair asks, and how engines are loaded and woken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbuild.runtime import LoadOptions, SamplingParams
+
+
+def test_both_ways_are_asked_the_same(benchmark: Any) -> None:
+    texts = ["a", "b", "c"]
+    chosen, params = benchmark.requests(texts, 1, 4, 0.8)
+    assert chosen == ["b", "c", "a", "b"]
+    assert [each.cache_salt for each in params] == ["asked 1 times"] * 2 + ["asked 2 times"] * 2
+    assert all(32 <= each.max_new_tokens <= 96 and each.temperature == 0.8 for each in params)
+    assert benchmark.requests(texts, 1, 4, 0.8) == (chosen, params)
+    assert benchmark.requests(texts, 2, 4, 0.8)[1] != params
+
+
+class Engine:
+    """It notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked, self.closed = list[tuple[list[str], SamplingParams]](), False
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closed = True
+
+    def generate(self, texts: list[str], params: SamplingParams) -> None:
+        self.asked.append((texts, params))
+
+
+def test_who_is_woken_leaves_nothing_to_draft_from(benchmark: Any) -> None:
+    engine = Engine()
+    benchmark.awake(engine, ("a",), SamplingParams(90, seed=3, cache_salt="asked 0 times"))
+    assert engine.asked == [(["a"], SamplingParams(benchmark.WAKE, seed=3))]
+
+
+def test_each_load_has_its_share_of_the_pairs(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Engine]()
+    monkeypatch.setattr(benchmark.Engine, "load", lambda *given: made.append(Engine()) or made[-1])
+    seen = []
+    for engines, numbers in benchmark.loaded(Path("x"), LoadOptions(), 5, 3):
+        seen.append([*numbers])
+        assert set(engines) == {"off", "auto"}
+        assert [each.closed for each in made[-2:]] == [False, False]
+    assert seen == [[0, 1], [2, 3], [4]]
+    assert len(made) == 6
+    assert all(each.closed for each in made)
