@@ -7,11 +7,11 @@ A cell is a bundle, a concurrency and a temperature. A pair decodes the same req
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
 96 tokens, so that the next one begins where one ends, as in serving, and not all slots at once. Requests are pycode's
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
-keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
-and never drafts: what deciding costs. With --no-resident a GPU's rounds wait for the host, both ways. With --control
-the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell "prompt" has the gaps
-of two requests while the prompt of a third, of --prompt-tokens, is read. Cells that are already in FILE are skipped, so
-the benchmark can run in pieces; after --seconds no further cell begins.
+keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` drafts in rows that are
+free alone: what deciding, resting and looking cost. With --no-resident a GPU's rounds wait for the host, both ways.
+With --control the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell
+"prompt" has the gaps of two requests while the prompt of a third, of --prompt-tokens, is read. Cells that are already
+in FILE are skipped, so the benchmark can run in pieces; after --seconds no further cell begins.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class HostLoop:
         prompt.
         """
         left = (self._options.step_nodes or 1 << 30) - sum(taken)
-        if self.live and self.live.on and taken:
+        if self.live and taken:
             plain, everyone = step_rows(self, len(taken)), step_rows(self, len(taken) + reading)
             paced = max(self.live.rows_within(plain, PACE), self.live.rows_within(everyone, PACE_OF_ALL)) - plain
             left = min(left, max(paced, LEAST * reading))

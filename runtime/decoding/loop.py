@@ -267,7 +267,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             live.skip()
         else:
             sampled = any(s.params.temperature > 0 for s in self._sequences)
-            grown = sum(s.policy is None or (s.shape is not None and s.policy.now.levels > 0) for s in self._sequences)
+            grown = sum(bool(s.shape) and (s.policy is None or s.policy.now.levels > 0) for s in self._sequences)
             if self._loop.planner.on_host and not self.decoded and self._decided:
                 own = 0.0  # neither plain decoding's, which decides nothing, nor a draft's
             live.round(own, len(self._sequences), self.decoded, sampled, max(grown, 1))

@@ -54,7 +54,7 @@ class Planner:
         lead = min((s.lead for s in sequences if s.decodes and several), default=math.inf)
         for sequence in drafting:
             policy = sequence.policy
-            fills = self.on_host and batch == 1 and policy and policy.free
+            fills = self.on_host and len(sequences) == 1 and policy and policy.free
             rests = self.rests and not (sequence.sampler.foresees or fills)
             if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
                 sequence.shape = None

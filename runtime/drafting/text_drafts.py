@@ -89,7 +89,9 @@ class TextDrafts:
             policy.fill()
 
     def learn(self, sequence: Sequence, count: int) -> None:
-        """Learn habits from the last `count` tokens of a sequence."""
+        """Learn habits from a sequence's last `count` tokens, and from those of rounds before that decided nothing."""
+        if policy := sequence.policy:
+            count, policy.rest.dozed = count + policy.rest.dozed, 0
         self.habits.learn(sequence.tokens, count, sequence.params.cache_salt)
 
     def reflect(self, sequence: Sequence, rest: Rest) -> None:

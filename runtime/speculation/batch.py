@@ -72,7 +72,7 @@ class Batch:
         self.rows = count + sum(wish.pending - 1 for wish in self.wishes)
         seen = first.live.share(times, 0 if self.padded else self.rows, count)
         for wish in self.wishes:
-            wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
+            wish.policy.weigh(seen, len(self.wishes), wish.matched, wish.room, count - 1)
         self._level, self._row = seconds_at(times.draft_rows, count), 0.0 if self.padded else times.node / times.lanes
         self._texts = [wish.policy.reached() for wish in self.wishes]
         levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)

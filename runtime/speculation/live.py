@@ -31,8 +31,8 @@ LARGEST = 4.0  # bound of a ratio's logarithm
 GAP = 1.8  # how many times as long as plain decoding a round may promise to take, so that no gap is long
 LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
 MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
-LEFT_WITHIN = 6  # rounds of a shape within which a change of the machine is noticed
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
+WAITED = 1 / 8  # of such a round, for one that drafts all the same: a fixed tree's, or one with drafts in padding
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
 
@@ -150,7 +150,7 @@ class LiveTimings:
         self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
         self._shares = dict[tuple[int, int], tuple[Times, Times]]()
-        self._plain, self._plain_at, self._plain_due = _Plain(), 0, 0
+        self._plain, self._plain_at, self._plain_due = _Plain(), 0, 0.0
         self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, (0, 0.0), deque[float](maxlen=LAST)
 
     @property
@@ -215,14 +215,16 @@ class LiveTimings:
         kind = 3 * sampled + (2 if steps else 1 if drafted else 0)
         self._note("own", kind, (own * sequences + steps * times.level * grown) / (self.lanes or 1), seconds)
         self._now += 1
-        if not drafted:
-            self._plain_at, self._plain_due = self._now, max(self._plain_due - 1, 0)
-            if self._shape.recent:
-                self._apply(self._plain, self._plain.record(*self._last, self._now))
+        if due := self._plain_due:
+            self._plain_due = max(due - (WAITED if drafted else 1), 0)
+        elif drafted and (self._shape.adrift or self._now - self._plain_at > PLAIN_AGE):
+            self._plain_due = PLAIN_ROUNDS
+        if not drafted and self._shape.recent:
+            self._apply(self._plain, self._plain.record(*self._last, self._now))
+        if not drafted or (due and not self._plain_due):
+            self._plain_at = self._now
             for each in self._parts["verify"].shapes.values():
                 each.anchor = None
-        elif not self._plain_due and (self._shape.adrift or self._now - self._plain_at > PLAIN_AGE):
-            self._plain_due = PLAIN_ROUNDS
         if self._now % FRESH == 0:
             self._version += 1
 
@@ -237,8 +239,7 @@ class LiveTimings:
     def rows_within(self, rows: int, times: float) -> int:
         """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured.
 
-        This uses the table alone: it never falls, and a ratio of two of its steps depends less on the machine than they
-        do.
+        This uses the table alone: it never falls, and its ratios depend less on the machine than its seconds.
         """
         seconds = self.timings.at(self.lanes or 1).verify_rows
         return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1

@@ -112,6 +112,15 @@ def test_a_policy_knows_who_is_least_ahead(request_of: Any) -> None:
     assert policy.leads == (3.0, 1.0)
 
 
+@pytest.mark.parametrize("beside", [0, 1])
+def test_only_one_that_decodes_alone_has_a_free_row_that_keeps_it_from_rest(request_of: Any, beside: int) -> None:
+    """Another one takes the row, even if it drafts nothing."""
+    sequence, policy = drafter(request_of)
+    policy.free, policy.rest.left = 1, 5
+    Planner().drafting([sequence, *[lagging(request_of, 9.0)] * beside])
+    assert (sequence.shape is None) is bool(beside)
+
+
 @pytest.mark.parametrize("cost", [0.0, 0.3])
 @pytest.mark.parametrize("behind", ["another", "itself", "nobody", "alone", "reads", "on a device"])
 def test_no_policy_decides_while_a_sequence_is_behind(request_of: Any, behind: str, cost: float) -> None:

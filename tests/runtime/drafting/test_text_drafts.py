@@ -61,6 +61,18 @@ def test_a_row_to_spare_is_filled_from_habits(request_of: Any) -> None:
         assert tree.tokens == ([9, 4] if looks_up else [9])
 
 
+def test_a_decided_round_learns_what_rounds_without_decisions_emitted_before(request_of: Any) -> None:
+    whole, apart = TextDrafts(), TextDrafts()
+    [one] = asked(request_of, policy(2), [1, 2, 3, 4, 5, 6, 7])
+    whole.learn(one, 4)
+    one.policy.rest.dozed = 3
+    apart.learn(one, 1)
+    assert one.policy.rest.dozed == 0
+    for count in range(4, 7):
+        known = [each.habits.guess(one.tokens[:count], None, one.policy.guess) for each in (whole, apart)]
+        assert known[0] == known[1] == one.tokens[count]
+
+
 def test_another_one_has_learnt_nothing(request_of: Any) -> None:
     texts = TextDrafts()
     texts.learn(request_of(FRESH, SamplingParams(speculation="off")), 4)

@@ -228,6 +228,18 @@ def test_limits_hold(limits: Limits) -> None:
     assert max(one.now.nodes for one in each) == most
 
 
+def test_a_schedule_of_limits_counts_who_drafts() -> None:
+    """Not those beside them who rest or read, as the planner's does."""
+    one = made(FLAT, drafts=False, limits=Limits(num_speculative_tokens_per_batch_size={"1-1": 8, "2-9": 0}))
+    nodes = []
+    for count in (1, 2):
+        each = [one.for_request(0.0) for _ in range(count)]
+        each[0].together = 2
+        Batch([Wish(policy, 5, 40) for policy in each]).decide()
+        nodes.append(each[0].now.nodes > 0)
+    assert nodes == [True, False]
+
+
 def test_verified_nodes_are_shared_out_by_chance() -> None:
     batch, each = decided(made(FLAT, drafts=True), [0, 0])
     good, bad = np.log(np.linspace(0.95, 0.5, 12)).tolist(), np.log(np.linspace(0.3, 0.001, 12)).tolist()

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from specbuild.runtime.speculation.live import (
     FRESH,
     LEEWAY,
-    LEFT_WITHIN,
     MOST_LOST,
     PLAIN_AGE,
+    PLAIN_ROUNDS,
+    WAITED,
     LiveTimings,
     gain,
     shape_of,
 )
 from specbuild.runtime.speculation.timings import TimingTable
 
+LEFT_WITHIN = 6  # rounds of a shape within which a change of the machine is noticed
 TIMES = {
     "verify": [[1, 1.0], [2, 1.2], [64, 13.6]],
     "draft": [[1, 0.1], [64, 0.73]],
@@ -194,6 +196,20 @@ def test_plain_decoding_is_measured_again_where_the_machine_changed_and_now_and_
     assert not live.plain_due
     rounds(live, PLAIN_AGE + 2, 8, 2.0)
     assert live.plain_due
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_policies_do_not_wait_long_for_plain_decoding_where_others_draft_all_the_same(slower: float) -> None:
+    """A fixed tree is drafted in each round: neither age nor a machine that changed may end all other drafts."""
+    live = LiveTimings(TABLE, 1)
+    rounds(live, 5, 1, 1.0)
+    rounds(live, 40, 8, 1.0)
+    waited = 0
+    for _ in range(3 * PLAIN_AGE):
+        rounds(live, 1, 8, slower)
+        waited += live.plain_due
+    assert 0 < waited <= 4 * PLAIN_ROUNDS / WAITED
+    assert not live.plain_due
 
 
 @settings(max_examples=60, deadline=None)

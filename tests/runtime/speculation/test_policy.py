@@ -19,7 +19,7 @@ from specbuild.runtime.drafting import text_drafts
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
+from specbuild.runtime.speculation.live import FRESH
 from specbuild.runtime.speculation.policy import Option, Policy, SequencePolicy
 from specbuild.runtime.speculation.rest import RESTS
 from specbuild.runtime.speculation.sessions import Session
@@ -29,6 +29,7 @@ from specbuild.runtime.speculation.tree_growth import Growth
 from specbuild.runtime.speculation.trust import CAUTION
 
 VOCAB = 12
+LEFT_WITHIN = 6  # rounds within which a tree that costs too much is left
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
 SMALL = {"verify": [[1, 0.8], [64, 5.0]], "draft": [[1, 0.2], [64, 0.6]], "plain": 0.05, "round": 0.1, "level": 0.05}
 
