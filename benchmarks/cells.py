@@ -82,6 +82,14 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
+def over(pairs: Sequence[dict[str, list[float]]], share: float | None = None) -> float:
+    """Return `auto`'s mean of all pairs' values over plain decoding's; with a share, that of the ways' quantiles."""
+    off, auto = ([each for pair in pairs for each in pair[way]] for way in WAYS)
+    if share is None:
+        return statistics.fmean(auto) / statistics.fmean(off)
+    return quantile(auto, share) / quantile(off, share)
+
+
 def requests(
     texts: Sequence[str], number: int, count: int, temperature: float
 ) -> tuple[list[str], list[SamplingParams]]:

@@ -14,7 +14,6 @@ import itertools
 import json
 import random
 import re
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +31,7 @@ from cells import (
     loaded,
     named,
     options,
-    quantile,
+    over,
     requests,
 )
 
@@ -89,17 +88,11 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
     """Return `auto`'s times over plain decoding's, with the intervals of the mean and of p99."""
     found = dict[str, Any]()
     for part, name in enumerate(("tpot", "ttft")):
-
-        def over(runs: Sequence[Seen], share: float | None, part: int = part) -> float:
-            auto, off = ([each[part] for run in runs for each in run[way]] for way in ("auto", "off"))
-            if share is None:
-                return statistics.fmean(auto) / statistics.fmean(off)
-            return quantile(auto, share) / quantile(off, share)
-
+        pairs = [{way: [each[part] for each in times] for way, times in pair.items()} for pair in seen]
         for key, share in (("mean", None), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            found[f"{name}_{key}"] = over(seen, share)
+            found[f"{name}_{key}"] = over(pairs, share)
             if share in (None, 0.99):
-                found[f"{name}_{key}_interval"] = bootstrap(seen, lambda runs, s=share: over(runs, s))
+                found[f"{name}_{key}_interval"] = bootstrap(pairs, lambda drawn, s=share: over(drawn, s))
     return found
 
 

@@ -44,6 +44,7 @@ from cells import (
     loaded,
     named,
     options,
+    over,
     quantile,
     requests,
 )
@@ -138,24 +139,19 @@ def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
     seen = [{way: run.gaps() for way, run in each.items()} for each in runs]  # none if all tokens came at once
     longest = [{way: max(gaps) for way, gaps in each.items()} for each in seen if all(each.values())]
     gaps = [each["auto"] / each["off"] for each in longest]
+    tpots = [{way: run.tpots() for way, run in each.items()} for each in runs]
     return {
         "pairs": len(runs),
         "plain_tokens_per_s": statistics.median(sum(each["off"].tokens) / each["off"].seconds for each in runs),
         "ratio": statistics.geometric_mean(ratios),
         "interval": interval(ratios),
-        "tpot_p99": slowest_request(tpots := [{way: run.tpots() for way, run in each.items()} for each in runs]),
-        "tpot_p99_interval": bootstrap(tpots, slowest_request),
+        "tpot_p99": over(tpots, 0.99),
+        "tpot_p99_interval": bootstrap(tpots, lambda pairs: over(pairs, 0.99)),
         "longest_gap": statistics.geometric_mean(gaps),
         "longest_gap_interval": interval(gaps),
         "longest_gap_of_all": max(each["auto"] for each in longest) / max(each["off"] for each in longest),
         "ratios": [round(each, 4) for each in ratios],
     }
-
-
-def slowest_request(pairs: Sequence[dict[str, list[float]]]) -> float:
-    """Return the ratio of the ways' p99 of all pairs' requests' seconds per token."""
-    auto, off = (quantile([each for found in pairs for each in found[way]], 0.99) for way in ("auto", "off"))
-    return auto / off
 
 
 def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str, Any]:

@@ -53,3 +53,11 @@ def test_each_load_has_its_share_of_the_pairs(benchmark: Any, monkeypatch: pytes
     assert seen == [[0, 1], [2, 3], [4]]
     assert len(made) == 6
     assert all(each.closed for each in made)
+
+
+def test_values_of_all_pairs_are_compared_together(benchmark: Any) -> None:
+    """A pair with many requests weighs more; the rule of no share is the mean."""
+    pairs = [{"off": [1.0, 2.0, 3.0], "auto": [2.0, 2.0, 2.0]}, {"off": [10.0], "auto": [30.0]}]
+    assert benchmark.over(pairs) == 36 / 16
+    assert benchmark.over(pairs, 0.99) == 3.0
+    assert benchmark.over(pairs, 0.5) == 2 / 3
