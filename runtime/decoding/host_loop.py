@@ -127,7 +127,7 @@ class HostLoop:
         side branch that rounding could change, and the next step recomputes the accepted side-branch nodes in the
         class.
         """
-        root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self.bound
+        root, drafted, bound = len(sequence.tokens) - 1, sequence.shape, self.bound
         path, unsettled = list[int](), list[int]()
         exact = tree.trunk if self.exactness else len(tree)  # the first nodes, which are in the class
 

@@ -52,17 +52,17 @@ class Planner:
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         batch, several = len(drafting), self.on_host and len(sequences) > 1
         lead = min((s.lead for s in sequences if s.decodes and several), default=math.inf)
+        for sequence in sequences:
+            sequence.shape = None
         for sequence in drafting:
             policy = sequence.policy
             fills = self.on_host and len(sequences) == 1 and policy and policy.free
             rests = self.rests and not (sequence.sampler.foresees or fills)
             if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
-                sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:
                 sequence.limit_tree(now, batch, self.max_nodes)
-        waiting = [s for s in sequences if self.on_host and s.decodes and not (s.drafts and s.shape)]
-        others = min((s.lead for s in waiting), default=math.inf)
+        others = min((s.lead for s in sequences if self.on_host and s.decodes and not s.shape), default=math.inf)
         for sequence, policy in ((s, s.policy) for s in drafting if s.policy):
             policy.together, policy.leads = len(sequences), (sequence.lead if self.on_host else math.inf, others)
         return [sequence for sequence in drafting if sequence.shape]

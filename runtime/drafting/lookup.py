@@ -45,7 +45,7 @@ def from_text(
         tree = repeats(tokens, sequence.string, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
     start, matched = look(sequence, policy, looks_up, habits)
-    policy.choose(batch, matched, room(sequence))
+    policy.choose(batch, matched, room(sequence), sequence.pending)
     return decided(sequence, policy, shape, start)
 
 

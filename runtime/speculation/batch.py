@@ -8,14 +8,14 @@ most tokens a second. The levels of a draft model are steps shared by all sequen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from .option import Option
 from .policy import MARGIN, READINGS, SHALLOW, SequencePolicy
-from .timings import Times, longer, seconds_at
+from .timings import longer, seconds_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +43,33 @@ class _Plan:
         return self.tokens / self.seconds
 
 
-@dataclass(slots=True)
 class Batch:
     """Decides a round of several sequences together, and divides verified nodes once the model's trees are grown.
 
     Other sequences in the step, at rest or prefilling, count as if they decoded plainly: a prompt's rows take the same
     whatever is drafted. `rows`: rows of its step as decided, without the model's trees. `rate`: λ, tokens a second.
-    `padded`: the step has as many nodes of every lane as of the sequence that drafts most, as on a device.
     """
 
-    wishes: Sequence[Wish]
-    padded: bool = False
-    rows: int = field(init=False)
-    rate: float = field(init=False)
-    _count: int = field(init=False)  # sequences in the step
-    _times: Times = field(init=False)
-    _level: float = field(init=False)  # seconds of a draft step; `_row`: of one more row of the target
-    _row: float = field(init=False)
-    _most: float = field(init=False)  # seconds of the longest round that is allowed
-    _fair: list[float] = field(init=False)  # by sequence: seconds of the longest round that does not slow it
-    _texts: list[list[float]] = field(init=False)  # by sequence: the worth of each token of its continuation
-    _trees: list[list[float]] = field(init=False)  # by sequence: the worth of the model's tree, by levels from 0
+    def __init__(self, wishes: Sequence[Wish], padded: bool = False) -> None:
+        """Price the possible drafts.
 
-    def __post_init__(self) -> None:
-        first = self.wishes[0].policy
-        self._count = count = max(first.together, len(self.wishes))
-        self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
-        self.rows = count + sum(wish.pending - 1 for wish in self.wishes)
-        seen = first.live.share(times, 0 if self.padded else self.rows, count)
-        for wish in self.wishes:
-            wish.policy.weigh(seen, len(self.wishes), wish.matched, wish.room, count - 1)
-        self._level, self._row = seconds_at(times.draft_rows, count), 0.0 if self.padded else times.node / times.lanes
-        self._texts = [wish.policy.reached() for wish in self.wishes]
-        levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)
+        Args:
+            wishes: What each sequence might draft.
+            padded: Whether the step has as many nodes of every lane as of the one that drafts most, as on a device.
+        """
+        first = wishes[0].policy
+        self.wishes, self.padded = wishes, padded
+        self._count = count = max(first.together, len(wishes))  # sequences in the step
+        self._times = times = first.live.at(count, max(wish.policy.temperature for wish in wishes))
+        self.rows = count + sum(wish.pending - 1 for wish in wishes)
+        seen = first.live.share(times, 0 if padded else self.rows, count)
+        for wish in wishes:
+            wish.policy.weigh(seen, len(wishes), wish.matched, wish.room, count - 1)
+        # Seconds of a draft step, and of one more row of the target.
+        self._level, self._row = seconds_at(times.draft_rows, count), 0.0 if padded else times.node / times.lanes
+        # By sequence: the worth of each token of its continuation, and of the model's tree, by levels from 0.
+        self._texts = [wish.policy.reached() for wish in wishes]
+        levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in wishes)
         self._trees = [[0.0, *accumulate(each)] for each in levels]
 
     def decide(self) -> None:
@@ -83,10 +77,11 @@ class Batch:
         count, seconds, first = self._count, self._seconds(0, 0, drafts=False), self.wishes[0].policy
         brought = sum(wish.policy.brought for wish in self.wishes)
         plain = _Plan(count + brought, seconds, (0,) * len(self.wishes))
+        # Seconds of the longest round that is allowed, and by sequence of the longest that does not slow it.
         self._most = seconds * min(first.live.gap, 1 + max(first.leads[1], 0.0))
         self._fair = [seconds * (1 + max(wish.policy.leads[0], 0.0)) for wish in self.wishes]
         best, decided = self._best(plain), list[Option]()
-        self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, plain.tokens, plain.seconds)
+        self.rate, alone = best.rate, Option("plain", 0, plain.tokens, plain.seconds)
         least = plain.rate * max(first.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
         for number, nodes in enumerate(best.nodes):
             option = alone
@@ -97,14 +92,34 @@ class Batch:
                 option = Option(self.wishes[number].policy.source, nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
-        free, most = first.free, min(self._most, *self._fair)  # padding rows cost nothing; seconds of a probe's round
+        free = first.free  # padding rows cost nothing
         left = 0 if best.models else free * count if self.padded else -self.rows % (1 + free)
+        prober = self._prober(decided, alone, best)
         for wish, option in zip(self.wishes, decided, strict=True):
-            wish.policy.left = min(left, free) if option is alone else 0
-            wish.policy.settle(option, self.rate, alone, least, most)
+            policy, probe = wish.policy, self._probe(wish.policy) if wish.policy is prober else 0.0
+            policy.left = min(left, free) if option is alone else 0
+            policy.settle(option, alone, least, probe)
             if option.nodes:
-                wish.policy.extra *= option.nodes / sum(best.nodes)
-            left -= wish.policy.left
+                policy.extra *= option.nodes / sum(best.nodes)
+            left -= policy.left
+
+    def _prober(self, decided: Sequence[Option], alone: Option, best: _Plan) -> SequencePolicy | None:
+        """Return the sequence that probes in this round if it is time: at most one, which must not slow the others."""
+        most = min(self._most, *self._fair) - (best.seconds - alone.seconds if best.models else 0.0)
+        plain = (w.policy for w, option in zip(self.wishes, decided, strict=True) if option is alone)
+        could = (policy for policy in plain if policy.drafts and self._probe(policy) <= most)
+        return min(could, key=lambda policy: policy.session.probing.rest, default=None)
+
+    def _probe(self, policy: SequencePolicy) -> float:
+        """Return the seconds of a round in which this sequence probes and nobody else drafts."""
+        return self._seconds(1, 1) + self._drafting(1, [policy])
+
+    def _drafting(self, levels: int, policies: Sequence[SequencePolicy]) -> float:
+        """Return the seconds of drafting so many levels for these sequences, with its share of reading their texts."""
+        times = self._times
+        reading = sum(longer(times.draft_rows, len(self.wishes), policy.owed) for policy in policies)
+        step = self._level + times.level * len(policies) / times.lanes
+        return times.once + levels * step + reading / READINGS
 
     def _best(self, plain: _Plan) -> _Plan:
         """Return the best of the plans that promise their margin over plain decoding."""
@@ -167,7 +182,7 @@ class Batch:
         `drawn`: what each sequence's text is worth in the plan `texts`, and how many rows it adds. `rate`: tokens a
         second that a row has to be worth.
         """
-        times, models, nodes, fair = self._times, list[int](), list(texts.nodes), self._most
+        models, nodes, fair = list[int](), list(texts.nodes), self._most
         row, tokens = rate * self._row, float(self._count)
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
             tree = self._tree(number, levels)
@@ -177,9 +192,8 @@ class Batch:
                     models.append(number)
                     nodes[number], text = grown, tree
             tokens, fair = tokens + text, min(fair, self._fair[number] + text * plain.seconds)
-        step = self._level + times.level * len(models) / times.lanes
-        reading = sum(longer(times.draft_rows, len(self.wishes), self.wishes[number].policy.owed) for number in models)
-        seconds = self._seconds(sum(nodes), max(nodes)) + times.once + levels * step + reading / READINGS
+        drafting = self._drafting(levels, [self.wishes[number].policy for number in models])
+        seconds = self._seconds(sum(nodes), max(nodes)) + drafting
         if not models or seconds > fair:
             return texts
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)

@@ -70,31 +70,30 @@ class SequencePolicy:
     def __post_init__(self) -> None:
         self.model, self.rest = self.session.trusts["model"], self.session.shared.waits.rest()
 
-    def choose(self, batch: int, matched: int, room: int) -> Option:
-        """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
+    def choose(self, batch: int, matched: int, room: int, pending: int = 1) -> Option:
+        """Decide the next round of a step's only sequence; `batch`: how many draft; the others are a `Wish`'s."""
         times = self.live.at(batch, self.temperature)
-        self.weigh(times, batch, matched, room)
+        self.weigh(self.live.share(times, pending, 1) if pending > 1 else times, batch, matched, room)
+        self.left = -pending % (1 + self.free)
         plain = Option("plain", 0, 1.0 + self.brought, times.alone)
         best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         good = best.rate >= least and not self.live.plain_due
-        return self.settle(best if good else plain, best.rate, plain, least)
+        return self.settle(best if good else plain, plain, least, self.drafts and self._seconds(1, 1))
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
         """Set what a round costs and may draft; `others`: tokens that other sequences emit in those seconds."""
-        self._times, self._others, self.allotted, self.left = times, others, None, self.free
+        self._times, self._others, self.allotted = times, others, None
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         self.matched, count = matched, min(self.room, LONGEST if matched else len(self.recalled))
         self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
-    def settle(self, best: Option, rate: float, plain: Option, least: float, most: float = math.inf) -> Option:
-        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`, `most`: tokens a second, seconds of a probe."""
-        self.now, self._rate = best, rate
-        probes = self.drafts and self.now is plain and not self.live.plain_due and self._seconds(1, 1) <= most
-        if probes and self.session.probing.due():
+    def settle(self, best: Option, plain: Option, least: float, probe: float) -> Option:
+        """Decide: `best`, a probe, or free nodes. `least`: a draft's tokens a second; `probe`: seconds, 0 for none."""
+        self.now, self._rate = best, best.rate
+        if probe and best is plain and not self.live.plain_due and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
-                tokens = plain.tokens + self.model.ratio * self.chances.step
-                self.now = Option("probe", 1, tokens, self._seconds(1, 1), 1)
+                self.now = Option("probe", 1, plain.tokens + self.model.ratio * self.chances.step, probe, 1)
                 self._read = longer(self._times.draft, 1, self.owed) / plain.seconds
             else:
                 self.session.probing.probed(0)

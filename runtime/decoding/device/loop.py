@@ -149,7 +149,7 @@ class DeviceLoop:
         return (0, 0) if reading else told
 
     def _decode(self, plan: Seq[Draft]) -> tuple[int, int]:
-        """Run a round on the device and emit its tokens; return the nodes of each slot in its step, and the drafted."""
+        """Run a round on the device and emit its tokens; return `StepClock.tell`'s counts."""
         self.proposals.grow(plan)
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
@@ -163,7 +163,8 @@ class DeviceLoop:
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
-        return nodes, sum(draft.nodes - 1 for draft in plan)
+        padding = nodes == self.target.buckets[0] and not any(draft.spec or draft.drafter for draft in plan)
+        return nodes, 0 if padding else sum(draft.nodes - 1 for draft in plan)  # plain decoding has this padding too
 
     def _accept(self, draft: Draft, nodes: int) -> None:
         """Emit what a round's block says of a sequence."""
@@ -172,9 +173,8 @@ class DeviceLoop:
         sequence.sampler.check()
         length, drafted, fault = (int(host[name][slot]) for name in ("length", "counts", "fault"))
         emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
-        rows = None
-        if sequence.params.logprobs is not None or min(emitted, default=0) < 0:
-            rows = self.target.fetch((slot * nodes + path).tolist())
+        needs_rows = sequence.params.logprobs is not None or min(emitted, default=0) < 0
+        rows = self.target.fetch((slot * nodes + path).tolist()) if needs_rows else None
         taken = self._emit(draft, fault, emitted, rows)
         if draft.drafter:  # trees that the device grows may overwrite drafted rows: keep the root alone
             draft.drafter.commit(sequence, path[:taken].tolist() if self.hosted else [0])

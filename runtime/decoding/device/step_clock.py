@@ -32,7 +32,7 @@ class StepClock:
         return self.target.seconds, self.draft.seconds if self.draft else 0.0
 
     def tell(self, account: accounted, sequences: Seq[Sequence], nodes: int, drafted: int) -> None:
-        """Report an ordinary round: nodes per slot of its step, 0 if it also prefilled, and how many were drafted."""
+        """Report an ordinary round: nodes per slot of its step, 0 if it also prefilled, and how many drafts added."""
         if self.live is None or not nodes:
             return
         (target, draft), lanes = self._seconds, self.target.batch_size

@@ -46,6 +46,16 @@ def test_nothing_is_limited_unless_it_is_said(request_of: Any) -> None:
     assert sequence.shape is sequence.tree
 
 
+def test_a_round_that_drafts_nothing_has_no_tree(request_of: Any) -> None:
+    """In the round of a text's last token a shape is not left over from the round before."""
+    planner, sequence = Planner(), ask(request_of, "best:8")
+    planner.drafting([sequence])
+    assert sequence.shape
+    sequence.limit = len(sequence.tokens) + 1
+    assert planner.drafting([sequence]) == []
+    assert sequence.shape is None
+
+
 @pytest.mark.parametrize(("tree", "nodes"), [("best:9", 9), ("topk:3,3", 9), ("chain:9", 9), ("best:60", 60)])
 def test_a_larger_tree_than_is_allowed_is_refused(request_of: Any, tree: str, nodes: int) -> None:
     with pytest.raises(OptionError) as caught:

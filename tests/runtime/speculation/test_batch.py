@@ -18,6 +18,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.live import GAP, LiveTimings
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
+from specbuild.runtime.speculation.sessions import PROBES
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
 
@@ -128,8 +129,10 @@ def test_no_round_is_much_longer_than_plain_decoding() -> None:
 
 
 def test_without_a_model_a_table_has_no_draft_steps() -> None:
-    _, each = decided(made(FLAT | {"draft": []}, drafts=False), [0, 5])
+    policy = made(FLAT | {"draft": []}, drafts=False)
+    _, each = decided(policy, [0, 5])
     assert [one.now.kind for one in each] == ["plain", "lookup"]
+    assert [policy.for_request(0.0).choose(1, matched, 40).kind for matched in (0, 5)] == ["plain", "lookup"]
 
 
 def test_the_model_drafts_for_those_whom_it_serves() -> None:
@@ -141,6 +144,39 @@ def test_the_model_drafts_for_those_whom_it_serves() -> None:
         Batch([Wish(one, 5 * (not number), 40) for number, one in enumerate(each)]).decide()
         assert each[0].now.kind == "lookup"
         assert [number for number, one in enumerate(each) if one.now.kind == "model"] == models
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_sequence_probes_in_a_round(padded: bool) -> None:
+    """A failure is counted once, and the rest after it in rounds, however many sequences there are."""
+    policy = made(FLAT | {"draft": [[1, 0.9], [64, 1.4]]}, drafts=True)
+    each = [policy.for_request(0.0) for _ in range(4)]
+    shared, probed = each[0].session.shared, list[int]()
+    for one in each:
+        one.model.accepted = 0.0
+    for number in range(70):
+        Batch([Wish(one, 0, 40) for one in each], padded).decide()
+        kinds = [one.now.kind for one in each]
+        assert kinds.count("probe") <= 1
+        if "probe" in kinds:
+            probed.append(number)
+        for one in each:
+            one.record([0], 5)
+    assert probed == [0, 1 + PROBES[0], 2 + 3 * PROBES[0]]
+    assert shared.probing.wait == 8 * PROBES[0]
+
+
+def test_a_probe_takes_a_whole_step_of_the_draft() -> None:
+    """Not one sequence's share of it; where others may not be slowed by so much, it waits."""
+    for step, probes in ((2.0, True), (9.0, False)):
+        policy = made(FLAT | {"verify": [[1, 10.0], [64, 10.0]], "draft": [[1, step], [64, step]]}, drafts=True)
+        each = [policy.for_request(0.0) for _ in range(4)]
+        for one in each:
+            one.model.accepted = 0.0
+        Batch([Wish(one, 0, 40) for one in each]).decide()
+        assert [one.now.kind == "probe" for one in each] == [probes, False, False, False]
+        if probes:
+            assert each[0].now.seconds > policy.live.at(4).of_round(5, 4, drafts=True) + step
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -261,6 +261,15 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
     assert policy.session.trusts["lookup"].ratio > 1
 
 
+def test_a_recomputed_row_takes_the_free_one() -> None:
+    """A step of two rows is not padded up to two, and its drafts are priced from there."""
+    stairs = LARGE | {"verify": [[1, 10.0], [2, 10.0], [3, 30.0], [64, 900.0]]}
+    policy = Policy(table_of(stairs), drafts=False, free=1).for_request(0.0)
+    assert (policy.choose(1, 5, 60, pending=1).kind, policy.left) == ("lookup", 1)
+    assert (policy.choose(1, 5, 60, pending=2).kind, policy.left) == ("plain", 0)
+    assert (policy.choose(1, 5, 60, pending=3).kind, policy.left) == ("lookup", 1)
+
+
 def test_what_is_recalled_is_drafted_so_far_as_it_pays_and_believed_by_itself() -> None:
     policy = Policy(table_of(LARGE), drafts=False).for_request(0.0)
     policy.recalled, policy.guess = [7, 8, 9], 7

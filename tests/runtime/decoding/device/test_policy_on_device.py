@@ -273,4 +273,4 @@ def test_sequences_are_decided_together(host: KernelLibrary, folder: Path) -> No
     rounds.draft = noted  # type: ignore[method-assign]
     done = run(made.loop, made.requests(3, tokens=30))
     assert [s.output for s in done] == plain(folder, done)
-    assert {len(each) for each in levels} == {0, 1}
+    assert max(map(len, levels)) == 1
