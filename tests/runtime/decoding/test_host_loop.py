@@ -305,13 +305,19 @@ CHEAP = {"verify": [[1, 3.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plai
 LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plain": 0.4, "round": 0.4, "level": 0.04}
 
 
-def test_one_text_does_not_hold_up_many_prompts(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    """A step for one is so cheap that by its pace alone three prompts would be read at two tokens a round."""
+@pytest.mark.parametrize("corrected", [True, False])
+def test_one_text_does_not_hold_up_many_prompts(
+    hash_model: Any, hash_executor: Any, request_of: Any, corrected: bool
+) -> None:
+    """A step for one is so cheap that by its pace alone three prompts would be read at two tokens a round.
+
+    The pace is the table's, so it is kept whether or not rounds correct the table.
+    """
     chances = {"likely": [0.0], "chance": [0.5], "step": 0.5, "reach": [0, 0.5], "lookup": [0.0, 0.5]}
     record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": CHEAP, "4": LINEAR}}
     table = TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 64)
     seconds, executor = table.at(4).verify_rows, hash_executor(hash_model(3), 4, 400)
-    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), LoopOptions(live=LiveTimings(table, 4)))
+    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), LoopOptions(live=LiveTimings(table, 4, corrected)))
     executor.seconds = 0.0
     first = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="off"), slot=0)
     loop.round([first])

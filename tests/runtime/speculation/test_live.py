@@ -175,6 +175,19 @@ def test_own_time_is_counted_by_the_kind_of_round_and_the_draft_by_itself() -> N
     assert live.took > live.said > 0
 
 
+@pytest.mark.parametrize("grown", [1, 3])
+def test_levels_are_expected_of_those_that_grow_a_tree(grown: int) -> None:
+    """Of three sequences beside each other; on a machine that takes what the table says nothing is corrected."""
+    live = LiveTimings(TABLE, 4)
+    times = TABLE.at(4)
+    for _ in range(12):
+        rounds(live, 3, 3, 1.0)
+        live.step("draft", grown, 2 * float(times.draft_rows[grown]), 2)
+        live.step("verify", 9, float(times.verify_rows[9]))
+        live.round((3 * times.round + 2 * grown * times.level) / 4, 3, 6, False, grown)
+    assert live.at(4).level == pytest.approx(times.level, rel=0.02)
+
+
 def test_rows_are_those_of_all_lanes() -> None:
     """A table by rows of each of two lanes, a step by rows of both."""
     live = LiveTimings(TABLE, 2)
