@@ -39,13 +39,16 @@ def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
 
 
 def known(out: Path) -> dict[str, Any]:
-    """Return the result so far."""
-    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"cells": {}}
+    """Return the result so far; `machine`: facts on that of its first cell."""
+    found: dict[str, Any] = {"machine": machine(), "cells": {}}
+    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else found
 
 
-def keep(out: Path, result: dict[str, Any]) -> None:
-    """Write the result so far, with facts on the machine."""
-    out.write_text(json.dumps({"machine": machine()} | result, indent=2) + "\n", encoding="utf-8")
+def keep(out: Path, result: dict[str, Any], label: str, cell: dict[str, Any]) -> None:
+    """Add a cell to the result and write it; of another machine, commit or command the cell has the facts itself."""
+    told = machine()
+    result["cells"][label] = cell if told == result["machine"] else cell | {"machine": told}
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def asked_of(kind: str) -> list[str]:

@@ -52,21 +52,25 @@ def serve(engine: Engine, texts: Sequence[str], params: Sequence[SamplingParams]
     return [handle.result() for handle in handles]
 
 
-def served(engine: Engine, way: str, given: tuple[list[str], list[SamplingParams]]) -> float:
-    """Return how many requests an engine answers a second, all of them asked at once."""
-    texts, params = given
-    began = time.perf_counter()
-    engine.generate(texts, [replace(each, speculation=way) for each in params])
-    return len(texts) / (time.perf_counter() - began)
+def capacity(engine: Engine, texts: Sequence[str], params: Sequence[SamplingParams], size: int) -> float:
+    """Return how many requests `size` full slots answer a second, once the steps' buffers are bound.
+
+    All requests are asked at once. Slots are full until fewer are left than there are slots; those are then half done.
+    """
+    found = [engine.submit(text, given) for text, given in zip(texts, params, strict=True)]
+    times = [handle.result().metrics for handle in found]
+    began, ended = min(m.submitted for m in times), sorted(m.finished for m in times)
+    return (len(texts) - (size - 1) / 2) / (ended[-size] - began)
 
 
 def cell(path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int) -> dict[str, Any]:
     """Run a cell's pairs; return the rate of arrivals, and `auto`'s times over plain decoding's."""
     seen, count, rate = list[Seen](), EACH * size, 0.0
     for engines, numbers in loaded(path, LoadOptions(batch_size=size, prefix_caching=False), pairs, ENGINES):
-        asked = requests(texts, pairs, count, temperature)
-        rates = {way: served(engine, way, asked) for way, engine in engines.items()}  # it also binds their buffers
-        rate = rate or load * rates["off"]
+        chosen, params = requests(texts, pairs, count, temperature)
+        for way, engine in engines.items():  # the first step of each shape binds its buffers
+            engine.generate(chosen, [replace(each, speculation=way) for each in params])
+        rate = rate or load * capacity(engines["off"], chosen, params, size)
         for number in numbers:
             drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
             at = list(itertools.accumulate(drawn.expovariate(rate) for _ in chosen))
@@ -109,8 +113,7 @@ def main() -> None:
             if label in result["cells"] or not re.search(asked.only, label):
                 continue
             found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs)
-            result["cells"][label] = found
-            keep(asked.out, result)
+            keep(asked.out, result, label, found)
             print(label, json.dumps(found), flush=True)
 
 

@@ -157,6 +157,8 @@ def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
 def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str, Any]:
     """Return the p99 gap of two decoding requests during a third one's long prefill, over that without it.
 
+    Each turn is run in both ways, in alternating order, and no run is drafted from the texts of another.
+
     Args:
         path: The bundle.
         texts: The prompts.
@@ -167,14 +169,13 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
     with Engine.load(path, batch_size=4, prefix_caching=False) as engine:
         one = engine.encode("\n".join(texts)[: 2 * long])
         prompt = (one * (1 + long // len(one)))[:long]
-        params = SamplingParams(NEW_TOKENS, ignore_eos=True)
-        for number in range(turns):
-            for disturbed in (False, True):
-                chosen = [engine.encode(texts[(2 * number + at) % len(texts)]) for at in range(2)]
-                found = Timed(engine, [*chosen, *([prompt] if disturbed else [])], params)
-                end = found.arrivals[2][0] if disturbed else math.inf  # its first token ends the prefill
-                pairs = [each for arrivals in found.arrivals[:2] for each in itertools.pairwise(arrivals)]
-                gaps[disturbed] += [later - first for first, later in pairs if first < end]
+        for number, disturbed in ((n, bool(n % 2) is first) for n in range(turns) for first in (False, True)):
+            params = SamplingParams(NEW_TOKENS, ignore_eos=True, cache_salt=f"{number} {disturbed}")
+            chosen = [engine.encode(texts[(2 * number + at) % len(texts)]) for at in range(2)]
+            found = Timed(engine, [*chosen, *([prompt] if disturbed else [])], params)
+            end = found.arrivals[2][0] if disturbed else math.inf  # its first token ends the prefill
+            pairs = [each for arrivals in found.arrivals[:2] for each in itertools.pairwise(arrivals)]
+            gaps[disturbed] += [later - first for first, later in pairs if first < end]
     tails = {name: quantile(gaps[name], 0.99) for name in gaps}
     return {"tokens": long, "turns": turns, "p99_ratio": tails[True] / tails[False], "p99_s": tails[True]}
 
@@ -215,11 +216,11 @@ def main() -> int:
             ):
                 continue
             try:
-                result["cells"][label] = found = run()
+                found = run()
             except OptionError as error:  # the bundle was not built for this concurrency
                 print(f"{label}: {error}", file=sys.stderr)
                 continue
-            keep(asked.out, result)
+            keep(asked.out, result, label, found)
             told = {key: value for key, value in found.items() if key != "ratios"}
             print(label, json.dumps(told), flush=True)
     ratios = [each["ratio"] for each in result["cells"].values() if "ratio" in each]

@@ -61,3 +61,16 @@ def test_values_of_all_pairs_are_compared_together(benchmark: Any) -> None:
     assert benchmark.over(pairs) == 36 / 16
     assert benchmark.over(pairs, 0.99) == 3.0
     assert benchmark.over(pairs, 0.5) == 2 / 3
+
+
+def test_a_cell_of_another_machine_says_so(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results grow in pieces, perhaps in days and on unlike machines."""
+    out, machine = tmp_path / "cells.json", {"cpu": "one"}
+    monkeypatch.setattr(benchmark, "machine", lambda: dict(machine))
+    for label, cpu in (("a", "one"), ("b", "one"), ("c", "other")):
+        machine["cpu"] = cpu
+        benchmark.keep(out, benchmark.known(out), label, {"ratio": 1.0})
+    assert benchmark.known(out) == {
+        "machine": {"cpu": "one"},
+        "cells": {"a": {"ratio": 1.0}, "b": {"ratio": 1.0}, "c": {"ratio": 1.0, "machine": {"cpu": "other"}}},
+    }

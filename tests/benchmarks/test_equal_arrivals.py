@@ -39,3 +39,16 @@ def test_requests_arrive_when_they_are_told(benchmark: Any) -> None:
     assert benchmark.serve(Engine(), ["a", "b", "c"], given, [0.0, 0.02, 0.01]) == [("a", 0), ("b", 1), ("c", 2)]
     assert came[1] >= 0.02
     assert came == sorted(came)
+
+
+def test_capacity_is_of_full_slots(benchmark: Any) -> None:
+    """Six requests of a second each on two slots, and of unlike lengths: the last slot's half empty time is left out."""
+    for seconds in ([1.0] * 6, [1.0, 0.5, 1.5, 1.0, 0.5, 1.5]):
+        free, came = [0.0, 0.0], list[Any]()
+        for each in seconds:
+            free.sort()
+            free[0] += each
+            came.append(SimpleNamespace(metrics=SimpleNamespace(submitted=5.0, finished=5.0 + free[0])))
+        engine = SimpleNamespace(submit=lambda text, params, came=came: SimpleNamespace(result=lambda: came.pop(0)))
+        found = benchmark.capacity(engine, ["a"] * 6, [SamplingParams()] * 6, 2)
+        assert found == pytest.approx(2.0, rel=0.15)
