@@ -42,7 +42,7 @@ def test_requests_arrive_when_they_are_told(benchmark: Any) -> None:
 
 
 def test_capacity_is_of_full_slots(benchmark: Any) -> None:
-    """Six requests of a second each on two slots, and of unlike lengths: the last slot's half empty time is left out."""
+    """Of six requests of a second on two slots, also if they are of unlike lengths and one slot is empty at the end."""
     for seconds in ([1.0] * 6, [1.0, 0.5, 1.5, 1.0, 0.5, 1.5]):
         free, came = [0.0, 0.0], list[Any]()
         for each in seconds:
