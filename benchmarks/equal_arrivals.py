@@ -40,6 +40,7 @@ from specbuild.runtime import Engine, LoadOptions, SamplingParams
 LOADS = (0.6, 0.8)
 EACH = 6  # requests of a pair for each slot
 ENGINES = 5  # of each way, one after another: one may be a tenth faster than the next
+TRIES = 3  # runs of which the quickest says how many requests full slots answer
 Seen = dict[str, list[tuple[float, float]]]  # by way: TPOT and TTFT of each request of a pair
 
 
@@ -70,7 +71,7 @@ def cell(path: Path, texts: list[str], size: int, temperature: float, load: floa
         chosen, params = requests(texts, pairs, count, temperature)
         for way, engine in engines.items():  # the first step of each shape binds its buffers
             engine.generate(chosen, [replace(each, speculation=way) for each in params])
-        rate = rate or load * capacity(engines["off"], chosen, params, size)
+        rate = rate or load * max(capacity(engines["off"], chosen, params, size) for _ in range(TRIES))
         for number in numbers:
             drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
             at = list(itertools.accumulate(drawn.expovariate(rate) for _ in chosen))
