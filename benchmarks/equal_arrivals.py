@@ -14,6 +14,7 @@ import itertools
 import json
 import random
 import re
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,18 +66,18 @@ def capacity(engine: Engine, texts: Sequence[str], params: Sequence[SamplingPara
 
 
 def cell(path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int) -> dict[str, Any]:
-    """Run a cell's pairs; return the rate of arrivals, and `auto`'s times over plain decoding's."""
-    seen, count, rate = list[Seen](), EACH * size, 0.0
+    """Run a cell's pairs; return the mean rate of arrivals, and `auto`'s times over plain decoding's."""
+    seen, count, rates = list[Seen](), EACH * size, list[float]()
     for engines, numbers in loaded(path, LoadOptions(batch_size=size, prefix_caching=False), pairs, ENGINES):
         chosen, params = requests(texts, pairs, count, temperature)
         for way, engine in engines.items():  # the first step of each shape binds its buffers
             engine.generate(chosen, [replace(each, speculation=way) for each in params])
-        rate = rate or load * max(capacity(engines["off"], chosen, params, size) for _ in range(TRIES))
+        rates.append(load * max(capacity(engines["off"], chosen, params, size) for _ in range(TRIES)))
         for number in numbers:
             drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
-            at = list(itertools.accumulate(drawn.expovariate(rate) for _ in chosen))
+            at = list(itertools.accumulate(drawn.expovariate(rates[-1]) for _ in chosen))
             seen.append({way: timed(engines[way], way, chosen, params, at) for way in WAYS[:: (-1) ** number]})
-    return {"requests_per_s": rate, "pairs": pairs} | summary(seen)
+    return {"requests_per_s": statistics.fmean(rates), "pairs": pairs} | summary(seen)
 
 
 def timed(
