@@ -104,11 +104,15 @@ class Batch:
             left -= policy.left
 
     def _prober(self, decided: Sequence[Option], alone: Option, best: _Plan) -> SequencePolicy | None:
-        """Return the sequence that probes in this round if it is time: at most one, which must not slow the others."""
+        """Return the sequence that probes in this round: at most one, which must not slow the others.
+
+        It is one for which it is time, and of these the one whose probes have failed least often.
+        """
         most = min(self._most, *self._fair) - (best.seconds - alone.seconds if best.models else 0.0)
         plain = (w.policy for w, option in zip(self.wishes, decided, strict=True) if option is alone)
-        could = (policy for policy in plain if policy.drafts and self._probe(policy) <= most)
-        return min(could, key=lambda policy: policy.session.probing.rest, default=None)
+        could = [p for p in plain if p.drafts and not p.live.plain_due and self._probe(p) <= most]
+        due = {key for key, each in {id(p.session.probing): p.session.probing for p in could}.items() if each.due()}
+        return min((p for p in could if id(p.session.probing) in due), key=lambda p: p.failed, default=None)
 
     def _probe(self, policy: SequencePolicy) -> float:
         """Return the seconds of a round in which this sequence probes and nobody else drafts."""

@@ -32,7 +32,7 @@ GAP = 1.8  # how many times as long as plain decoding a round may promise to tak
 LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
 MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
-WAITED = 1 / 8  # of such a round, for one that drafts all the same: a fixed tree's, or one with drafts in padding
+WAITED = 1 / 8  # of such a round, for one that drafts all the same: a fixed tree's
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
 

@@ -52,6 +52,7 @@ class SequencePolicy:
     now: Option = PLAIN
     guess: int = -1  # the first token of the text's continuation; −1: there is none
     recalled: list[int] = field(default_factory=list)  # continuation from habits, if the text does not repeat
+    failed: int = 0  # probes of which nothing came true
     below: list[float] = field(default_factory=list)  # by node of the tree: calibrated chance of a child
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
@@ -63,7 +64,6 @@ class SequencePolicy:
     leads: tuple[float, float] = (math.inf, math.inf)  # tokens ahead of plain decoding: it, and who drafts nothing
     allotted: int | None = None  # nodes of the model's tree that a batch verifies; None: this policy decides
     _others: int = 0  # tokens that other sequences emit in the same seconds
-    _read: float = 0.0  # what a probe takes to read the text, in rounds of plain decoding
     _levels: tuple[float, list[float]] | None = None  # the last result of `levels`, and its ratio
     _grown: Option = PLAIN  # the last tree that a device grew
 
@@ -78,8 +78,9 @@ class SequencePolicy:
         plain = Option("plain", 0, 1.0 + self.brought, times.alone)
         best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
-        good = best.rate >= least and not self.live.plain_due
-        return self.settle(best if good else plain, plain, least, self.drafts and self._seconds(1, 1))
+        good, may = best.rate >= least and not self.live.plain_due, self.drafts and not self.live.plain_due
+        due = may and not good and self.session.probing.due()
+        return self.settle(best if good else plain, plain, least, due and self._seconds(1, 1))
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
         """Set what a round costs and may draft; `others`: tokens that other sequences emit in those seconds."""
@@ -91,12 +92,11 @@ class SequencePolicy:
     def settle(self, best: Option, plain: Option, least: float, probe: float) -> Option:
         """Decide: `best`, a probe, or free nodes. `least`: a draft's tokens a second; `probe`: seconds, 0 for none."""
         self.now, self._rate = best, best.rate
-        if probe and best is plain and not self.live.plain_due and self.session.probing.due():
-            if self._tree(HOPE, self.room, plain).rate > least:
-                self.now = Option("probe", 1, plain.tokens + self.model.ratio * self.chances.step, probe, 1)
-                self._read = longer(self._times.draft, 1, self.owed) / plain.seconds
-            else:
-                self.session.probing.probed(0)
+        if probe and self._tree(HOPE, self.room, plain).rate > least:
+            self.now = Option("probe", 1, plain.tokens + self.model.ratio * self.chances.step, probe, 1)
+        elif probe:
+            self.failed += 1
+            self.session.probing.probed(0)
         if self.now is plain and self.left and self.continued and self.matched > 1:  # else no better than habit
             tokens = plain.tokens + self.continued[0]
             self.now = Option("lookup", min(self.left, len(self.continued)), tokens, plain.seconds)
@@ -264,7 +264,8 @@ class SequencePolicy:
         self.session.record(self.source, int(token == self.guess), self.continued[:1])
         self.session.record("model", accepted, chances)
         if self.now.kind == "probe":
-            self.session.probing.probed(accepted, self._read)
+            self.failed += not accepted
+            self.session.probing.probed(accepted, longer(self._times.draft, 1, self.owed) / self._times.alone)
 
 
 class Policy:

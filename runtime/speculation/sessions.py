@@ -102,9 +102,6 @@ class Sessions:
         self._shared = {sampled: Shared() for sampled in (False, True)}
         self._entries, self._clock, self._lock = OrderedDict[str, _Entry](), clock, threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def of(self, name: str | None, sampled: bool) -> Session:
         """Return the session of that name, now the most recently used; without a name, a new one that nobody shares."""
         shared = self._shared[sampled]

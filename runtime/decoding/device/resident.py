@@ -111,8 +111,10 @@ class Flights:
         """Return a plan in which the device continues texts itself, where it can; `longest`: as far as limits allow.
 
         A tree is grown for all sequences or for none: where only some are to have one, their texts are continued too.
+        A probe is kept: such a round is not followed by others.
         """
-        if not (self.texts and longest) or all(draft.spec for draft in plan):
+        probes = any(draft.option and draft.option.kind == "probe" for draft in plan)
+        if not (self.texts and longest) or probes or all(draft.spec for draft in plan):
             return list(plan)
         eases = [d.sequence.policy is not None and d.sequence.sampler.matcher is None for d in plan]
         lone = [Tree([draft.sequence.tokens[-1]]) for draft in plan]

@@ -166,6 +166,44 @@ def test_one_sequence_probes_in_a_round(padded: bool) -> None:
     assert shared.probing.wait == 8 * PROBES[0]
 
 
+@pytest.mark.parametrize("owed", [0, 4000])
+def test_whose_probes_failed_lets_others_try(owed: int) -> None:
+    """The first of four has a draft that never comes true, and perhaps a text that it would take too long to read."""
+    policy = made(FLAT | {"draft": [[1, 0.9], [64, 1.4]]}, drafts=True)
+    policy.live.gap = math.inf
+    each = [policy.for_request(0.0) for _ in range(4)]
+    models = [0] * 4
+    each[0].owed = owed
+    for one in each:
+        one.model.accepted = 0.0
+    for _ in range(300):
+        Batch([Wish(one, 0, 40) for one in each]).decide()
+        for number, one in enumerate(each):
+            models[number] += one.now.kind == "model"
+            nodes = one.now.nodes
+            one.below = [0.9] * nodes + [0.0]
+            one.record(range(1 + nodes if number else 1), 5)
+    assert min(models[1:]) > 200
+    assert models[0] == 0
+
+
+def test_sessions_probe_beside_each_other() -> None:
+    """Each session's rest goes on while others probe; two whose rest ends together probe in turn."""
+    policy, count = made(FLAT | {"draft": [[1, 0.9], [64, 1.4]]}, drafts=True), 4
+    each = [policy.for_request(0.0, f"session {number}") for number in range(count)]
+    probed = [list[int]() for _ in each]
+    for one in each:
+        one.model.accepted = 0.0
+    for number in range(3 * PROBES[0] + 10):
+        Batch([Wish(one, 0, 40) for one in each]).decide()
+        for at, one in enumerate(each):
+            if one.now.kind == "probe":
+                probed[at].append(number)
+            one.record([0], 5)
+    assert [len(rounds) for rounds in probed] == [3] * count
+    assert len({number for rounds in probed for number in rounds}) == 3 * count
+
+
 def test_a_probe_takes_a_whole_step_of_the_draft() -> None:
     """Not one sequence's share of it; where others may not be slowed by so much, it waits."""
     for step, probes in ((2.0, True), (9.0, False)):

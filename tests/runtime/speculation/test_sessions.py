@@ -28,7 +28,7 @@ def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clo
     others = [sessions.of("a", sampled=True), sessions.of("b", sampled=False), sessions.of(None, sampled=False)]
     assert all(other is not first for other in others)
     assert [other.shared is first.shared for other in others] == [False, True, True]
-    assert len(sessions) == 2
+    assert len(sessions._entries) == 2
 
 
 def test_a_request_without_a_session_has_its_own_trust_and_the_engine_s_probing(clock: Any) -> None:
@@ -37,7 +37,7 @@ def test_a_request_without_a_session_has_its_own_trust_and_the_engine_s_probing(
     assert one.trusts["model"] is not other.trusts["model"]
     assert one.trusts["lookup"] is not other.trusts["lookup"]
     assert one.probing is other.probing is one.shared.probing
-    assert len(sessions) == 0
+    assert len(sessions._entries) == 0
 
 
 def test_a_session_begins_with_what_all_have_seen_and_probes_by_itself(clock: Any) -> None:
@@ -75,7 +75,7 @@ def test_the_one_asked_for_longest_ago_is_forgotten_first(clock: Any) -> None:
     kept = [sessions.of(str(number), sampled=False) for number in range(MAX_SESSIONS)]
     assert sessions.of("0", sampled=False) is kept[0]
     sessions.of("one more", sampled=False)
-    assert len(sessions) == MAX_SESSIONS
+    assert len(sessions._entries) == MAX_SESSIONS
     assert sessions.of("0", sampled=False) is kept[0]
     assert sessions.of("1", sampled=False) is not kept[1]
 
@@ -91,7 +91,7 @@ def test_a_session_is_forgotten_after_an_hour_without_a_request(clock: Any) -> N
     assert sessions.of("a", sampled=False) is first
     clock.now = 4 * MAX_AGE
     assert sessions.of("c", sampled=False)
-    assert len(sessions) == 1
+    assert len(sessions._entries) == 1
 
 
 def test_a_draft_that_fails_rests_longer_each_time() -> None:

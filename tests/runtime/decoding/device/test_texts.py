@@ -18,6 +18,7 @@ from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.device.resident import Flights
+from specbuild.runtime.decoding.device.rounds import Draft
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.drafting.habits import Common
 from specbuild.runtime.drafting.text_drafts import TextDrafts
@@ -25,6 +26,8 @@ from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.depth import Depths
 from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.option import PLAIN, Option
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 NODES = 16
 LOOP = dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)  # a bias towards few tokens: the text repeats itself
@@ -195,6 +198,23 @@ def test_one_ends_or_leaves_in_the_middle(host: KernelLibrary, folder: Path, ahe
     assert (wanted[0].output, wanted[0].finish_reason) == (full[0][: at + 1], "stop")
     assert wanted[1].output == full[1][: len(wanted[1].output)]
     assert wanted[2].output == full[2]
+
+
+@pytest.mark.parametrize("kind", ["probe", "model"])
+def test_a_probe_is_not_taken_from_the_only_one_that_probes(host: KernelLibrary, folder: Path, kind: Any) -> None:
+    """One of two has a tree: then both texts are continued, but where it is a probe, which nobody else would make."""
+    made = Continuing(host, folder, names=("target", "draft"))
+    first, second = made.requests(2)
+    option = Option(kind, 1, 1.5, 1.0, 1)
+    plan = [
+        Draft(first, None, TreeSpec.parse("chain:1"), drafts=True, option=option),
+        Draft(second, Tree([second.tokens[-1]]), drafts=True, option=PLAIN),
+    ]
+    eased = made.loop.flights.eased(plan, 8)  # type: ignore[union-attr]
+    if kind == "probe":
+        assert eased == plan
+    else:
+        assert [(each.spec, each.continued) for each in eased] == [(None, True)] * 2
 
 
 def test_live_timings_take_it_for_plain_decoding(host: KernelLibrary, folder: Path) -> None:
