@@ -40,8 +40,9 @@ def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
 
 def known(out: Path) -> dict[str, Any]:
     """Return the result so far; `machine`: facts on that of its first cell."""
-    found: dict[str, Any] = {"machine": machine(), "cells": {}}
-    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else found
+    if not out.exists():
+        return {"machine": machine(), "cells": {}}
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 def keep(out: Path, result: dict[str, Any], label: str, cell: dict[str, Any]) -> None:

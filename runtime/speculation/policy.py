@@ -78,9 +78,9 @@ class SequencePolicy:
         plain = Option("plain", 0, 1.0 + self.brought, times.alone)
         best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
-        good, may = best.rate >= least and not self.live.plain_due, self.drafts and not self.live.plain_due
-        due = may and not good and self.session.probing.due()
-        return self.settle(best if good else plain, plain, least, due and self._seconds(1, 1))
+        good, waits = best.rate >= least, self.live.plain_due
+        due = self.drafts and not (good or waits) and self.session.probing.due()
+        return self.settle(best if good and not waits else plain, plain, least, due and self._seconds(1, 1))
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
         """Set what a round costs and may draft; `others`: tokens that other sequences emit in those seconds."""
