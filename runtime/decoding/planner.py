@@ -54,18 +54,18 @@ class Planner:
         lead = min((s.lead for s in sequences if s.decodes and several), default=math.inf)
         for sequence in sequences:
             sequence.shape = None
-        for sequence in drafting:
-            policy = sequence.policy
+        for sequence, policy in ((s, s.policy) for s in drafting):
             fills = self.on_host and len(sequences) == 1 and policy and policy.free
             rests = self.rests and not (sequence.sampler.foresees or fills)
             if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
                 sequence.metrics.speculative_decoding.decide("plain")
             else:
                 sequence.limit_tree(now, batch, self.max_nodes)
-        others = min((s.lead for s in sequences if self.on_host and s.decodes and not s.shape), default=math.inf)
+        drafting = [sequence for sequence in drafting if sequence.shape]
+        plain = min((s.lead for s in sequences if drafting and several and s.decodes and not s.shape), default=math.inf)
         for sequence, policy in ((s, s.policy) for s in drafting if s.policy):
-            policy.together, policy.leads = len(sequences), (sequence.lead if self.on_host else math.inf, others)
-        return [sequence for sequence in drafting if sequence.shape]
+            policy.together, policy.leads = len(sequences), (sequence.lead if self.on_host else math.inf, plain)
+        return drafting
 
     @staticmethod
     def record(

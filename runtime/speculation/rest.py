@@ -17,7 +17,7 @@ DEAREST = 0.5  # bound of what deciding costs, in rounds of plain decoding: an e
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
 FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
-PEEK = 4  # rounds at rest, after which those are looked at
+PEEKS = (4, 8)  # rounds at rest, after which those are looked at: of a rest's first, and of all others
 FRESH = 8  # new sequences, of which one is watched at once while others rest for longest
 
 
@@ -44,6 +44,7 @@ class Rest:
     left: int = 0
     dozed: int = 0  # rounds at rest since the drafter last learnt from the text
     took: float = 0.0  # seconds that deciding the round took; 0: nobody measures it, and nobody rests
+    _peek: int = PEEKS[0]
     _awake: bool = False  # whether the next round is decided though it rests
     _balance: float = 0.0
     _watched: int = 0
@@ -77,22 +78,21 @@ class Rest:
             return
         if self._balance < 0:
             self.left, self.waits.rounds = self.waits.rounds, min(2 * self.waits.rounds, RESTS[1])
-            self._balance, self._watched = 0.0, 0
+            self._balance, self._watched, self._peek = 0.0, 0, PEEKS[0]
         elif self._watched % WATCH == 0:
             self.waits.rounds = max(self.waits.rounds // 2, RESTS[0])
 
     def dozes(self, spares: bool = False) -> bool:
         """Return whether the next round is not decided, at rest or because it `spares` somebody, and count it."""
-        rests = self.rests
-        dozes = rests or spares
+        dozes = (rests := self.rests) or spares
         self.left, self.dozed = self.left - rests, self.dozed + dozes
         return dozes
 
     @property
     def due(self) -> bool:
         """Return whether it is time to look at what the sequence emitted at rest."""
-        return self.dozed >= PEEK
+        return self.dozed >= self._peek
 
     def looked(self, wakes: bool) -> None:
         """Note a look; `wakes`: whether the last tokens could have been drafted, so that the next round is decided."""
-        self._awake, self.dozed = wakes, 0
+        self._awake, self.dozed, self._peek = wakes, 0, PEEKS[1]

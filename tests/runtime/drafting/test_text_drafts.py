@@ -11,7 +11,7 @@ from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.rest import PEEK, Rest, Waits
+from specbuild.runtime.speculation.rest import PEEKS, Rest, Waits
 from specbuild.runtime.speculation.timings import TimingTable
 
 TIMES = {"verify": [[1, 10.0], [64, 6400.0]], "draft": [[1, 0.2], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.04}
@@ -94,9 +94,9 @@ def test_a_look_wakes_what_could_have_been_drafted(
     request_of: Any, text: list[int], learnt: list[int], wakes: bool
 ) -> None:
     """It wakes a sequence whose last four tokens habits foretold, or that repeats its last eight."""
-    texts, rest = TextDrafts(), Rest(Waits(), left=8 * PEEK)
+    texts, rest = TextDrafts(), Rest(Waits(), left=8 * PEEKS[0])
     texts.habits.learn(learnt, len(learnt), None)
-    for _ in range(PEEK):
+    for _ in range(PEEKS[0]):
         assert rest.dozes()
     texts.reflect(request_of(text, SamplingParams(speculation="best:4")), rest)
     assert rest.rests is not wakes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbuild.runtime.speculation.rest import BESIDE, DEAREST, FRESH, PEEK, RESTS, WATCH, Rest, Waits
+from specbuild.runtime.speculation.rest import BESIDE, DEAREST, FRESH, PEEKS, RESTS, WATCH, Rest, Waits
 
 TOKEN = 1e-3  # seconds of plain decoding
 
@@ -104,13 +104,22 @@ def test_a_wake_is_for_a_round_and_for_good_if_the_round_gains() -> None:
     assert pass_rounds(rest) == 0
 
 
-def test_a_look_is_due_after_some_rounds_at_rest() -> None:
-    rest, looks = resting(), 0
+def test_looks_at_rest_become_rarer_until_another_rest_begins() -> None:
+    rest, looks = resting(), list[int]()
     while rest.dozes():
         if rest.due:
+            looks.append(RESTS[0] - rest.left)
             rest.looked(False)
-            looks += 1
-    assert (rest.left, looks, rest.dozed) == (0, RESTS[0] // PEEK, 0)
+    assert looks == [*range(PEEKS[0], RESTS[0], PEEKS[1])]
+    for _ in range(WATCH):
+        rest.took = 1e-4
+        rest.decided(0, 0.0, TOKEN)
+    assert rest.rests
+    rest.dozed = 0  # what was emitted while it decided is learnt
+    for _ in range(PEEKS[0]):
+        assert not rest.due
+        assert rest.dozes()
+    assert rest.due
 
 
 def test_while_others_rest_for_longest_most_begin_with_a_rest() -> None:
