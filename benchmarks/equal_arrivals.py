@@ -1,11 +1,13 @@
 """Compare `auto` with plain decoding where requests arrive at the same times, however fast either of them answers.
 
 python benchmarks/equal_arrivals.py --out FILE --bundle NAME=PATH[,chat] … [--concurrency 4] [--pairs 20] [--only REGEX]
+    [--control]
 
 A cell is a bundle, a temperature and a load: requests arrive as a Poisson process, at that share of the rate at which
 plain decoding serves when all slots are full. A pair has six requests for each slot, of 32 to 96 tokens, once for each
 way, the ways in alternating order. Ratios are of `auto`'s seconds over plain decoding's: of a request's time per token
-(TPOT) and until its first token (TTFT), which includes its wait for a slot. Cells that are in FILE are skipped.
+(TPOT) and until its first token (TTFT), which includes its wait for a slot. With --control the second way decodes plainly
+too: what the machine's noise alone makes of them. Cells that are in FILE are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,26 +67,38 @@ def capacity(engine: Engine, texts: Sequence[str], params: Sequence[SamplingPara
     return (len(texts) - (size - 1) / 2) / (ended[-size] - began)
 
 
-def cell(path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int) -> dict[str, Any]:
-    """Run a cell's pairs; return the mean rate of arrivals, and `auto`'s times over plain decoding's."""
+def cell(
+    path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int, ways: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a cell's pairs; return the mean rate of arrivals, and `auto`'s times over plain decoding's.
+
+    Args:
+        path: The bundle.
+        texts: The prompts.
+        size: The number of slots.
+        temperature: The sampling temperature.
+        load: The share of what plain decoding can serve.
+        pairs: The number of pairs.
+        ways: By way, the requests' `speculation`.
+    """
     seen, count, rates = list[Seen](), EACH * size, list[float]()
     for engines, numbers in loaded(path, LoadOptions(batch_size=size, prefix_caching=False), pairs, ENGINES):
         chosen, params = requests(texts, pairs, count, temperature)
         for way, engine in engines.items():  # the first step of each shape binds its buffers
-            engine.generate(chosen, [replace(each, speculation=way) for each in params])
+            engine.generate(chosen, [replace(each, speculation=ways[way]) for each in params])
         rates.append(load * max(capacity(engines["off"], chosen, params, size) for _ in range(TRIES)))
         for number in numbers:
             drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
             at = list(itertools.accumulate(drawn.expovariate(rates[-1]) for _ in chosen))
-            seen.append({way: timed(engines[way], way, chosen, params, at) for way in WAYS[:: (-1) ** number]})
+            seen.append({way: timed(engines[way], ways[way], chosen, params, at) for way in WAYS[:: (-1) ** number]})
     return {"requests_per_s": statistics.fmean(rates), "pairs": pairs} | summary(seen)
 
 
 def timed(
-    engine: Engine, way: str, texts: list[str], params: list[SamplingParams], at: Sequence[float]
+    engine: Engine, speculation: str, texts: list[str], params: list[SamplingParams], at: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Return TPOT and TTFT of each request of a pair, in one of the ways."""
-    asked = [replace(each, speculation=way) for each in params]
+    asked = [replace(each, speculation=speculation) for each in params]
     awake(engine, texts[: len(texts) // EACH], asked[0])
     times = [(each.metrics, len(each.token_ids) - 1) for each in serve(engine, texts, asked, at)]
     return [((m.finished - m.first_token) / n, m.first_token - m.submitted) for m, n in times]
@@ -106,15 +120,16 @@ def main() -> None:
     """Run the missing cells."""
     parser = options(__doc__, pairs=20)
     parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--control", action="store_true")
     asked = parser.parse_args()
-    result = known(asked.out)
+    result, ways = known(asked.out), {"off": "off", "auto": "off" if asked.control else "auto"}
     for given in asked.bundle:
         name, path, kind = named(given)
         for temperature, load in itertools.product(TEMPERATURES, LOADS):
             label = f"{name} concurrency={asked.concurrency} temperature={temperature} load={load}"
             if label in result["cells"] or not re.search(asked.only, label):
                 continue
-            found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs)
+            found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs, ways)
             keep(asked.out, result, label, found)
             print(label, json.dumps(found), flush=True)
 
