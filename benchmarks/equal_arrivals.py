@@ -6,8 +6,8 @@ python benchmarks/equal_arrivals.py --out FILE --bundle NAME=PATH[,chat] … [--
 A cell is a bundle, a temperature and a load: requests arrive as a Poisson process, at that share of the rate at which
 plain decoding serves when all slots are full. A pair has six requests for each slot, of 32 to 96 tokens, once for each
 way, the ways in alternating order. Ratios are of `auto`'s seconds over plain decoding's: of a request's time per token
-(TPOT) and until its first token (TTFT), which includes its wait for a slot. With --control the second way decodes plainly
-too: what the machine's noise alone makes of them. Cells that are in FILE are skipped.
+(TPOT) and until its first token (TTFT), which includes its wait for a slot. With --control the second way decodes
+plainly too: what the machine's noise alone makes of them. Cells that are in FILE are skipped.
 """
 
 from __future__ import annotations
