@@ -17,7 +17,7 @@ DEAREST = 0.5  # bound of what deciding costs, in rounds of plain decoding: an e
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
 FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
-PEEKS = (4, 8)  # rounds at rest, after which those are looked at: of a rest's first, and of all others
+PEEKS = (4, 8)  # rounds at rest that are then looked at: a rest's first, and others; doubled by each wake in vain
 FRESH = 8  # new sequences, of which one is watched at once while others rest for longest
 
 
@@ -67,13 +67,13 @@ class Rest:
         plain /= tokens
         gained = accepted * plain - extra - BESIDE * self.took
         took, self.took, self._awake = self.took, 0.0, False
-        if self.left and gained < 0:
+        if self.left and gained < 0:  # it woke in vain
+            self._peek *= 2
             return
         self.left = 0
         if took <= DEAR * plain:
             return
-        self._watched += 1
-        self._balance = KEPT * self._balance + gained
+        self._watched, self._balance = self._watched + 1, KEPT * self._balance + gained
         if self._watched < (WATCH if self.waits.rounds < RESTS[1] else WATCH // 2):
             return
         if self._balance < 0:
@@ -95,4 +95,4 @@ class Rest:
 
     def looked(self, wakes: bool) -> None:
         """Note a look; `wakes`: whether the last tokens could have been drafted, so that the next round is decided."""
-        self._awake, self.dozed, self._peek = wakes, 0, PEEKS[1]
+        self._awake, self.dozed, self._peek = wakes, 0, max(self._peek, PEEKS[1])

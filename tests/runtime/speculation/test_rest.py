@@ -122,6 +122,20 @@ def test_looks_at_rest_become_rarer_until_another_rest_begins() -> None:
     assert rest.due
 
 
+def test_each_wake_in_vain_makes_looks_rarer() -> None:
+    rest, rounds = resting(), list[int]()
+    for _ in range(3):
+        rest.left = RESTS[1]
+        rounds.append(0)
+        while not rest.due:
+            assert rest.dozes()
+            rounds[-1] += 1
+        rest.looked(True)
+        rest.took = 1e-4
+        rest.decided(0, 0.0, TOKEN)
+    assert rounds == [PEEKS[0], 2 * PEEKS[1], 4 * PEEKS[1]]
+
+
 def test_while_others_rest_for_longest_most_begin_with_a_rest() -> None:
     waits = Waits()
     assert not any(waits.rest().rests for _ in range(2 * FRESH))
