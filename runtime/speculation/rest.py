@@ -17,7 +17,7 @@ DEAREST = 0.5  # bound of what deciding costs, in rounds of plain decoding: an e
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
 FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
-PEEKS = (4, 8)  # rounds at rest that are then looked at: a rest's first, and others; doubled by each wake in vain
+PEEKS = (4, 8)  # rounds at rest before a look: a rest's first, and others; doubled by each wake in vain
 FRESH = 8  # new sequences, of which one is watched at once while others rest for longest
 
 
@@ -66,9 +66,9 @@ class Rest:
         self.waits.cost = min(BESIDE * self.waits.took / plain, DEAREST)
         plain /= tokens
         gained = accepted * plain - extra - BESIDE * self.took
-        took, self.took, self._awake = self.took, 0.0, False
-        if self.left and gained < 0:  # it woke in vain
-            self._peek *= 2
+        took, woke, self.took, self._awake = self.took, self._awake, 0.0, False
+        if self.left and gained < 0:  # it woke in vain, or decides in all rounds, as one alone with a free row does
+            self._peek *= 1 + woke
             return
         self.left = 0
         if took <= DEAR * plain:

@@ -136,6 +136,18 @@ def test_each_wake_in_vain_makes_looks_rarer() -> None:
     assert rounds == [PEEKS[0], 2 * PEEKS[1], 4 * PEEKS[1]]
 
 
+def test_who_decides_in_all_rounds_was_not_woken() -> None:
+    """One that decodes alone with a free row: once others join, it rests, and is looked at, as before."""
+    rest = resting()
+    for _ in range(50):
+        rest.took = 1e-4
+        rest.decided(0, 0.0, TOKEN)
+    for _ in range(PEEKS[0]):
+        assert not rest.due
+        assert rest.dozes()
+    assert rest.due
+
+
 def test_while_others_rest_for_longest_most_begin_with_a_rest() -> None:
     waits = Waits()
     assert not any(waits.rest().rests for _ in range(2 * FRESH))
