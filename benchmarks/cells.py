@@ -35,7 +35,13 @@ def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
     parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=pairs)
+    parser.add_argument("--control", action="store_true", help="plain decoding in both ways")
     return parser
+
+
+def ways_of(control: bool) -> dict[str, str]:
+    """Return by way what its requests ask for as `speculation`; in a control both decode plainly."""
+    return {"off": "off", "auto": "off" if control else "auto"}
 
 
 def known(out: Path) -> dict[str, Any]:

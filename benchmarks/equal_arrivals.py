@@ -36,6 +36,7 @@ from cells import (
     options,
     over,
     requests,
+    ways_of,
 )
 
 from specbuild.runtime import Engine, LoadOptions, SamplingParams
@@ -120,9 +121,8 @@ def main() -> None:
     """Run the missing cells."""
     parser = options(__doc__, pairs=20)
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--control", action="store_true")
     asked = parser.parse_args()
-    result, ways = known(asked.out), {"off": "off", "auto": "off" if asked.control else "auto"}
+    result, ways = known(asked.out), ways_of(asked.control)
     for given in asked.bundle:
         name, path, kind = named(given)
         for temperature, load in itertools.product(TEMPERATURES, LOADS):

@@ -47,6 +47,7 @@ from cells import (
     over,
     quantile,
     requests,
+    ways_of,
 )
 
 from specbuild.runtime import Engine, Limits, LoadOptions, SamplingParams
@@ -108,7 +109,7 @@ def cell(
             `no_resident` and `control`.
     """
     limits, runs = Limits(min_expected_speedup=asked.min_expected_speedup), list[dict[str, Timed]]()
-    ways = {"off": "off", "auto": "off" if asked.control else "auto"}
+    ways = ways_of(asked.control)
     load = LoadOptions(
         batch_size=size, prefix_caching=False, limits=limits, resident=False if asked.no_resident else None
     )
@@ -202,7 +203,6 @@ def main() -> int:
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
     parser.add_argument("--prompt-tokens", type=int, default=900, help="of the cell named 'prompt'")
     parser.add_argument("--no-resident", action="store_true")
-    parser.add_argument("--control", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()
     result = known(asked.out)
