@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -10,10 +9,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_once import made_once
 
 # Beside others of its kind a process keeps to one core: pools of threads that wait by spinning would fight over all.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
@@ -22,7 +23,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
 
 LONG = (  # begun first, to end together
     *("test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
-    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py"),
+    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py", "test_one_text.py"),
 )
 
 pytest_plugins = ["command_line", "hash_models", "host_kernels", "fake_card"]  # of tests/support
@@ -86,18 +87,7 @@ def pair() -> Path:
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """`once(name, make)`: what `make(path)` writes, made by the first of a run's processes that asks for it."""
     root = tmp_path_factory.getbasetemp()
-    root = root.parent if worker else root
-
-    def get(name: str, make: Callable[[Path], object]) -> Path:
-        path, made = root / name, root / f"{name}.made"
-        with (root / f"{name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not made.exists():
-                make(path)
-                made.touch()
-        return path
-
-    return get
+    return partial(made_once, root.parent if worker else root)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def asked(index: int, speculation: str | None = None) -> tuple[int, SamplingPara
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [48, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [24, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_no_text_differs(exact: Path, prompts: list[str], count: int) -> None:
     """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""
     numbers = list(range(count))

@@ -40,9 +40,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
 
 
 def shell_blocks() -> list[Any]:
-    """Those that build, train, tune or measure are slow."""
-    slow = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify)|time )", re.MULTILINE)
-    return [pytest.param(each, marks=[pytest.mark.slow] if slow.search(each) else []) for each in blocks("bash")]
+    """Those that build, train, tune or measure are slow; what the docs build, beside the README's, is for the soak."""
+    builds = re.compile(r"^specbuild (build|distill|pair) ", re.MULTILINE)
+    slow = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify) |time )", re.MULTILINE)
+    readme = BLOCK.findall((ROOT / "README.md").read_text())
+
+    def marks(script: str) -> list[Any]:
+        if builds.search(script) and ("bash", script) not in readme:
+            return [pytest.mark.soak]
+        return [pytest.mark.slow] if slow.search(script) else []
+
+    return [pytest.param(script, marks=marks(script)) for script in blocks("bash")]
 
 
 @pytest.mark.parametrize("script", shell_blocks())

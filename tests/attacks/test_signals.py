@@ -243,7 +243,7 @@ def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path)
             break
 
 
-@pytest.mark.soak(only=("build",))
+@pytest.mark.soak(only=("build", "distill"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["build", "tune", "distill"])
 def test_killed_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:

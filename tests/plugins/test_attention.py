@@ -26,7 +26,7 @@ def bulk(compile_host: Callable[..., KernelLibrary]) -> HostKernels:
     return HostKernels(compile_host("-DSPECBUILD_HOST_BULK"))
 
 
-@pytest.fixture(scope="session", params=["host", pytest.param("bulk", marks=pytest.mark.slow), *GPU])
+@pytest.fixture(scope="session", params=["host", pytest.param("bulk", marks=pytest.mark.soak), *GPU])
 def library(request: pytest.FixtureRequest) -> HostKernels:
     """Either way of copying, and a GPU where there is one."""
     found: HostKernels = request.getfixturevalue("bulk" if request.param == "bulk" else f"{request.param}_kernels")

@@ -32,7 +32,7 @@ def stage(card: dict[str, str], folder: Path, name: str, **environment: str) -> 
     return {path.relative_to(folder / "out").as_posix(): json.loads(path.read_text()) for path in found}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_and_b_need_the_repository_alone(card: dict[str, str], tmp_path: Path) -> None:
     """Kernels compiled, tests and checks a process per file; then their times, by what a has compiled."""
     found = stage(card, tmp_path, "a")

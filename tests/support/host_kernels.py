@@ -1,8 +1,9 @@
-"""The kernels' own source, compiled for the host, once a session."""
+"""The kernels' own source, compiled for the host, and kept until it changes."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from device import GPU, CudaKernels, HostKernels
+from made_once import made_once
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.kernels.library import find_library
@@ -19,6 +21,7 @@ from specbuild.runtime.backends.kernels.library import find_library
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 HOST = Path(__file__).resolve().parent / "host"
 LIBRARY = "libspecbuild_host.so"
+KEPT = PLUGINS.parent / "build" / "host-kernels"
 FLAGS = [
     "-std=c++17",
     "-O1",
@@ -31,12 +34,21 @@ FLAGS = [
 ]
 
 
+def name_of(compiler: str, flags: tuple[str, ...]) -> str:
+    """A name that changes with the kernels' sources, the host's, the flags and the compiler."""
+    told = [subprocess.check_output([compiler, "--version"]), *(flag.encode() for flag in (*FLAGS, *flags))]
+    sources = sorted([*PLUGINS.glob("*.h"), *(PLUGINS / "kernels").iterdir(), *HOST.iterdir()])
+    parts = [*told, *(part for path in sources for part in (path.name.encode(), path.read_bytes()))]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
 @pytest.fixture(scope="session")
-def compile_host(once: Callable[[str, Callable[[Path], object]], Path]) -> Callable[..., KernelLibrary]:
-    """`compile_host(*flags)`: the library, every source compiled by g++."""
+def compile_host() -> Callable[..., KernelLibrary]:
+    """`compile_host(*flags)`: the library, every source compiled by g++; kept in build/ for later runs."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
+    KEPT.mkdir(parents=True, exist_ok=True)
 
     # A process of tests keeps to one core; others wait for this.
     spread = ["taskset", "-a", "-c", f"0-{(os.cpu_count() or 1) - 1}"] if shutil.which("taskset") else []
@@ -54,7 +66,8 @@ def compile_host(once: Callable[[str, Callable[[Path], object]], Path]) -> Calla
         subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(folder / LIBRARY)], check=True)
 
     def make(*flags: str) -> KernelLibrary:
-        return KernelLibrary(once("".join(["host", *flags]), lambda folder: compile_all(folder, flags)) / LIBRARY)
+        name = name_of(compiler, flags)
+        return KernelLibrary(made_once(KEPT, name, lambda folder: compile_all(folder, flags)) / LIBRARY)
 
     return make
 

@@ -18,6 +18,10 @@ def attends(node: ir.Node) -> bool:
     return node.op_type == "TreeAttention"
 
 
+LIKE = [name for name in MODELS if name not in ("gqa", "norms after the transpose, two tables")]  # for the soak
+
+
+@pytest.mark.soak(only=[f"{precision}-{name}" for precision in ("fp16", "bf16") for name in LIKE])
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_parts_are_the_whole(family: str, precision: str) -> None:
