@@ -9,6 +9,9 @@ JOBS ?= 2
 MINUTES ?= 10
 EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(precision).json)
 
+# Tests are collected twice as fast when their bytecode is kept, which some machines' environments forbid.
+export PYTHONDONTWRITEBYTECODE :=
+
 .SECONDARY:
 
 .PHONY: demo serve-demo docs test test-all soak exactness structured operating tools attack lint kernels bench dist clean
