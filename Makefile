@@ -28,7 +28,7 @@ serve-demo: $(BUNDLE)/manifest.json
 # Each process has a file at a time; more of them than cores are slower.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Every module and every backend at least once; about 8 minutes on two cores.
+# Every module and every backend at least once; about 7 minutes on two cores.
 test: $(VENV)/.ready
 	$(PYTEST) --tier fast
 
