@@ -39,7 +39,7 @@ def name_of(compiler: str, flags: tuple[str, ...]) -> str:
     told = [subprocess.check_output([compiler, "--version"]), *(flag.encode() for flag in (*FLAGS, *flags))]
     sources = sorted([*PLUGINS.glob("*.h"), *(PLUGINS / "kernels").iterdir(), *HOST.iterdir()])
     parts = [*told, *(part for path in sources for part in (path.name.encode(), path.read_bytes()))]
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")

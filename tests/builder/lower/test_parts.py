@@ -12,13 +12,11 @@ from plugin_lowering import CAPACITY, MODELS, fused, make
 from specbuild.builder.lower import parts
 
 pytestmark = pytest.mark.slow
+LIKE = [name for name in MODELS if name not in ("gqa", "norms after the transpose, two tables")]  # for the soak
 
 
 def attends(node: ir.Node) -> bool:
     return node.op_type == "TreeAttention"
-
-
-LIKE = [name for name in MODELS if name not in ("gqa", "norms after the transpose, two tables")]  # for the soak
 
 
 @pytest.mark.soak(only=[f"{precision}-{name}" for precision in ("fp16", "bf16") for name in LIKE])

@@ -169,11 +169,12 @@ def test_a_million_rows_are_the_plain_ones(part: int) -> None:
 
 
 @pytest.mark.slow
-def test_five_thousand_rows_of_a_whole_vocabulary_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [5_000, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_rows_of_a_whole_vocabulary_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """One path for all: with SMALL at nothing every row takes that of a large vocabulary."""
     random, done = np.random.default_rng(8), 0
     for module in (noise, ranking, sampler, plain_sampler):
         monkeypatch.setattr(module, "SMALL", 0)
     with np.errstate(over="ignore"):
-        while done < 5_000:
+        while done < rows:
             done += compare(random, int(random.choice([3, 61, 997, 2500])))
