@@ -6,6 +6,7 @@ A cell is one setting, say a bundle, a concurrency and a temperature. Cells that
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -35,6 +36,7 @@ def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
     parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=pairs)
+    parser.add_argument("--loads", type=int, default=10, help="of both engines, each with as many of the pairs")
     parser.add_argument("--control", action="store_true", help="plain decoding in both ways")
     return parser
 
@@ -74,17 +76,19 @@ def named(given: str) -> tuple[str, Path, str]:
     return name, Path(path), kind or "code"
 
 
-def bootstrap(drawn_from: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
-    """Return the 95 % bootstrap interval of a statistic of the items."""
-    drawn, count = random.Random(0), len(drawn_from)
-    found = sorted(statistic(drawn.choices(drawn_from, k=count)) for _ in range(RESAMPLES))
+def bootstrap(loads: Sequence[Sequence[Any]], statistic: Callable[[Sequence[Any]], float]) -> list[float]:
+    """Return the 95 % bootstrap interval of a statistic of all loads' items.
+
+    Whole loads are drawn, because the pairs of one load are alike: a load may be a tenth faster than the next.
+    """
+    drawn, flat = random.Random(0), itertools.chain.from_iterable
+    found = sorted(statistic(list(flat(drawn.choices(loads, k=len(loads))))) for _ in range(RESAMPLES))
     return [found[int(RESAMPLES * share)] for share in (0.025, 0.975)]
 
 
-def interval(ratios: Sequence[float]) -> list[float]:
-    """Return the 95 % bootstrap interval of the geometric mean of pairs' ratios."""
-    low, high = bootstrap([math.log(each) for each in ratios], statistics.fmean)
-    return [math.exp(low), math.exp(high)]
+def interval(loads: Sequence[Sequence[float]]) -> list[float]:
+    """Return the 95 % bootstrap interval of the geometric mean of the ratios of all loads' pairs."""
+    return bootstrap(loads, statistics.geometric_mean)
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -1,7 +1,7 @@
 """Compare `auto` with plain decoding where requests arrive at the same times, however fast either of them answers.
 
 python benchmarks/equal_arrivals.py --out FILE --bundle NAME=PATH[,chat] … [--concurrency 4] [--pairs 20] [--only REGEX]
-    [--control]
+    [--loads 10] [--control]
 
 A cell is a bundle, a temperature and a load: requests arrive as a Poisson process, at that share of the rate at which
 plain decoding serves when all slots are full. A pair has six requests for each slot, of 32 to 96 tokens, once for each
@@ -12,13 +12,14 @@ plainly too: what the machine's noise alone makes of them. Cells that are in FIL
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ from specbuild.runtime import Engine, LoadOptions, SamplingParams
 
 LOADS = (0.6, 0.8)
 EACH = 6  # requests of a pair for each slot
-ENGINES = 5  # of each way, one after another: one may be a tenth faster than the next
 TRIES = 3  # runs of which the quickest says how many requests full slots answer
 Seen = dict[str, list[tuple[float, float]]]  # by way: TPOT and TTFT of each request of a pair
 
@@ -69,7 +69,7 @@ def capacity(engine: Engine, texts: Sequence[str], params: Sequence[SamplingPara
 
 
 def cell(
-    path: Path, texts: list[str], size: int, temperature: float, load: float, pairs: int, ways: Mapping[str, str]
+    path: Path, texts: list[str], size: int, temperature: float, load: float, asked: argparse.Namespace
 ) -> dict[str, Any]:
     """Run a cell's pairs; return the mean rate of arrivals, and `auto`'s times over plain decoding's.
 
@@ -79,20 +79,22 @@ def cell(
         size: The number of slots.
         temperature: The sampling temperature.
         load: The share of what plain decoding can serve.
-        pairs: The number of pairs.
-        ways: By way, the requests' `speculation`.
+        asked: The options `pairs`, `loads` and `control`.
     """
-    seen, count, rates = list[Seen](), EACH * size, list[float]()
-    for engines, numbers in loaded(path, LoadOptions(batch_size=size, prefix_caching=False), pairs, ENGINES):
-        chosen, params = requests(texts, pairs, count, temperature)
+    seen, count, rates, ways = list[list[Seen]](), EACH * size, list[float](), ways_of(asked.control)
+    options = LoadOptions(batch_size=size, prefix_caching=False)
+    for engines, numbers in loaded(path, options, asked.pairs, asked.loads):
+        seen.append([])
+        chosen, params = requests(texts, asked.pairs, count, temperature)
         for way, engine in engines.items():  # the first step of each shape binds its buffers
             engine.generate(chosen, [replace(each, speculation=ways[way]) for each in params])
         rates.append(load * max(capacity(engines["off"], chosen, params, size) for _ in range(TRIES)))
         for number in numbers:
             drawn, (chosen, params) = random.Random(number), requests(texts, number, count, temperature)
             at = list(itertools.accumulate(drawn.expovariate(rates[-1]) for _ in chosen))
-            seen.append({way: timed(engines[way], ways[way], chosen, params, at) for way in WAYS[:: (-1) ** number]})
-    return {"requests_per_s": statistics.fmean(rates), "pairs": pairs} | summary(seen)
+            order = WAYS[:: (-1) ** number]
+            seen[-1].append({way: timed(engines[way], ways[way], chosen, params, at) for way in order})
+    return {"requests_per_s": statistics.fmean(rates), "pairs": asked.pairs} | summary(seen)
 
 
 def timed(
@@ -105,13 +107,13 @@ def timed(
     return [((m.finished - m.first_token) / n, m.first_token - m.submitted) for m, n in times]
 
 
-def summary(seen: Sequence[Seen]) -> dict[str, Any]:
+def summary(loads: Sequence[Sequence[Seen]]) -> dict[str, Any]:
     """Return `auto`'s times over plain decoding's, with the intervals of the mean and of p99."""
     found = dict[str, Any]()
     for part, name in enumerate(("tpot", "ttft")):
-        pairs = [{way: [each[part] for each in times] for way, times in pair.items()} for pair in seen]
+        pairs = [[{way: [e[part] for e in times] for way, times in pair.items()} for pair in load] for load in loads]
         for key, share in (("mean", None), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            found[f"{name}_{key}"] = over(pairs, share)
+            found[f"{name}_{key}"] = over(list(itertools.chain(*pairs)), share)
             if share in (None, 0.99):
                 found[f"{name}_{key}_interval"] = bootstrap(pairs, lambda drawn, s=share: over(drawn, s))
     return found
@@ -122,14 +124,14 @@ def main() -> None:
     parser = options(__doc__, pairs=20)
     parser.add_argument("--concurrency", type=int, default=4)
     asked = parser.parse_args()
-    result, ways = known(asked.out), ways_of(asked.control)
+    result = known(asked.out)
     for given in asked.bundle:
         name, path, kind = named(given)
         for temperature, load in itertools.product(TEMPERATURES, LOADS):
             label = f"{name} concurrency={asked.concurrency} temperature={temperature} load={load}"
             if label in result["cells"] or not re.search(asked.only, label):
                 continue
-            found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked.pairs, ways)
+            found = cell(path, asked_of(kind), asked.concurrency, temperature, load, asked)
             keep(asked.out, result, label, found)
             print(label, json.dumps(found), flush=True)
 

@@ -1,7 +1,7 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
-python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--turnover 3] [--loads 5]
-    [--min-expected-speedup 1] [--no-resident] [--control] [--prompt-tokens 900]
+python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--loads 10]
+    [--turnover 3] [--min-expected-speedup 1] [--no-resident] [--control] [--prompt-tokens 900]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,12 +108,13 @@ def cell(
         asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup`,
             `no_resident` and `control`.
     """
-    limits, runs = Limits(min_expected_speedup=asked.min_expected_speedup), list[dict[str, Timed]]()
+    limits, loads = Limits(min_expected_speedup=asked.min_expected_speedup), list[list[dict[str, Timed]]]()
     ways = ways_of(asked.control)
     load = LoadOptions(
         batch_size=size, prefix_caching=False, limits=limits, resident=False if asked.no_resident else None
     )
     for engines, numbers in loaded(path, load, asked.pairs, asked.loads):
+        loads.append([])
         for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
             params = SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=ways[way])
             engine.generate(texts[:size], params)
@@ -125,33 +126,38 @@ def cell(
                     given = [replace(each, speculation=ways[way]) for each in plain]
                     awake(engines[way], chosen[:size], given[0])
                     found[way] = Timed(engines[way], chosen, given)
-            runs.append(found)
+            loads[-1].append(found)
         correction = engines["auto"].correction
-    return summary(runs) | {"correction": correction}
+    return summary(loads) | {"correction": correction}
 
 
-def summary(runs: list[dict[str, Timed]]) -> dict[str, Any]:
+def summary(loads: list[list[dict[str, Timed]]]) -> dict[str, Any]:
     """Return a cell's result: plain seconds over `auto`'s, and `auto`'s tails over plain decoding's, with intervals.
 
     `tpot_p99` is of the requests of all pairs. `longest_gap` is the mean ratio of each pair's longest gaps, and
     `longest_gap_of_all` that of the one longest gap in all pairs of each way.
     """
-    ratios = [each["off"].seconds / each["auto"].seconds for each in runs]
-    seen = [{way: run.gaps() for way, run in each.items()} for each in runs]  # none if all tokens came at once
-    longest = [{way: max(gaps) for way, gaps in each.items()} for each in seen if all(each.values())]
-    gaps = [each["auto"] / each["off"] for each in longest]
-    tpots = [{way: run.tpots() for way, run in each.items()} for each in runs]
+
+    def of(value: Callable[[Any], Any]) -> list[list[Any]]:
+        return [[value(pair) for pair in load] for load in loads]
+
+    flat = itertools.chain.from_iterable
+    ratios = of(lambda pair: pair["off"].seconds / pair["auto"].seconds)
+    tpots = of(lambda pair: {way: run.tpots() for way, run in pair.items()})
+    gaps = of(lambda pair: {way: run.gaps() for way, run in pair.items()})
+    longest = [[over([each], 1.0) for each in load if all(each.values())] for load in gaps]  # no gap: one chunk
     return {
-        "pairs": len(runs),
-        "plain_tokens_per_s": statistics.median(sum(each["off"].tokens) / each["off"].seconds for each in runs),
-        "ratio": statistics.geometric_mean(ratios),
+        "pairs": sum(map(len, loads)),
+        "loads": len(loads),
+        "plain_tokens_per_s": statistics.median(flat(of(lambda pair: sum(pair["off"].tokens) / pair["off"].seconds))),
+        "ratio": statistics.geometric_mean(flat(ratios)),
         "interval": interval(ratios),
-        "tpot_p99": over(tpots, 0.99),
+        "tpot_p99": over(list(flat(tpots)), 0.99),
         "tpot_p99_interval": bootstrap(tpots, lambda pairs: over(pairs, 0.99)),
-        "longest_gap": statistics.geometric_mean(gaps),
-        "longest_gap_interval": interval(gaps),
-        "longest_gap_of_all": max(each["auto"] for each in longest) / max(each["off"] for each in longest),
-        "ratios": [round(each, 4) for each in ratios],
+        "longest_gap": statistics.geometric_mean(flat(longest)),
+        "longest_gap_interval": interval(longest),
+        "longest_gap_of_all": over(list(flat(gaps)), 1.0),
+        "ratios": [round(each, 4) for each in flat(ratios)],
     }
 
 
@@ -199,7 +205,6 @@ def main() -> int:
     """Run the missing cells while there is time; return 1 if a cell's interval lies below 0.98."""
     parser = options(__doc__, pairs=30)
     parser.add_argument("--turnover", type=int, default=3)
-    parser.add_argument("--loads", type=int, default=5, help="of both engines: one may be a tenth faster")
     parser.add_argument("--min-expected-speedup", type=float, default=1.0)
     parser.add_argument("--prompt-tokens", type=int, default=900, help="of the cell named 'prompt'")
     parser.add_argument("--no-resident", action="store_true")

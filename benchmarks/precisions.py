@@ -10,6 +10,7 @@ its 95 % interval. All other engines' threads have fallen asleep before each tex
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from contextlib import ExitStack
@@ -45,9 +46,10 @@ def main() -> None:
             found.append([seen[at] for at in range(len(engines))])
     result = {"machine": machine(), "prompts": len(found), "bundles": {}}
     for at, path in enumerate(asked.bundles):
-        ratios = [each[at] / each[0] for each in found]
+        ratios = [[each[at] / each[0]] for each in found]
         told = {"tokens_per_second": round(statistics.median(each[at] for each in found), 2)}
-        told |= {"faster": [round(each, 3) for each in (statistics.geometric_mean(ratios), *interval(ratios))]}
+        mean = statistics.geometric_mean(itertools.chain(*ratios))
+        told |= {"faster": [round(each, 3) for each in (mean, *interval(ratios))]}
         result["bundles"][path.name] = told
         print(path.name, json.dumps(told))
     if asked.out:

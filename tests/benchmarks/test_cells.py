@@ -63,6 +63,12 @@ def test_values_of_all_pairs_are_compared_together(benchmark: Any) -> None:
     assert benchmark.over(pairs, 0.5) == 2 / 3
 
 
+def test_an_interval_is_of_whole_loads(benchmark: Any) -> None:
+    """One load twice as fast and one half as fast, however many pairs say so, leave all between them open."""
+    assert benchmark.interval([[2.0] * 15, [0.5] * 15]) == pytest.approx([0.5, 2.0])
+    assert benchmark.interval([[2.0, 0.5]] * 15) == pytest.approx([1.0, 1.0])
+
+
 def test_a_cell_of_another_machine_says_so(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results grow in pieces, perhaps in days and on unlike machines."""
     out, machine = tmp_path / "cells.json", {"cpu": "one"}

@@ -12,11 +12,11 @@ from specbuild.runtime import SamplingParams
 
 
 def test_times_of_one_way_over_those_of_the_other(benchmark: Any) -> None:
-    runs = [
-        {"off": [(1.0, 3.0), (2.0, 1.0)], "auto": [(0.5, 3.0), (4.0, 1.0)]},
-        {"off": [(1.0, 1.0)], "auto": [(0.5, 4.0)]},
+    loads = [
+        [{"off": [(1.0, 3.0), (2.0, 1.0)], "auto": [(0.5, 3.0), (4.0, 1.0)]}],
+        [{"off": [(1.0, 1.0)], "auto": [(0.5, 4.0)]}],
     ]
-    found = benchmark.summary(runs)
+    found = benchmark.summary(loads)
     assert found["tpot_mean"] == pytest.approx(5 / 4)
     assert (found["tpot_p50"], found["tpot_p99"]) == (0.5, 2.0)
     assert (found["ttft_mean"], found["ttft_p99"]) == (pytest.approx(8 / 5), pytest.approx(4 / 3))
