@@ -27,14 +27,16 @@ serve-demo: $(BUNDLE)/manifest.json
 
 # Each process has a file at a time; more of them than cores are slower.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+MADE := build/made
 
 # Every module and every backend at least once; about 7 minutes on two cores.
 test: $(VENV)/.ready
-	$(PYTEST) --tier fast
+	@rm -rf $(MADE) && mkdir -p $(MADE)
+	$(PYTEST) --tier fast --made $(MADE)
 
 # What `make test` runs, and the tests that take longer.
 test-all: test
-	$(PYTEST) --tier slow
+	$(PYTEST) --tier slow --made $(MADE)
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: exactness structured operating tools
@@ -104,7 +106,7 @@ $(BUNDLE)/manifest.json: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[build,dev]'
 	@touch $@
 
 # sdist, wheel, the versions that a server was installed with, an SBOM: what an offline machine and an auditor need.

@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier`: which tests run; see CONTRIBUTING.md."""
     tiers = ("fast", "slow", "all", "soak")
     parser.addoption("--tier", choices=tiers, default="all", help="all: the fast and the slow ones; soak: the longest")
+    parser.addoption("--made", type=Path, help="where shared files are kept for another run of the same sources")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,10 +85,13 @@ def pair() -> Path:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+def once(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, Callable[[Path], object]], Path]:
     """`once(name, make)`: what `make(path)` writes, made by the first of a run's processes that asks for it."""
     root = tmp_path_factory.getbasetemp()
-    return partial(made_once, root.parent if worker else root)
+    kept: Path = request.config.option.made or (root.parent if worker else root)
+    return partial(made_once, kept.absolute())
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,11 @@ def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module", params=KINDS)
 def drafted(
-    request: pytest.FixtureRequest, target: Path, make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    target: Path,
+    make_checkpoint: Make,
+    tmp_path_factory: pytest.TempPathFactory,
+    build_shared: Callable[..., object],
 ) -> tuple[Path, Chain]:
     """A bundle with a draft of some kind, and that draft in PyTorch: the greedy chain after a text."""
     folder, kind = tmp_path_factory.mktemp(request.param), request.param
@@ -55,7 +59,7 @@ def drafted(
         (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
         model = load(find(str(draft)), "eager")
         chain = parallel_chain(model, MASK) if kind == "parallel" else trimmed(model)
-    build(BuildConfig(str(target), folder / "bundle", draft=str(folder / "draft"), max_batch_size=2))
+    build_shared(target=str(target), output=folder / "bundle", draft=str(folder / "draft"), max_batch_size=2)
     return folder / "bundle", chain
 
 

@@ -50,9 +50,10 @@ ALIKE = (  # what drafts and how, of which others say as much
 
 
 @pytest.fixture(scope="module")
-def tokens(bundle: Path, prompts: list[str]) -> list[list[int]]:
+def tokens(bundle: Path, prompts: list[str], request: pytest.FixtureRequest) -> list[list[int]]:
+    """Of all prompts in a soak, else of every second one."""
     with Engine.load(bundle) as engine:
-        return [engine.tokenizer.encode(prompt) for prompt in prompts]
+        return [engine.tokenizer.encode(each) for each in prompts[:: 1 + (request.config.option.tier != "soak")]]
 
 
 @pytest.fixture(scope="module")

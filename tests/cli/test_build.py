@@ -560,6 +560,7 @@ def for_tensorrt(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
     options = for_tensorrt('kv-cache-dtype = "fp8"')
@@ -592,6 +593,7 @@ def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_paged_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the profiles, the manifest, the memory, and what is shown of them."""
     options = [*for_tensorrt("block-size = 16"), "--max-batch-size", 2]

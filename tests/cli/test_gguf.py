@@ -186,7 +186,7 @@ def test_pair_and_distill_take_a_gguf(specbuild: Command, plain: Path, tmp_path:
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_interrupted_build_leaves_nothing(plain: Path, tmp_path: Path, temporary: Path) -> None:
     path = write_gguf(plain, tmp_path / "model.gguf")
     command = [sys.executable, "-c", "from specbuild.cli import main; main()", "build", "--target", str(path)]

@@ -74,6 +74,7 @@ def test_no_bundle(specbuild: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_what_quantization_cost(specbuild: Command, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """In words for a person, as JSON for a machine, and a clear line where nothing was quantized."""
     model = make_checkpoint(tmp_path / "model", num_hidden_layers=1)

@@ -88,6 +88,7 @@ needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None,
 UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")
 
 
+@pytest.mark.soak(only=("phi3",))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-mqa-rope-llama3", "qwen2-yarn-window", "qwen3", "gemma3", "phi3"])
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:

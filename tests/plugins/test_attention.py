@@ -152,7 +152,7 @@ def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: st
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-@pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.soak)])
 def test_no_order_of_threads_matters(
     request: pytest.FixtureRequest, way: str, seed: int, in_order: Callable[..., Any]
 ) -> None:

@@ -45,7 +45,7 @@ def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     vocab=st.sampled_from([1, 2, 13, 32, 257, 1000, 4097, 8192]),

@@ -185,6 +185,7 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """An INT8 draft changes no token, only how many are accepted."""
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
@@ -205,6 +206,7 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_the_targets_own_weights_in_int4_are_its_draft(
     make_sharp_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def expected() -> list[list[int]]:
     return plain(requests("off"))
 
 
+@pytest.mark.soak(only=("6-best:7-0", "14-chain:4-0", "14-chain:4-32", "14-best:7-0"))
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, AHEAD])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
