@@ -32,11 +32,11 @@ MADE := build/made
 # Every module and every backend at least once; about 7 minutes on two cores.
 test: $(VENV)/.ready
 	@rm -rf $(MADE) && mkdir -p $(MADE)
-	$(PYTEST) --tier fast --made $(MADE)
+	$(PYTEST) --tier fast --made=$(MADE)
 
 # What `make test` runs, and the tests that take longer.
 test-all: test
-	$(PYTEST) --tier slow --made $(MADE)
+	$(PYTEST) --tier slow --made=$(MADE)
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: exactness structured operating tools
