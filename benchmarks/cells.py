@@ -37,6 +37,7 @@ def options(description: str | None, pairs: int) -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--loads", type=int, default=10, help="of both engines, each with as many of the pairs")
+    parser.add_argument("--one-engine", action="store_true", help="for both ways: loads differ more than they do")
     parser.add_argument("--control", action="store_true", help="plain decoding in both ways")
     return parser
 
@@ -125,13 +126,15 @@ def awake(engine: Engine, texts: Sequence[str], params: SamplingParams) -> None:
     engine.generate(list(texts), replace(params, max_new_tokens=WAKE, cache_salt=None))
 
 
-def loaded(path: Path, options: LoadOptions, pairs: int, loads: int) -> Iterator[tuple[dict[str, Engine], range]]:
+def loaded(path: Path, options: LoadOptions, asked: argparse.Namespace) -> Iterator[tuple[dict[str, Engine], range]]:
     """Yield the engines of both ways, loaded `loads` times, each time with the numbers of the pairs that they run.
 
-    Each way's engine is the first loaded in every second load: which is faster may be a matter of that.
+    Each way's engine is the first loaded in every second load: which is faster may be a matter of that. With
+    `one_engine` both ways have the same.
     """
-    for first in range(0, pairs, in_one := math.ceil(pairs / loads)):
+    for first in range(0, asked.pairs, in_one := math.ceil(asked.pairs / asked.loads)):
         with ExitStack() as stack:
             order = WAYS if first // in_one % 2 else WAYS[::-1]
-            engines = {way: stack.enter_context(Engine.load(path, options)) for way in order}
-            yield engines, range(first, min(first + in_one, pairs))
+            made = [stack.enter_context(Engine.load(path, options)) for _ in order[asked.one_engine :]]
+            engines = dict(zip(order, made * 2, strict=False))
+            yield engines, range(first, min(first + in_one, asked.pairs))

@@ -1,7 +1,7 @@
 """Compare `auto` with plain decoding where requests arrive at the same times, however fast either of them answers.
 
 python benchmarks/equal_arrivals.py --out FILE --bundle NAME=PATH[,chat] … [--concurrency 4] [--pairs 20] [--only REGEX]
-    [--loads 10] [--control]
+    [--loads 10] [--one-engine] [--control]
 
 A cell is a bundle, a temperature and a load: requests arrive as a Poisson process, at that share of the rate at which
 plain decoding serves when all slots are full. A pair has six requests for each slot, of 32 to 96 tokens, once for each
@@ -79,11 +79,11 @@ def cell(
         size: The number of slots.
         temperature: The sampling temperature.
         load: The share of what plain decoding can serve.
-        asked: The options `pairs`, `loads` and `control`.
+        asked: The options `pairs`, `loads`, `one_engine` and `control`.
     """
     seen, count, rates, ways = list[list[Seen]](), EACH * size, list[float](), ways_of(asked.control)
     options = LoadOptions(batch_size=size, prefix_caching=False)
-    for engines, numbers in loaded(path, options, asked.pairs, asked.loads):
+    for engines, numbers in loaded(path, options, asked):
         seen.append([])
         chosen, params = requests(texts, asked.pairs, count, temperature)
         for way, engine in engines.items():  # the first step of each shape binds its buffers

@@ -1,7 +1,7 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only REGEX] [--pairs 30] [--loads 10]
-    [--turnover 3] [--min-expected-speedup 1] [--no-resident] [--control] [--prompt-tokens 900]
+    [--turnover 3] [--min-expected-speedup 1] [--no-resident] [--one-engine] [--control] [--prompt-tokens 900]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
@@ -9,9 +9,10 @@ in alternating order; its ratio is plain seconds over `auto`'s. A pair has --tur
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
 keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` drafts in rows that are
 free alone: what deciding, resting and looking cost. With --no-resident a GPU's rounds wait for the host, both ways.
-With --control the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell
-"prompt" has the gaps of two requests while the prompt of a third, of --prompt-tokens, is read. Cells that are already
-in FILE are skipped, so the benchmark can run in pieces; after --seconds no further cell begins.
+With --one-engine one engine decodes in both ways: what the policy costs, without what loads differ by. With --control
+the second way decodes plainly too: what the machine's noise alone makes of each figure. The cell "prompt" has the gaps
+of two requests while the prompt of a third, of --prompt-tokens, is read. Cells that are already in FILE are skipped, so
+the benchmark can run in pieces; after --seconds no further cell begins.
 """
 
 from __future__ import annotations
@@ -105,15 +106,15 @@ def cell(
         size: The concurrency.
         temperature: The sampling temperature.
         busy: Whether another process keeps a core busy during the second half.
-        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `min_expected_speedup`,
-            `no_resident` and `control`.
+        asked: The options `pairs`, `turnover` (a pair's requests for each slot), `loads`, `one_engine`,
+            `min_expected_speedup`, `no_resident` and `control`.
     """
     limits, loads = Limits(min_expected_speedup=asked.min_expected_speedup), list[list[dict[str, Timed]]]()
     ways = ways_of(asked.control)
     load = LoadOptions(
         batch_size=size, prefix_caching=False, limits=limits, resident=False if asked.no_resident else None
     )
-    for engines, numbers in loaded(path, load, asked.pairs, asked.loads):
+    for engines, numbers in loaded(path, load, asked):
         loads.append([])
         for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
             params = SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=ways[way])

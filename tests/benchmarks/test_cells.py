@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,17 @@ def test_each_load_has_its_share_of_the_pairs(benchmark: Any, monkeypatch: pytes
     made = list[Engine]()
     monkeypatch.setattr(benchmark.Engine, "load", lambda *given: made.append(Engine()) or made[-1])
     seen = []
-    for engines, numbers in benchmark.loaded(Path("x"), LoadOptions(), 5, 3):
+    asked = Namespace(pairs=5, loads=3, one_engine=False)
+    for engines, numbers in benchmark.loaded(Path("x"), LoadOptions(), asked):
         seen.append([*numbers])
         assert set(engines) == {"off", "auto"}
         assert [each.closed for each in made[-2:]] == [False, False]
     assert seen == [[0, 1], [2, 3], [4]]
     assert len(made) == 6
     assert all(each.closed for each in made)
+    asked.one_engine = True
+    assert all(engines["off"] is engines["auto"] for engines, _ in benchmark.loaded(Path("x"), LoadOptions(), asked))
+    assert len(made) == 6 + 3
 
 
 def test_values_of_all_pairs_are_compared_together(benchmark: Any) -> None:

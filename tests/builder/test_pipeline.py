@@ -88,6 +88,7 @@ def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
 def test_a_draft_that_is_the_target_is_always_right(make_sharp_checkpoint: Make, tmp_path: Path) -> None:
     model = str(make_sharp_checkpoint(tmp_path / "model", eos_token_id=None, **ONE))
     output = tmp_path / "bundle"

@@ -102,10 +102,8 @@ DEEP = {  # fields of six layers
 }
 
 
-@pytest.mark.soak(only=("smollm3", "gemma3"))
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in DEEP else pytest.mark.soak) for name in FAMILIES]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FAMILIES)
 def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model_type, fields, _ = FAMILIES[name]
     sizes = BASE | {"vocab_size": 97, "num_hidden_layers": 6} | fields | DEEP.get(name, {})

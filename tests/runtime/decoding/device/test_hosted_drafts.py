@@ -153,7 +153,7 @@ def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     drafter.propose = told
 
 
-@pytest.mark.soak(only=("plugin-eagle3",))
+@pytest.mark.soak(only=("plugin-eagle3", "plugin-parallel"))
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "parallel"])
 @pytest.mark.parametrize("lowering", [standard, plugin], ids=["standard", "plugin"])
