@@ -29,7 +29,7 @@ serve-demo: $(BUNDLE)/manifest.json
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 MADE := build/made
 
-# Every module and every backend at least once; about 7 minutes on two cores.
+# Every module and every backend at least once; about 8 minutes on two cores.
 test: $(VENV)/.ready
 	@rm -rf $(MADE) && mkdir -p $(MADE)
 	$(PYTEST) --tier fast --made=$(MADE)

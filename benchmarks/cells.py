@@ -135,6 +135,7 @@ def loaded(path: Path, options: LoadOptions, asked: argparse.Namespace) -> Itera
     for first in range(0, asked.pairs, in_one := math.ceil(asked.pairs / asked.loads)):
         with ExitStack() as stack:
             order = WAYS if first // in_one % 2 else WAYS[::-1]
-            made = [stack.enter_context(Engine.load(path, options)) for _ in order[asked.one_engine :]]
-            engines = dict(zip(order, made * 2, strict=False))
+            one = stack.enter_context(Engine.load(path, options))
+            other = one if asked.one_engine else stack.enter_context(Engine.load(path, options))
+            engines = dict(zip(order, (one, other), strict=True))
             yield engines, range(first, min(first + in_one, asked.pairs))

@@ -34,7 +34,7 @@ PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--tier`: which tests run; see CONTRIBUTING.md."""
+    """`--tier`: which tests run, see CONTRIBUTING.md; `--made`: what `make test-all` takes from `make test`."""
     tiers = ("fast", "slow", "all", "soak")
     parser.addoption("--tier", choices=tiers, default="all", help="all: the fast and the slow ones; soak: the longest")
     parser.addoption("--made", type=Path, help="where shared files are kept for another run of the same sources")

@@ -28,7 +28,7 @@ PARAMS = [
 ]
 
 
-RTX = "tensorrt-rtx"  # of no card that is lent: the soak runs it, in every way, and what takes minutes here
+RTX = "tensorrt-rtx"  # of no card that is lent: the soak runs it, and what takes minutes here
 FAST = "onnxruntime-cuda"
 
 
@@ -64,9 +64,11 @@ def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tm
 
 
 @pytest.mark.slow
-def test_tokens_are_the_cpu_s(card: dict[str, str], built: Path, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("ways", [WAYS[::3], pytest.param(WAYS[1:3], marks=pytest.mark.soak)], ids=["some", "others"])
+def test_tokens_are_the_cpu_s(
+    card: dict[str, str], built: Path, asked: dict[str, Any], ways: list[dict[str, Any]]
+) -> None:
     """Greedy and sampled, plain and by trees, whoever leads the rounds; and nothing is left on the device."""
-    ways = WAYS[::3] if FAST in built.parent.name else WAYS
     found = decode(card, asked, bundle=str(built), ways=ways)
     rounded = RTX in built.parent.name or "TreeAttention" in built.parent.name  # in 16 bits
     for way, result in zip(ways, found["ways"], strict=True):
