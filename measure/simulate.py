@@ -20,7 +20,8 @@ import numpy as np
 from specbuild.runtime.drafting.lookup import continuation, longest
 from specbuild.runtime.requests.sequence import string_of
 from specbuild.runtime.speculation.batch import Batch, Wish
-from specbuild.runtime.speculation.live import LEEWAY, LiveTimings, gain
+from specbuild.runtime.speculation.lead import LEEWAY, gain
+from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import LONGEST, Policy, SequencePolicy
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -202,9 +203,7 @@ class Simulator:
         """Add what a round took on the machine, and report it to the live timings as a loop would."""
         table, rows, least = self._table.at(self._lanes, temperature), min(rows, 64 * self._lanes), self._least
         verify = self._machine("verify", rows, float(table.verify_rows[rows]), number)
-        draft = [
-            self._machine("draft", self._lanes, float(table.draft_rows[self._lanes]), number) for _ in range(levels)
-        ]
+        draft = [self._machine("draft", self._lanes, table.draft_rows.item(self._lanes), number) for _ in range(levels)]
         for took in draft:
             self._live.step("draft", self._lanes, took)
         self._live.step("verify", rows, verify)

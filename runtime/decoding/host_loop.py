@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
-from specbuild.runtime.requests.metrics import RunStats, Tally
+from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.acceptance import walk
 from specbuild.runtime.speculation.live import LiveTimings
@@ -57,7 +58,7 @@ class HostLoop:
             options: How the loop decodes.
             admission: Slots that another loop over the same target uses as well; None: new ones.
         """
-        self.target, self.drafter, self.tally = target, drafter, Tally()
+        self.target, self.drafter, self.tally = target, drafter, RunStats()
         max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, max_nodes), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
@@ -116,7 +117,8 @@ class HostLoop:
         left = (self._options.step_nodes or 1 << 30) - sum(taken)
         if self.live and taken:
             plain, everyone = step_rows(self, len(taken)), step_rows(self, len(taken) + reading)
-            paced = max(self.live.rows_within(plain, PACE), self.live.rows_within(everyone, PACE_OF_ALL)) - plain
+            table = self.live.timings.at(self.live.lanes or 1)  # not corrected: it never falls with rows
+            paced = max(table.rows_within(plain, PACE), table.rows_within(everyone, PACE_OF_ALL)) - plain
             left = min(left, max(paced, LEAST * reading))
         return left
 
@@ -160,7 +162,7 @@ class HostLoop:
     @property
     def stats(self) -> RunStats:
         """See `Loop.stats`."""
-        return self.tally.snapshot()
+        return copy(self.tally)
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`."""

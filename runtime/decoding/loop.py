@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.metrics import RunStats, Tally
+from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
-from specbuild.runtime.speculation.live import LEEWAY, LiveTimings, gain
+from specbuild.runtime.speculation.lead import LEEWAY, gain
+from specbuild.runtime.speculation.live import LiveTimings
 
 from .planner import Planner
 
@@ -146,7 +147,7 @@ class Loop(Protocol):
 class CountingLoop(Loop, Protocol):
     """A loop with the statistics that `accounted` updates."""
 
-    tally: Tally
+    tally: RunStats
     live: LiveTimings | None
     planner: Planner
 
@@ -250,17 +251,16 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
     @property
     def _decided(self) -> bool:
         """Return whether a policy decided in this round. That takes time, whatever is drafted."""
-        pairs = zip(self._sequences, self._were, strict=True)
-        return any(was.decodes and sequence.policy and sequence.shape for sequence, was in pairs)
+        return any(was.decodes and s.policy and s.shape for s, was in zip(self._sequences, self._were, strict=True))
 
     def _plain(self, rows: int, decoding: int) -> float:
         """Return the seconds of a round of so many rows without drafts; NaN without a timing table."""
         live, target = self._loop.live, self._loop.target
         if live is None:
             return math.nan
-        shaped = target.batch_size * target.buckets[0] if target.buckets else 0
+        rows = target.batch_size * target.buckets[0] if target.buckets else step_rows(self._loop, rows)
         hottest = max(s.params.temperature for s in self._sequences)
-        return live.plain(shaped or step_rows(self._loop, rows), decoding, hottest)
+        return live.at(decoding, hottest).of_round(rows, decoding, drafts=False)
 
     def _tell(self, live: LiveTimings, own: float) -> None:
         if self.decoded is None:

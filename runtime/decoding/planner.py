@@ -49,18 +49,18 @@ class Planner:
         On a host several sequences wait with deciding, which slows all of them, until each is ahead of plain decoding
         by what that costs.
         """
-        drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
-        batch, several = len(drafting), self.on_host and len(sequences) > 1
-        lead = min((s.lead for s in sequences if s.decodes and several), default=math.inf)
+        drafting, alone = [sequence for sequence in sequences if sequence.drafts], self.on_host and len(sequences) == 1
+        several, now = self.on_host and not alone and drafting, self.now
+        lead = min([s.lead for s in sequences if s.decodes]) if several else math.inf
         for sequence in sequences:
             sequence.shape = None
-        for sequence, policy in ((s, s.policy) for s in drafting):
-            fills = self.on_host and len(sequences) == 1 and policy and policy.free
-            rests = self.rests and not (sequence.sampler.foresees or fills)
+        for sequence in drafting:
+            policy = sequence.policy
+            rests = policy and self.rests and not (sequence.sampler.foresees or (alone and policy.free))
             if policy and rests and policy.rest.dozes(spares=lead < policy.rest.waits.cost):
                 sequence.metrics.speculative_decoding.decide("plain")
             else:
-                sequence.limit_tree(now, batch, self.max_nodes)
+                sequence.limit_tree(now, len(drafting), self.max_nodes)
         drafting = [sequence for sequence in drafting if sequence.shape]
         plain = min((s.lead for s in sequences if drafting and several and s.decodes and not s.shape), default=math.inf)
         for sequence, policy in ((s, s.policy) for s in drafting if s.policy):

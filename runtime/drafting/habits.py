@@ -109,11 +109,11 @@ class Habits:
 
     def learn(self, tokens: Seq[int], count: int, salt: str | None) -> None:
         """Learn from the last `count` tokens of a text."""
-        for place in range(max(len(tokens) - count, 2), len(tokens)):
-            for longest in (1, 2):
-                key = _key(tokens[place - longest : place], salt)
-                slot = key % len(self._keys)
-                self._keys[slot], self._next[slot] = key, tokens[place]
+        recent, keys, follows = tokens[-count - 2 :], self._keys, self._next
+        for before, last, token in zip(recent, recent[1:], recent[2:], strict=False):
+            for key in (_key((last,), salt), _key((before, last), salt)):
+                slot = key % len(keys)
+                keys[slot], follows[slot] = key, token
 
 
 def _key(tokens: Seq[int], salt: str | None) -> int:

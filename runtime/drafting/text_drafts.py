@@ -18,7 +18,7 @@ from specbuild.runtime.speculation.rest import FORETOLD, REPEATED, Rest
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
-from .lookup import decided, forced, from_text, longest, look, room
+from .lookup import decided, forced, from_text, look, room
 
 
 class TextDrafts:
@@ -46,10 +46,11 @@ class TextDrafts:
             sequences: The sequences that draft.
             cached: By slot, how many tokens of its text the model has run; None: there is no model.
         """
-        began = time.perf_counter()
-        for sequence in sequences if cached is not None else ():
+        for sequence in sequences:
             if policy := sequence.policy:
-                policy.owed = len(sequence.tokens) - 1 - cached[sequence.slot]  # type: ignore[index]
+                policy.live.settle()  # what it takes is no time of this decision
+                policy.owed = len(sequence.tokens) - 1 - cached[sequence.slot] if cached is not None else 0
+        began = time.perf_counter()
         habits = self.habits if self.looks_up else None
         trees = self._together(sequences, habits)
         rest = len(sequences), self.looks_up, cached is not None, habits
@@ -96,6 +97,9 @@ class TextDrafts:
 
     def reflect(self, sequence: Sequence, rest: Rest) -> None:
         """Learn from what a resting sequence emitted, and wake it if its last tokens could have been drafted."""
-        new, repeats = rest.dozed, longest(sequence.string)[1] >= REPEATED
-        rest.looked(repeats or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt))
+        new, text = rest.dozed, sequence.string
+        rest.looked(
+            text.rfind(text[-REPEATED:], 0, -1) >= 0
+            or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt)
+        )
         self.learn(sequence, new)

@@ -166,9 +166,9 @@ def _between(start: float | None, end: float | None) -> float:
     return 0.0 if start is None or end is None else end - start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunStats:
-    """An engine's time from loading until now by its parts: a snapshot of counts, and of seconds.
+    """An engine's time from loading until now by its parts: counts, and seconds. Loops add to it and give out copies.
 
     Attributes:
         rounds: Rounds.
@@ -228,22 +228,3 @@ class RunStats:
         seconds = {f"{part}_s": getattr(self, part) for part in parts}
         counts = {"rounds": self.rounds, "emitted": self.emitted}
         return {**counts, **seconds, "loop_share": self.loop_share, "correction": self.correction}
-
-
-@dataclass(slots=True)
-class Tally:
-    """A loop's running totals, with the fields of `RunStats`."""
-
-    rounds: int = 0
-    emitted: int = 0
-    total: float = 0.0
-    draft: float = 0.0
-    verify: float = 0.0
-    accept: float = 0.0
-    commit: float = 0.0
-    told: float = 0.0
-    timed: float = 0.0
-
-    def snapshot(self) -> RunStats:
-        """Return the totals so far."""
-        return RunStats(*astuple(self))

@@ -84,12 +84,12 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Return whether prefill is done: only the last prompt token, whose logits are wanted, may still be missing."""
-        return self.pending == 1 or bool(self.output)
+        return bool(self.output) or self.pending == 1
 
     @property
     def drafts(self) -> bool:
         """Return whether the next round should draft: not during prefill, and not if only one more token fits."""
-        return self.tree is not None and self.decodes and len(self.tokens) + 1 < self.limit
+        return self.tree is not None and len(self.tokens) + 1 < self.limit and self.decodes
 
     @property
     def needs_host(self) -> bool:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial, wraps
 from statistics import median
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,22 +30,12 @@ MOVED, FAR = 0.03, 0.2  # how far (in logarithms) a correction moves before it i
 PATIENCE = 32  # rounds between applying small changes
 LARGEST = 4.0  # bound of a ratio's logarithm
 GAP = 1.8  # how many times as long as plain decoding a round may promise to take, so that no gap is long
-LEEWAY = 0.05  # tokens a round by which the drafts of others may slow a sequence
-MOST_LOST = 1.0  # tokens that a round may cost it: what takes longer is no draft's fault
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
 WAITED = 1 / 8  # of such a round, for one that drafts all the same: a fixed tree's
+LATER = 16  # reports worked off at once unless a policy asks: after a model's step caches are cold, and Python is slow
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
-
-
-def gain(emitted: int, rounds: float) -> float:
-    """Return how far ahead of plain decoding a sequence comes in a round with drafts, in tokens, plus the leeway.
-
-    Args:
-        emitted: The tokens that it emitted.
-        rounds: How many rounds of plain decoding would have taken as long.
-    """
-    return LEEWAY + max(emitted - rounds, -MOST_LOST)
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
@@ -129,10 +120,24 @@ class _Factors:
         return math.exp(one.now(plain)) if one and one.fresh(now) else unseen
 
 
-class LiveTimings:
-    """An engine's table for its batch size, as its machine is now. Only the worker reports rounds to it.
+def _later(report: Callable[Concatenate[LiveTimings, P], None]) -> Callable[Concatenate[LiveTimings, P], None]:
+    """Let a report wait until `LiveTimings.settle`, or LATER of them; without live timings, ignore it."""
 
-    `said`, `took`: seconds of all rounds so far, by the table and by the clock.
+    @wraps(report)
+    def keep(live: LiveTimings, /, *told: P.args, **named: P.kwargs) -> None:
+        if live.on:
+            live.reports.append(partial(report, live, *told, **named))
+            if len(live.reports) >= LATER:
+                live.settle()
+
+    return keep
+
+
+class LiveTimings:
+    """An engine's table for its batch size, as its machine is now. Only the worker reports rounds, and asks for times.
+
+    `said`, `took`: seconds of rounds so far, by the table and by the clock. They and `correction`, which any thread may
+    read, may be without the last LATER reports.
     """
 
     def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True, gap: float = GAP) -> None:
@@ -148,6 +153,7 @@ class LiveTimings:
         self.said = self.took = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
         self._now = self._version = self._steps = self._applied = 0
+        self.reports = deque[Callable[[], None]]()
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
         self._shares = dict[tuple[int, int], tuple[Times, Times]]()
         self._plain, self._plain_at, self._plain_due = _Plain(), 0, 0.0
@@ -160,13 +166,17 @@ class LiveTimings:
 
     def at(self, batch: int, temperature: float = 0.0) -> Times:
         """Return the table's corrected times for the engine's batch size, or for `batch` sequences if it has none."""
-        if not self.on:
-            return self.timings.at(self.lanes or batch, temperature)
+        self.settle()
         key, made = (self.lanes or batch, temperature > 0), self._made
         found = made.get(key)
         if found is None or found[0] != self._version:
             found = made[key] = self._version, self._corrected(self.timings.at(key[0], temperature))
         return found[1]
+
+    def settle(self) -> None:
+        """Work off what was reported."""
+        while self.reports:
+            self.reports.popleft()()
 
     def share(self, times: Times, rows: int, count: int) -> Times:
         """See `Times.share`; the last results are kept."""
@@ -175,6 +185,7 @@ class LiveTimings:
             made = self._shares[rows, count] = times, times.share(rows, count)
         return made[1]
 
+    @_later
     def step(self, part: Literal["verify", "draft"], rows: int, seconds: float, count: int = 1) -> None:
         """Report what steps of the target or of the draft took.
 
@@ -184,8 +195,6 @@ class LiveTimings:
             seconds: Seconds of all the steps together.
             count: How many steps there were.
         """
-        if not self.on:
-            return
         times = self.timings.at(self.lanes or 1)
         if part == "draft":
             self._steps += count
@@ -197,6 +206,7 @@ class LiveTimings:
             self._shape, self._last = shape, (kind, self._seen)
             self._verified.append(self._seen)
 
+    @_later
     def round(self, seconds: float, sequences: int, drafted: int, sampled: bool, grown: int = 1) -> None:
         """Report that a round is over in which all sequences decoded.
 
@@ -207,8 +217,6 @@ class LiveTimings:
             sampled: Whether any of them samples.
             grown: For how many of them the draft grew a tree.
         """
-        if not self.on:
-            return
         times = self.timings.at(self.lanes or 1, float(sampled))
         steps, self._steps = self._steps, 0
         own = times.round if drafted else times.plain
@@ -228,30 +236,21 @@ class LiveTimings:
         if self._now % FRESH == 0:
             self._version += 1
 
+    @_later
     def drafted_unseen(self, levels: int) -> None:
         """Note that the draft took so many steps that nobody timed."""
         self._steps += levels
 
+    @_later
     def skip(self) -> None:
         """Ignore a round that prefilled, as it says nothing of the loop's own time."""
         self._steps = 0
 
-    def rows_within(self, rows: int, times: float) -> int:
-        """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured.
-
-        This uses the table alone: it never falls, and its ratios depend less on the machine than its seconds.
-        """
-        seconds = self.timings.at(self.lanes or 1).verify_rows
-        return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1
-
-    def plain(self, rows: int, sequences: int, temperature: float) -> float:
-        """Return the seconds of a round of plain decoding on the machine as it is now; `rows` include padding."""
-        return self.at(sequences, temperature).of_round(rows, sequences, drafts=False)
-
     @property
     def plain_due(self) -> bool:
         """Return whether plain decoding has to be measured again, as the machine may have changed since it was seen."""
-        return self.on and self._plain_due > 0
+        self.settle()
+        return self._plain_due > 0
 
     def _note(self, part: Part, shape: int, expected: float, seconds: float) -> _Shape:
         shapes = self._parts[part].shapes

@@ -135,6 +135,10 @@ class Times:
         """Return the seconds of a round without draft steps: a target step of `rows` rows, and the loop's own time."""
         return seconds_at(self.verify_rows, rows) + (self.round if drafts else self.plain) * sequences / self.lanes
 
+    def rows_within(self, rows: int, times: float) -> int:
+        """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured."""
+        return int(np.searchsorted(self.verify_rows, times * seconds_at(self.verify_rows, rows), side="right")) - 1
+
     def share(self, rows: int, count: int) -> Times:
         """Return one sequence's share of times of `count` sequences, whose step has `rows` rows before drafts.
 
@@ -153,8 +157,7 @@ class Times:
     @property
     def node(self) -> float:
         """Average seconds of one more node in a step of the target."""
-        last = min(8, len(self.verify) - 1)
-        first = min(2, last - 1)
+        first, last = min(2, len(self.verify) - 2), min(8, len(self.verify) - 1)
         return float(self.verify[last] - self.verify[first]) / (last - first)
 
     @property
@@ -289,10 +292,7 @@ def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]
 
 def _by_rows(seconds: NDArray[np.float64], lanes: int) -> NDArray[np.float64]:
     """Return seconds by rows of all lanes together, from seconds by rows per lane; below `lanes` rows constant."""
-    found: NDArray[np.float64] = np.interp(
-        np.maximum(np.arange(lanes * (len(seconds) - 1) + 1) / lanes, min(1.0, len(seconds) - 1)),
-        np.arange(len(seconds)),
-        seconds,
-    )
+    each = np.maximum(np.arange(lanes * (len(seconds) - 1) + 1) / lanes, min(1.0, len(seconds) - 1))
+    found: NDArray[np.float64] = np.interp(each, np.arange(len(seconds)), seconds)
     found[0] = 0.0
     return found

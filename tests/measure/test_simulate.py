@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specbuild.measure.simulate import Outcome, Position, Simulator, busy, positions, quiet
-from specbuild.runtime.speculation.live import LEEWAY
+from specbuild.runtime.speculation.lead import LEEWAY
 from specbuild.runtime.speculation.timings import TimingTable
 
 TIMES = {"verify": [[1, 10.0], [64, 60.0]], "draft": [[1, 0.5], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.1}

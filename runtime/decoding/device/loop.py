@@ -29,7 +29,7 @@ from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError
-from specbuild.runtime.requests.metrics import RunStats, Tally
+from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 
 from .paged_admission import PagedAdmission
@@ -67,7 +67,7 @@ class DeviceLoop:
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
-        self.target, self.tally, self.hosted, self.exactness = target, Tally(), hosted, options.exactness
+        self.target, self.tally, self.hosted, self.exactness = target, RunStats(), hosted, options.exactness
         self.target.keep_to(self.exactness)
         self.bound = math.inf if self.exactness else 0.0
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
@@ -224,7 +224,7 @@ class DeviceLoop:
     @property
     def stats(self) -> RunStats:
         """See `Loop.stats`."""
-        return self.tally.snapshot()
+        return copy(self.tally)
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`."""
@@ -260,7 +260,7 @@ class DeviceLoop:
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
-        other.tally, other.proposals = Tally(), replace(self.proposals, texts=self.proposals.texts.again(looks_up))
+        other.tally, other.proposals = RunStats(), replace(self.proposals, texts=self.proposals.texts.again(looks_up))
         return other
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:

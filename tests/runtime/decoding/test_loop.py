@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,11 @@ from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, PromptError
-from specbuild.runtime.requests.metrics import RunStats, Tally
+from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
-from specbuild.runtime.speculation.live import LEEWAY, MOST_LOST
+from specbuild.runtime.speculation.lead import LEEWAY, MOST_LOST
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
@@ -58,13 +59,13 @@ class Fake:
     """As much of a loop as a round's account needs."""
 
     def __init__(self, drafts: bool = True) -> None:
-        self.live, self.tally, self.exactness, self.planner = None, Tally(), None, Planner()
+        self.live, self.tally, self.exactness, self.planner = None, RunStats(), None, Planner()
         self.target = SimpleNamespace(seconds=10.0, cache_bytes=600, batch_size=2, buckets=None)
         self.draft_executor = SimpleNamespace(seconds=20.0, cache_bytes=70) if drafts else None
 
     @property
     def stats(self) -> RunStats:
-        return self.tally.snapshot()
+        return copy(self.tally)
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -96,7 +97,10 @@ class Live:
     on = True
     said = took = 0.0
 
-    def plain(self, rows: int, sequences: int, temperature: float) -> float:
+    def at(self, batch: int, temperature: float) -> Live:
+        return self
+
+    def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
         return 2.0 + rows
 
     def skip(self) -> None:
@@ -175,7 +179,7 @@ def test_how_far_a_sequence_is_ahead_of_plain_decoding(request_of: Any, monkeypa
     assert slow.lead == pytest.approx(4 * LEEWAY - 2), "its policy decided, which took as long"
     was = slow.lead
     with monkeypatch.context() as patch:
-        patch.setattr(Live, "plain", lambda *args: 0.01)
+        patch.setattr(Live, "of_round", lambda *args, drafts: 0.01)
         a_round(loop, [fast, slow], clock, draft)
     assert slow.lead == pytest.approx(was + LEEWAY - MOST_LOST), "what takes so long is no draft's fault"
     monkeypatch.setattr(Live, "on", False)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats, Tally
+from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats
 
 
 def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:
@@ -96,17 +96,6 @@ def test_runs_together() -> None:
     one, other = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
     assert RunStats.sum([one, other]) == RunStats(5, 11, 11.0, 3.0, 6.0, 1.5, 0.5)
     assert RunStats.sum([]) == RunStats()
-
-
-def test_a_tally_is_added_to_and_its_snapshots_never_change() -> None:
-    tally = Tally(1, 2, 3.0, accept=0.5)
-    before = tally.snapshot()
-    tally.rounds += 1
-    tally.accept += 0.25
-    assert before == RunStats(1, 2, 3.0, accept=0.5)
-    assert tally.snapshot() == RunStats(2, 2, 3.0, accept=0.75)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        before.rounds = 3  # type: ignore[misc]
 
 
 def test_a_part_of_a_run_is_what_was_added() -> None:

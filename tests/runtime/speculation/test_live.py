@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from specbuild.runtime.speculation.live import (
     FRESH,
-    LEEWAY,
-    MOST_LOST,
+    LATER,
     PLAIN_AGE,
     PLAIN_ROUNDS,
     WAITED,
     LiveTimings,
-    gain,
     shape_of,
 )
 from specbuild.runtime.speculation.timings import TimingTable
@@ -68,15 +66,15 @@ def test_nothing_is_corrected_where_nothing_was_told_or_it_is_off() -> None:
 def test_a_round_of_plain_decoding_takes_what_it_takes_now() -> None:
     live = LiveTimings(TABLE, 2)
     table = TABLE.at(2)
-    assert live.plain(2, 2, 0.0) == float(table.verify_rows[2]) + table.plain
-    assert live.plain(2, 1, 0.8) == float(table.verify_rows[2]) + TABLE.at(2, 0.8).plain / 2
+    assert live.at(2).of_round(2, 2, False) == float(table.verify_rows[2]) + table.plain
+    assert live.at(2, 0.8).of_round(2, 1, False) == float(table.verify_rows[2]) + TABLE.at(2, 0.8).plain / 2
     for _ in range(20):
         live.step("verify", 2, 3 * float(table.verify_rows[2]))
         live.round(3 * table.plain, 2, 0, False)
-    assert live.plain(2, 2, 0.0) == pytest.approx(3 * (float(table.verify_rows[2]) + table.plain), rel=0.05)
-    before = live.plain(2, 2, 0.0)
+    assert live.at(2).of_round(2, 2, False) == pytest.approx(3 * (float(table.verify_rows[2]) + table.plain), rel=0.05)
+    before = live.at(2).of_round(2, 2, False)
     live.step("verify", 2, 9 * float(table.verify_rows[2]))
-    assert live.plain(2, 2, 0.0) == before, "one slow step is no change"
+    assert live.at(2).of_round(2, 2, False) == before, "one slow step is no change"
 
 
 @pytest.mark.parametrize("slower", [0.3, 1.6, 4.0])
@@ -238,12 +236,35 @@ def test_no_clock_breaks_it(told: list[tuple[int, float]]) -> None:
             assert now.alone > 0
 
 
+def test_reports_wait_until_a_policy_asks_or_many_do() -> None:
+    live, times = LiveTimings(TABLE, 1), TABLE.at(1)
+    each = 2 * (float(times.verify_rows[1]) + times.plain)
+    rounds(live, 3, 1, 2.0, own=2.0)
+    assert (live.took, live.said) == (0.0, 0.0)
+    live.at(1)
+    assert (live.took, live.said) == pytest.approx((3 * each, 3 * each / 2))
+    rounds(live, LATER // 2 - 1, 1, 2.0, own=2.0)
+    assert live.took == pytest.approx(3 * each)
+    rounds(live, 1, 1, 2.0, own=2.0)
+    assert live.took == pytest.approx((3 + LATER // 2) * each)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 8]), st.floats(0.2, 5), st.booleans()), max_size=60))
+@settings(deadline=None)
+def test_when_a_policy_asks_changes_nothing_that_is_known(told: list[tuple[int, float, bool]]) -> None:
+    asked, late = LiveTimings(TABLE, 1), LiveTimings(TABLE, 1)
+    for rows, slower, drafts in told:
+        for live in (asked, late):
+            if drafts:
+                live.step("draft", 1, 0.1 * slower, 2)
+            rounds(live, 1, rows, slower, own=slower)
+        asked.settle()
+    late.settle()
+    now, then = asked.at(1), late.at(1)
+    assert (asked.said, asked.took, asked.correction) == (late.said, late.took, late.correction)
+    assert (now.verify.tolist(), now.plain, now.level) == (then.verify.tolist(), then.plain, then.level)
+    assert asked.plain_due == late.plain_due
+
+
 def test_a_shape_is_half_an_octave() -> None:
     assert [shape_of(rows) for rows in (0, 1, 2, 3, 4, 6, 8, 64)] == [0, 0, 2, 3, 4, 5, 6, 12]
-
-
-def test_a_round_gains_what_it_emitted_over_plain_decoding_and_loses_little() -> None:
-    assert gain(3, 1.5) == pytest.approx(LEEWAY + 1.5)
-    assert gain(1, 1.0) == pytest.approx(LEEWAY)
-    assert gain(1, 1.4) == pytest.approx(LEEWAY - 0.4)
-    assert gain(1, 9.0) == pytest.approx(LEEWAY - MOST_LOST), "what takes so long is no draft's fault"

@@ -83,3 +83,13 @@ def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewe
     times = TimingTable.of(RECORD | {"times": {"1": one, "4": four}}, 8).at(4)
     assert times.verify_rows[:5].tolist() == [0.0, 10.0, 20.0, 24.0, 24.0]
     assert times.draft_rows[1:5].tolist() == [1.0, 2.0, 2.4, 2.4]
+
+
+def test_rows_of_a_step_that_takes_a_few_times_as_long() -> None:
+    times = TimingTable.of(RECORD, 6).at(1)
+    seconds = times.verify_rows
+    for rows in (1, 2):
+        for factor in (1.0, 1.5, 1e9):
+            within = times.rows_within(rows, factor)
+            assert seconds[within] <= factor * seconds[rows]
+            assert within == len(seconds) - 1 or seconds[within + 1] > factor * seconds[rows]

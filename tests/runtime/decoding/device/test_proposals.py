@@ -38,7 +38,7 @@ def ready(slot: int = 0, tokens: int = 6, **fields: Any) -> Sequence:
 class Decided:
     """A policy whose mind is made up."""
 
-    free, rest, live, spare, owed, together = 0, Rest(Waits()), SimpleNamespace(lanes=1), 0, 0, 1
+    free, rest, live, spare, owed, together = 0, Rest(Waits()), SimpleNamespace(lanes=1, settle=lambda: None), 0, 0, 1
 
     def __init__(self, option: Option) -> None:
         self.option, self.now, self.guess, self.passed = option, PLAIN, -1, 0
