@@ -50,10 +50,11 @@ def test_seconds_count_from_the_last_round_while_something_runs(clock: Any) -> N
 
 def test_what_is_told_never_changes(hash_engine: Any) -> None:
     engine = hash_engine()
-    for told, name in ((engine.health(), "rounds"), (engine.usage, "waiting"), (engine.stats, "rounds")):
+    for told, name in ((engine.health(), "rounds"), (engine.usage, "waiting")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(told, name, 5)
     before = engine.stats
+    engine.stats.rounds = 5  # a copy of the caller's own
     engine.generate("ab", SHORT)
     assert (before.rounds, engine.stats.rounds, engine.health().rounds) == (0, 6, 6)
 
