@@ -21,9 +21,9 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
-LONG = (  # begun first, to end together
-    *("test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
-    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py", "test_one_text.py"),
+LONG = (  # begun first and in this order, to end together
+    *("test_one_text.py", "test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
+    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py"),
 )
 
 pytest_plugins = ["command_line", "hash_models", "host_kernels", "fake_card"]  # of tests/support
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if tier_of(item) == "soak" or item in drawn]
     staying = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in staying])
-    items[:] = sorted(kept, key=lambda item: item.path.name not in LONG)
+    items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
 
 
 def tier_of(item: pytest.Item) -> str:
