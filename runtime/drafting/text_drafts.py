@@ -98,8 +98,6 @@ class TextDrafts:
     def reflect(self, sequence: Sequence, rest: Rest) -> None:
         """Learn from what a resting sequence emitted, and wake it if its last tokens could have been drafted."""
         new, text = rest.dozed, sequence.string
-        rest.looked(
-            text.rfind(text[-REPEATED:], 0, -1) >= 0
-            or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt)
-        )
+        repeats = text.rfind(text[-REPEATED:], 0, -1) >= 0
+        rest.looked(repeats or self.habits.foretold(sequence.tokens, FORETOLD, sequence.params.cache_salt))
         self.learn(sequence, new)
