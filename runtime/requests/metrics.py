@@ -179,7 +179,8 @@ class RunStats:
         accept: Seconds of walking trees and emitting tokens; prefill chunks do not count. 0 on a device, which does
             it by itself.
         commit: Seconds of committing accepted rows in the caches; as `accept`.
-        told: Seconds that the timing table has for the steps and rounds it covers; 0 without a table.
+        told: Seconds that the timing table has for the steps and rounds it covers, the last 8 rounds perhaps left out;
+            0 without a table.
         timed: Seconds that these took by the clock; 0 without a table.
     """
 
