@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +23,15 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None
 needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
 
 
+@pytest.fixture(scope="module")
+def used() -> int:
+    """The most memory that this process had before it built anything here, other tests' included, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 @pytest.fixture(scope="module", params=["fp16"])  # the README builds them in bf16
 def engines(
+    used: int,
     pair: Path,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
@@ -53,7 +61,7 @@ def rewritten(bundle: Path, folder: Path, change: Callable[[Manifest], Manifest]
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) -> None:
+def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path, used: int) -> None:
     found = content(specbuild, engines)
     manifest, report = found["manifest"], found["report"]
     assert manifest["buckets"] == [1, 2, 4, 8, 16, 32, 64]
@@ -74,7 +82,8 @@ def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) 
         assert record["profiles"]["prompt"]["nodes"] == [65, 256, 512]
     assert report["exactness"]["graph_logit_difference"] < 1e-3
     assert 1e-4 < report["exactness"]["bound"] < 0.5
-    assert 0 < report["peak_memory_bytes"] < 2 * report["expected_memory_bytes"]
+    expected = report["expected_memory_bytes"]
+    assert 0 < report["peak_memory_bytes"] < max(2 * expected, expected + used)
     assert {plan["batch_size"] for plan in report["memory"]["plans"]} == {1, 2, 4}
 
 
