@@ -218,8 +218,8 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             tally.verify += verify
             if live := self._loop.live:
                 self._tell(live, max(total - draft - verify - self.unseen, LEAST))
-                tally.told, tally.timed = live.said, live.took
-            self._share(total)
+            self._share(total)  # which asks the live timings, if anybody decided
+            tally.told, tally.timed = (live.said, live.took) if live else (0.0, 0.0)
 
     def _share(self, total: float) -> None:
         """Divide the round's seconds among the sequences by their rows, and add what plain decoding would have taken.
