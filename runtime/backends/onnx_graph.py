@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +21,9 @@ import onnxruntime
 from specbuild.runtime.bundle.bundle import Bundle, open_regular
 from specbuild.runtime.errors import BundleError, one_line
 
+# Read by ONNX Runtime when it makes a session. Its flash attention adds up in tiles that depend on the processor's cache
+# and on a step's rows, so that a row's bits do, and is no faster for steps of a few rows.
+os.environ["ORT_GQA_DISABLE_FLASH_ATTENTION"] = "1"
 _MAX_BYTES = 1 << 31  # protobuf's own limit
 _MAX_DEPTH = 32
 _EXTERNAL = 1  # TensorProto.data_location

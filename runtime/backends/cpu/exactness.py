@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from specbuild.runtime.backends.agreement import agree
+from specbuild.runtime.backends.agreement import agree, agree_far
 from specbuild.runtime.backends.exactness import CANDIDATES, ExactnessClass
 
 from .executor import OrtExecutor
@@ -27,8 +27,9 @@ def find(executor: OrtExecutor, first: ExactnessClass | None = None) -> Exactnes
     """
     for candidate in ([first] if first else []) + list(CANDIDATES):
         executor.keep_to(candidate)
-        logits = agree(executor, every=4 if candidate is first else 1)
-        if logits is not None:
+        every = 4 if candidate is first else 1
+        logits = agree(executor, every=every)
+        if logits is not None and agree_far(executor, every):
             executor.keep_to(replace(candidate, digest=hashlib.sha256(logits.tobytes()).hexdigest()))
             return executor.exactness
     executor.keep_to(None)

@@ -128,6 +128,30 @@ def test_what_is_planted_is_found(load: Load, off: Any, found: ExactnessClass | 
     assert exactness.find(made) == found == made.exactness
 
 
+class PlantedFar(OrtExecutor):
+    """Adds to every logit of a step a number that depends on where the step ends."""
+
+    off: Callable[[int], float]
+
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
+        logits = super().step(inputs)
+        for each, rows in zip(inputs, logits, strict=True):
+            rows += self.off(each.start + len(each.tokens))
+        return logits
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("first", [200, 319, 513, 900])
+def test_what_is_planted_far_into_a_text_is_found(
+    load: Load, first: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that ends in another tile of 64 computes otherwise from a row on: no class holds there."""
+    made = load("target", batch_size)
+    made.__class__ = PlantedFar
+    monkeypatch.setattr(PlantedFar, "off", staticmethod(lambda end: 0.25 * (end >= first) * (end // 64)), raising=False)
+    assert exactness.find(made) is None
+
+
 def test_a_machine_is_more_than_its_name(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     made = load("target", 1)
     (tmp_path / "cpuinfo").write_text("model name : X\nflags : fpu avx2 sse4_1 avx512f ht\n")
