@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.backends.agreement import read
+from specbuild.runtime.backends.cpu.exactness import find
+from specbuild.runtime.backends.cpu.load import load_model
+from specbuild.runtime.backends.executor import StepInput
 
 SHAPES = {  # heads, KV heads, size of a head, window
     "wide": (4, 1, 256, 0),
@@ -94,3 +98,20 @@ def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, pre
         results = engine.generate([prompt for prompt, _ in mixed], [params for _, params in mixed])
     assert all(result.error is None for result in results)
     assert [result.token_ids for result in results] == [expected[index] for index in indices]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape", [pytest.param(each, marks=() if each in {"wide", "odd"} else _soak) for each in SHAPES]
+)
+def test_a_step_of_any_size_says_the_same_of_its_last_token(built: Callable[[str, str], Path], shape: str) -> None:
+    executor = load_model(Bundle.open(built(shape, "fp32")), "target", 1, 1)
+    assert find(executor)
+    text = random.Random(1).choices(range(4096), k=700)
+    read(executor, 0, text, 64)
+    for end in (256, 331, 700):
+        said = set[bytes]()
+        for start in range(end - 256, end):  # what is overwritten has the same bits
+            tokens = text[start:end]
+            said.add(executor.step([StepInput(0, start, start, tokens, range(start, end), None, 1)])[0].tobytes())
+        assert len(said) == 1

@@ -88,9 +88,9 @@ def agree_far(executor: Executor, every: int = 1) -> bool:
 
 def places(spec: ModelSpec) -> list[int]:
     """Return the lengths at which kernels may change their ways: each multiple of 64, windows, and the longest."""
-    longest = _end(spec) - AFTER
+    first, longest = CHUNK + BEFORE + 1, _end(spec) - AFTER
     around = {each for window in spec.windows if window for each in (window - 1, window, window + BEFORE)}
-    return sorted(each for each in {*range(2 * FAR, longest, FAR), *around, longest} if CHUNK + BEFORE < each <= longest)
+    return sorted(each for each in {*range(2 * FAR, longest, FAR), *around, longest} if first <= each <= longest)
 
 
 def _end(spec: ModelSpec) -> int:
