@@ -37,8 +37,8 @@ def find(executor: OrtExecutor, first: ExactnessClass | None = None) -> Exactnes
 
 
 def machine_of(executor: OrtExecutor) -> dict[str, str | int]:
-    """Return what the class and the bits depend on: processor, vector units, threads, ONNX Runtime's version."""
+    """Return what the class and the bits depend on: processor, its units, threads, ONNX Runtime and its attention."""
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     units = " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR_UNITS)))
-    return {**executor.identity, "vector_units": units}
+    return {**executor.identity, "vector_units": units, "flash_attention": 0}

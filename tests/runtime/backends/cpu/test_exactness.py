@@ -157,6 +157,7 @@ def test_a_machine_is_more_than_its_name(load: Load, monkeypatch: pytest.MonkeyP
     (tmp_path / "cpuinfo").write_text("model name : X\nflags : fpu avx2 sse4_1 avx512f ht\n")
     monkeypatch.setattr(exactness, "_CPUINFO", tmp_path / "cpuinfo")
     assert exactness.machine_of(made)["vector_units"] == "avx2 avx512f sse4_1"
-    assert exactness.machine_of(made).keys() == {"processor", "threads", "onnxruntime", "vector_units"}
+    names = {"processor", "threads", "onnxruntime", "vector_units", "flash_attention"}
+    assert exactness.machine_of(made).keys() == names
     monkeypatch.setattr(exactness, "_CPUINFO", tmp_path / "none")
     assert exactness.machine_of(made)["vector_units"] == ""
