@@ -55,8 +55,11 @@ class Admission:
         self._clock, self._seconds = clock, 1.0
 
     @contextmanager
-    def room(self, samples: int) -> Iterator[Ticket]:
-        """Hold room for a request's samples during the `with` block; raises ApiError 400, 429 or 503."""
+    def room(self, samples: int, param: str = "n") -> Iterator[Ticket]:
+        """Hold room for a request's samples during the `with` block; raises ApiError 400, 429 or 503.
+
+        `param`: the field that is to blame for too many samples.
+        """
         if self.draining:
             raise ApiError(
                 503,
@@ -68,7 +71,7 @@ class Admission:
             raise ApiError(
                 400,
                 f"the request has {samples} samples, and the server holds {self.max_samples}: send fewer",
-                param="n",
+                param=param,
                 code="too_many_samples",
             )
         if self.samples + samples > self.max_samples:

@@ -15,8 +15,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from .arms import Draw
+from .body import Body, check_known
 from .errors import ApiError, api_error, json_response
-from .fields import Body, CompletionRequest, Sampling, check_known
+from .fields import CompletionRequest, Sampling
 from .formats import Format
 from .generation import ClientGoneError, EventStream, Generation, Watcher, unless_gone
 from .logs import error_of

@@ -26,7 +26,7 @@ from specbuild.serve.page import routes as page
 from . import canary_routes, responses
 from .answer import Service, answer
 from .canary import Canary
-from .chat import ChatFormat, chat_of
+from .chat import ChatFormat, chat_of, encoded
 from .completions import CompletionFormat, prompts_of
 from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -93,9 +93,11 @@ def _api(service: Service) -> APIRouter:
         engine = models.pick(body.model).engine.engine
 
         def work() -> dict[str, Any]:
-            begin = body.add_generation_prompt
-            asked = body.prompt if body.messages is None else chat_of(body.messages, body.chat_template_kwargs, begin)
-            tokens = engine.encode(asked or "")
+            if body.messages is None:
+                tokens = engine.encode(body.prompt or "")
+            else:
+                chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
+                tokens = encoded(engine, chat)
             texts = [engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
             told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
             return {**told, "token_strs": texts}

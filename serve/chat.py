@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from specbuild.runtime import Chat, Chunk, Engine, StructuredOutputs
@@ -12,6 +11,7 @@ from specbuild.serve.turns.reading import TurnReader
 from specbuild.serve.turns.reasoning import Reasoning, ReasoningParser
 
 from . import logprobs, tools
+from .errors import blaming
 from .fields import ChatRequest, Message, TextPart
 from .formats import Format
 from .generation import Generation
@@ -20,11 +20,29 @@ _EMPTY = {"refusal", "audio", "function_call", "annotations"}  # OpenAI's, empty
 
 
 def chat_of(
-    messages: list[Message], variables: Mapping[str, Any] | None, add_generation_prompt: bool | None = None
+    messages: list[Message],
+    variables: Mapping[str, Any] | None,
+    add_generation_prompt: bool | None = None,
+    described: list[dict[str, Any]] | None = None,
 ) -> Chat:
-    """Return a chat in the form that the model's template reads; raises PromptError."""
+    """Return a chat, with tools as described, in the form that the model's template reads; raises ApiError."""
     begin = True if add_generation_prompt is None else add_generation_prompt
-    return Chat([_plain(each) for each in messages], add_generation_prompt=begin, variables=variables or {})
+    plain = [_plain(each) for each in messages]
+    with blaming("chat_template_kwargs"):
+        Chat(plain[:1], variables=variables or {})
+    with blaming("messages"):
+        return Chat(plain, described, begin, variables or {})
+
+
+def asked_chat(body: ChatRequest) -> Chat:
+    """Return the chat of a request; raises ApiError."""
+    return chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt, tools.described(body))
+
+
+def encoded(engine: Engine, chat: Chat) -> list[int]:
+    """Return a chat's token ids; raises ApiError for the field that the model's template does not take."""
+    with blaming("messages"):
+        return engine.encode(chat)
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -56,8 +74,7 @@ class ChatFormat(Format):
         """See `Format.tokenize`."""
         body = self.generation.body
         assert isinstance(body, ChatRequest)
-        chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
-        return [engine.encode(replace(chat, tools=tools.described(body)))]
+        return [encoded(engine, asked_chat(body))]
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `Format.choice`."""

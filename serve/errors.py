@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,7 +26,11 @@ KINDS = {
     503: "service_unavailable_error",
 }
 STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # error statuses of text-generation requests
-_FIELD_KINDS = ("str", "int")  # names of a union's member types in pydantic's error paths
+_OBJECT = "Input should be an object"
+_MESSAGES = {  # in place of pydantic's, by its error types
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), _OBJECT),
+    "none_required": "not supported: leave it out",
+}
 Kind = TypeVar("Kind", bound=BaseModel)
 RETRY = 1  # seconds, if no better estimate is known
 
@@ -61,6 +66,12 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after = RETRY if retry_after is None and status in (429, 503) else retry_after
 
+    def rename(self, ours: str, theirs: str) -> None:
+        """Give the field by the caller's name, also where the message begins with ours."""
+        self.param = theirs
+        if self.message.startswith(ours):
+            self.message = theirs + self.message.removeprefix(ours)
+
     def body(self) -> ErrorBody:
         """Return OpenAI's error object."""
         kind = KINDS.get(self.status, "server_error")
@@ -87,16 +98,16 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
-    """Return the error for a wrong field, from pydantic's errors: the innermost if the field may have several types."""
-    first = max(errors, key=lambda each: len(each["loc"]))
+    """Return the error for the first wrong field, from pydantic's errors."""
+    first = errors[0]
     path = [str(part) for part in first["loc"][1:]]
-    where = ".".join(part for part in path if "[" not in part and part not in _FIELD_KINDS)[:200]
+    where = ".".join(part for part in path if "[" not in part)[:200]  # brackets have what pydantic adds
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON: send an object")
     if not where and "json" not in content_type:
         return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
-    told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
-    return ApiError(400, told[:500], param=where or None)
+    said = _MESSAGES.get(first["type"], first["msg"])
+    return ApiError(400, f"{where or 'the body'}: {said}"[:500], param=where or None)
 
 
 def validated(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
@@ -108,15 +119,41 @@ def validated(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
         raise field_error(errors, "json") from None
 
 
-def api_error(error: BaseException) -> ApiError:
-    """Map any exception to an ApiError; apart from ApiErrors, only SpecbuildErrors show clients their message."""
+@contextmanager
+def blaming(param: str | None, ours: str | None = None) -> Iterator[None]:
+    """Turn what the runtime refuses meanwhile into the error of this field; `ours`: the runtime's name of it."""
+    try:
+        yield
+    except InputError as error:
+        refused = api_error(error, param)
+        if param and ours:
+            refused.rename(ours, param)
+        raise refused from None
+
+
+@contextmanager
+def renaming(name: Callable[[str], str]) -> Iterator[None]:
+    """Name fields in errors as the caller did: `name` gives the caller's name of a field in a translated request."""
+    try:
+        yield
+    except ApiError as error:
+        if ours := error.param:
+            error.rename(ours, name(ours))
+        raise
+
+
+def api_error(error: BaseException, param: str | None = None) -> ApiError:
+    """Map any exception to an ApiError; apart from ApiErrors, only SpecbuildErrors show clients their message.
+
+    `param`: the field that is to blame if the runtime has refused an input.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptError):
         long = "tokens" in str(error) and ("shorten" in str(error))
-        return ApiError(400, str(error), param="prompt", code="context_length_exceeded" if long else None)
+        return ApiError(400, str(error), param=param or "prompt", code="context_length_exceeded" if long else None)
     if isinstance(error, InputError):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), param=param)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full")
     if isinstance(error, EngineClosedError):

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Discriminator, Field, Tag
+
+from specbuild.runtime.sampling.parameters import MAX_STOPS
 
 from . import limits
-from .errors import ApiError
+from .body import LIST, OBJECT, TEXT, Body, json_type, told_apart
 
 Label = Annotated[str, Field(min_length=1, max_length=limits.LABEL_CHARACTERS)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tokens = Annotated[list[Token], Field(max_length=limits.TOKENS)]
-
-
-class Body(BaseModel):
-    """A body with exact types. `check_known` refuses fields that no route knows, unless they are to be ignored."""
-
-    model_config = ConfigDict(
-        strict=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
-    )
-
-
-def unknown(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the names of a body's unknown fields, such as `messages.0.colour`."""
-    if isinstance(value, Body):
-        yield from (f"{path}{name}" for name in value.model_extra or ())
-        for name in type(value).model_fields:
-            yield from unknown(getattr(value, name), f"{path}{name}.")
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from unknown(each, f"{path}{index}.")
-
-
-def check_known(body: Body) -> None:
-    """Raise ApiError if a body has an unknown field."""
-    if name := next(unknown(body), None):
-        told = name[: limits.LABEL_CHARACTERS]
-        raise ApiError(
-            400,
-            f"unknown field {told!r}: leave it out, or serve with --extra-fields ignore",
-            param=told,
-            code="unknown_field",
-        )
+Document = Annotated[Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], told_apart("an object or a string")]
+StopString = Annotated[str, Field(min_length=1)]
+Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+Stop = Annotated[Annotated[StopString, TEXT] | Annotated[Stops, LIST], told_apart("a string or a list of strings")]
 
 
 class StreamOptions(Body):
@@ -75,12 +49,12 @@ class StructuredFields(Body):
     `after` is an addition: the text is free up to this token, and constrained from there on.
     """
 
-    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_: Annotated[Document | None, Field(alias="json")] = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
+    structural_tag: Document | None = None
     after: Label | None = None
     disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -89,7 +63,7 @@ class StructuredFields(Body):
 
 
 class Sampling(Body):
-    """Fields that completions and chats have in common; null means the same as leaving a field out."""
+    """Fields that completions and chats have in common."""
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -102,14 +76,14 @@ class Sampling(Body):
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=limits.SAMPLES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
@@ -129,15 +103,32 @@ class Sampling(Body):
     reasoning_end: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
 
 
+_TEXTS, _IDS, _ID_LISTS = Tag("[texts]"), Tag("[ids]"), Tag("[id lists]")
+_LISTS = {str: _TEXTS, int: _IDS, list: _ID_LISTS}  # by the type of their items
+
+
+def _prompt_kind(value: Any) -> str | None:
+    """Return the tag of a prompt's kind; None for a list of mixed items."""
+    if not isinstance(value, list):
+        return json_type(value)
+    kinds = set(map(type, value)) or {int}
+    return _LISTS.get(kinds.pop(), _IDS).tag if len(kinds) == 1 else None
+
+
+_PROMPTS = "a string, token ids, a list of strings, or a list of lists of token ids, and not mixed"
+Prompt = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[Tokens, _IDS]
+    | Annotated[list[str], Field(max_length=limits.PROMPTS), _TEXTS]
+    | Annotated[list[Tokens], Field(max_length=limits.PROMPTS), _ID_LISTS],
+    Discriminator(_prompt_kind, "wrong_type", f"Input should be {_PROMPTS}"),
+]
+
+
 class CompletionRequest(Sampling):
     """The body of /v1/completions. OpenAI's `suffix` is not supported, nor is `best_of` unless it is 1 or `n`."""
 
-    prompt: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(max_length=limits.PROMPTS)]
-        | Annotated[list[Tokens], Field(max_length=limits.PROMPTS)]
-    )
+    prompt: Prompt
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
@@ -151,11 +142,16 @@ class TextPart(Body):
     text: str
 
 
+Content = Annotated[
+    Annotated[str, TEXT] | Annotated[list[TextPart], LIST], told_apart("a string or a list of text parts")
+]
+
+
 class Message(Body):
     """A message of a chat, as the model's template reads it. OpenAI's other fields are accepted if they are empty."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: Content | None = None
     name: Label | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(max_length=limits.TOOLS)] | None = None
     tool_call_id: Label | None = None
@@ -195,6 +191,11 @@ class NamedTool(Body):
     function: FunctionName
 
 
+Choice = Annotated[Literal["none", "auto", "required"], TEXT]
+CHOICES = told_apart("none, auto, required, or an object that names a function")
+ToolChoice = Annotated[Choice | Annotated[NamedTool, OBJECT], CHOICES]
+
+
 class ChatRequest(Sampling):
     """The body of /v1/chat/completions."""
 
@@ -205,7 +206,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=limits.TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 

@@ -15,13 +15,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams, StructuredOutputs
+from specbuild.runtime.errors import InputError
 from specbuild.serve.turns.reasoning import TAIL
 
 from .arms import Draw
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, blaming
 from .fields import ChatRequest, Sampling
 from .models import ServedModel
-from .parameters import Caller, sampling
+from .parameters import Caller, sampling, speculation_field, structure_field
 
 Value = TypeVar("Value")
 Tokenize = Callable[[Engine], list[list[int]]]
@@ -81,18 +82,20 @@ class Generation:
 
         Closing the generator cancels what runs and frees the room in the queue. Raises ApiError and SpecbuildErrors.
         """
-        with self.served.admission.room(self.count * self.samples) as ticket:
+        structure = structure_field(self.body)
+        with self.served.admission.room(self.count * self.samples, "n" if self.samples > 1 else "prompt") as ticket:
             self.prompts = await asyncio.get_running_loop().run_in_executor(self.pool, tokenize, self.engine)
             ticket.read(sum(map(len, self.prompts)))
             room = self.engine.max_model_len - max(map(len, self.prompts))
             self.params = sampling(self.body, self.served.defaults, max(room, 1), self._caller())
-            held = await self._compiled()
+            with blaming(structure, "structured_outputs"):
+                held = await self._compiled()
             last = dict[int, float]()
             async with aclosing(self._run()) as chunks:
                 async for chunk in chunks:
                     ticket.started()
                     if chunk.result:
-                        self.results[self.choice(chunk)] = checked(chunk.result)
+                        self.results[self.choice(chunk)] = checked(chunk.result, structure)
                     if self.observer and chunk.token_ids:
                         now = time.perf_counter()
                         before = last.get(self.choice(chunk))
@@ -131,6 +134,15 @@ class Generation:
         return await asyncio.get_running_loop().run_in_executor(self.compiling, compiling)
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:
+        try:
+            async with aclosing(self._decoded()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except InputError as error:
+            told = str(error).removeprefix("prompt 1: ") if self.count == 1 else str(error)
+            raise ApiError(400, told, param=speculation_field(self.body) or "max_tokens") from None
+
+    async def _decoded(self) -> AsyncGenerator[Chunk, None]:
         if self.body.stream:
             async with aclosing(self.served.engine.stream(self.prompts, self.params)) as chunks:
                 async for chunk in chunks:
@@ -154,10 +166,13 @@ class Watcher(Protocol):
         ...
 
 
-def checked(result: Result) -> Result:
-    """Return a result that has a text; raises ApiError if it failed, was cut off, or had no time for a single token."""
+def checked(result: Result, structure: str | None = None) -> Result:
+    """Return a result that has a text; raises ApiError if it failed, was cut off, or had no time for a single token.
+
+    `structure`: the field that constrains the text.
+    """
     if result.finish_reason == "error":
-        raise api_error(result.error) if result.error else ApiError(500, "decoding failed")
+        raise api_error(result.error, structure) if result.error else ApiError(500, "decoding failed")
     if result.finish_reason == "cancelled":
         raise ApiError(503, "the server was stopped before this was done: send it to another one", code="draining")
     if result.finish_reason == "deadline" and not result.token_ids:

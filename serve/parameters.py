@@ -13,7 +13,7 @@ from specbuild.runtime.bundle.manifest import GENERATION_CONFIG
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.serve.turns.reading import Reading
 
-from .errors import ApiError
+from .errors import ApiError, blaming
 from .fields import ChatRequest, CompletionRequest, Sampling
 from .structured import structured
 
@@ -72,28 +72,58 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         caller: Who sends the request.
 
     Raises:
-        ApiError: If fields contradict each other or ask for more tokens than there is room.
-        OptionError: If a value is not allowed.
+        ApiError: If a value is not allowed, fields contradict each other or ask for more tokens than there is room.
     """
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as is 0
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
-    outputs = structured(body, caller.reading, caller.reasoning_end)
+    with blaming(structure_field(body), "structured_outputs"):
+        outputs = structured(body, caller.reading, caller.reasoning_end)
     if caller.shows or (outputs and outputs.after):
         given.setdefault("skip_special_tokens", False)  # so that the text shows where its reasoning ends
     deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
-    return SamplingParams(
-        **{**defaults, **given},
-        max_new_tokens=_max_new_tokens(body, room),
-        n=body.n or 1,
-        logprobs=_logprobs(body),
-        deadline=min(deadlines, default=None),
-        speculation=(caller.speculation or _speculation(body)) if caller.speculates else "off",
-        structured_outputs=outputs,
-        cache_salt=salt_of(caller.tenant, body.cache_salt),
-    )
+    ways = _speculation(body)
+    given["speculation"] = (caller.speculation or next(iter(ways.values()), "auto")) if caller.speculates else "off"
+    served = {
+        **{"max_new_tokens": _max_new_tokens(body, room), "n": body.n or 1, "logprobs": _logprobs(body)},
+        **{"deadline": min(deadlines, default=None), "cache_salt": salt_of(caller.tenant, body.cache_salt)},
+        "structured_outputs": outputs,
+    }
+    return _checked({**defaults, **served}, given, {"speculation": next(iter(ways), "speculation")})
+
+
+def _checked(served: Mapping[str, Any], given: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """Return the sampling parameters of what is given over what is served; raises ApiError for the first wrong field.
+
+    `names`: the request's names of fields that have others here.
+    """
+    try:
+        return SamplingParams(**{**served, **given})
+    except OptionError as error:
+        refused = error
+    params = dict(served)
+    for name, value in given.items():
+        params[name] = value
+        with blaming(names.get(name, name)):
+            SamplingParams(**params)
+    raise refused
+
+
+def structure_field(body: Sampling) -> str | None:
+    """Return the name of the field that constrains a request's text; None if there is none."""
+    constrains = {
+        "response_format": body.response_format is not None and body.response_format.type != "text",
+        "structured_outputs": body.structured_outputs is not None,
+        "tools": isinstance(body, ChatRequest) and bool(body.tools),
+    }
+    return next((name for name, holds in constrains.items() if holds), None)
+
+
+def speculation_field(body: Sampling) -> str | None:
+    """Return the name of the field that asks for speculation; None if there is none."""
+    return next(iter(_speculation(body)), None)
 
 
 def _max_new_tokens(body: Sampling, room: int) -> int:
@@ -103,7 +133,10 @@ def _max_new_tokens(body: Sampling, room: int) -> int:
             raise ApiError(400, "max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
         asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
-        return min(room, COMPLETION_TOKENS) if isinstance(body, CompletionRequest) else room
+        asked = min(room, COMPLETION_TOKENS) if isinstance(body, CompletionRequest) else room
+    if body.min_tokens is not None and body.min_tokens > asked:
+        told = f"min_tokens is {body.min_tokens}, and the text has {asked} tokens at most: raise {name}"
+        raise ApiError(400, told, param="min_tokens")
     if asked > room:
         raise ApiError(
             400,
@@ -124,8 +157,8 @@ def _logprobs(body: Sampling) -> int | None:
     return None
 
 
-def _speculation(body: Sampling) -> str:
-    """Return the speculation of a request, which has three fields for it."""
+def _speculation(body: Sampling) -> dict[str, str]:
+    """Return the speculation that a request asks for, by its fields for it; raises ApiError if they contradict."""
     ways = {
         "speculation": body.speculation,
         "disable_spec_decode": "off" if body.disable_spec_decode else None,
@@ -135,7 +168,7 @@ def _speculation(body: Sampling) -> str:
     if len({*asked.values()}) > 1:
         told = " and ".join(asked)
         raise ApiError(400, f"{told} contradict each other: give one of them", param=next(iter(asked)))
-    return next(iter(asked.values()), "auto")
+    return asked
 
 
 def _chain(tokens: int | None) -> str | None:

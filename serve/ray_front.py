@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,8 +32,7 @@ from specbuild.serve.clouds.routes import body_of
 from specbuild.serve.clouds.tgi import PATHS as TGI_PATHS
 from specbuild.serve.clouds.tgi import completion_of
 
-from . import tools
-from .chat import chat_of
+from .chat import asked_chat
 from .completions import prompts_of
 from .errors import ApiError, json_response
 from .fields import ChatRequest, CompletionRequest
@@ -207,8 +205,7 @@ class Front:
             return ANY
         asked = body.max_tokens
         if isinstance(body, ChatRequest):
-            chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
-            prompts = [tokenizer.encode(replace(chat, tools=tools.described(body)))]
+            prompts = [tokenizer.encode(asked_chat(body))]
             asked = body.max_completion_tokens or asked
         else:
             prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specbuild.serve.body import check_known
 from specbuild.serve.errors import ApiError, validated
-from specbuild.serve.fields import ChatRequest, check_known
+from specbuild.serve.fields import ChatRequest
 
 from .fields import SAMPLING, FlatChoice, Item, ResponsesRequest, TextFormat
+
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
 def items_of(asked: ResponsesRequest) -> list[Item]:
@@ -36,6 +39,11 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     if asked.text and asked.text.format:
         fields["response_format"] = _format(asked.text.format)
     return checked(fields)
+
+
+def asked_name(field: str) -> str:
+    """Return the name that a chat's field has in a request of a response."""
+    return _NAMES.get(field.partition(".")[0], field)
 
 
 def checked(fields: dict[str, Any]) -> ChatRequest:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.fields import Body, Label
+from specbuild.serve.body import LIST, OBJECT, TEXT, Body, told_apart
+from specbuild.serve.fields import CHOICES, Choice, Label, Stop
 
 
 class ChatFields(Body):
@@ -44,6 +45,9 @@ class Part(Body):
     logprobs: list[Any] | None = None
 
 
+Parts = Annotated[Annotated[str, TEXT] | Annotated[list[Part], LIST], told_apart("a string or a list of text parts")]
+
+
 class Item(Body):
     """A message, a function call, a call's output, or reasoning; its type determines which other fields it has."""
 
@@ -51,11 +55,11 @@ class Item(Body):
     id: Label | None = None
     status: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
+    content: Parts | None = None
     call_id: Label | None = None
     name: Label | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: Parts | None = None
     summary: list[Any] | None = None
     encrypted_content: None = None
 
@@ -93,21 +97,24 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+Items = Annotated[list[Item], Field(min_length=1, max_length=limits.MESSAGES)]
+
+
 class ResponsesRequest(ChatFields):
     """The body of /v1/responses."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MESSAGES)]
+    input: Annotated[Annotated[str, TEXT] | Annotated[Items, LIST], told_apart("a string or a list of items")]
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     tools: Annotated[list[FlatTool], Field(max_length=limits.TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    tool_choice: Annotated[Choice | Annotated[FlatChoice, OBJECT], CHOICES] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
     user: Label | None = None

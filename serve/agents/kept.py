@@ -15,6 +15,7 @@ from specbuild.serve.errors import ApiError
 from .fields import Item
 from .store import Store
 
+_LAST = "previous_response_id"
 _LONGEST = 1000  # maximum number of responses in a conversation
 
 
@@ -92,16 +93,17 @@ class Kept:
         parts, number = list[list[Any]](), last
         while number is not None:
             if len(parts) >= _LONGEST:
-                raise ApiError(400, f"the conversation has more than {_LONGEST} responses: begin another")
-            row = await self._row(tenant, number, "previous_response_id")
+                raise ApiError(400, f"the conversation has more than {_LONGEST} responses: begin another", param=_LAST)
+            row = await self._row(tenant, number, _LAST)
             if row["response"]["status"] not in ("completed", "incomplete"):
-                raise ApiError(400, f"{number} is {row['response']['status']}: nothing goes on with it")
+                raise ApiError(400, f"{number} is {row['response']['status']}: nothing goes on with it", param=_LAST)
             parts.append([*row["input"], *row["response"]["output"]])
             number = row["response"]["previous_response_id"]
         try:
             return [Item.model_validate(item) for part in reversed(parts) for item in part]
         except ValidationError as error:
-            raise ApiError(400, f"{last} cannot be read back: {error.errors()[0]['msg']}") from None
+            told = f"{last} cannot be read back: {error.errors()[0]['msg']}"
+            raise ApiError(400, told, param=_LAST) from None
 
     async def _row(self, tenant: str | None, number: str, param: str | None = None) -> dict[str, Any]:
         if found := await _in_thread(partial(self.store.get, tenant, number)):

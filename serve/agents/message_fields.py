@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.fields import Body, Label
+from specbuild.serve.body import LIST, TEXT, Body, told_apart
+from specbuild.serve.fields import Label, Stops
 
 from .fields import ChatFields
 
@@ -23,6 +24,9 @@ class TextBlock(Body):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+Texts = Annotated[Annotated[str, TEXT] | Annotated[list[TextBlock], LIST], told_apart("a string or a list of texts")]
+
+
 class Block(Body):
     """A text, a tool call, a call's result, or thinking; its type determines which other fields it has."""
 
@@ -32,7 +36,7 @@ class Block(Body):
     name: Label | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Label | None = None
-    content: str | list[TextBlock] | None = None
+    content: Texts | None = None
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
@@ -40,11 +44,14 @@ class Block(Body):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+Blocks = Annotated[list[Block], Field(min_length=1, max_length=limits.MESSAGES)]
+
+
 class TurnMessage(Body):
     """A message of the user or of the assistant."""
 
     role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Field(min_length=1, max_length=limits.MESSAGES)]
+    content: Annotated[Annotated[str, TEXT] | Annotated[Blocks, LIST], told_apart("a string or a list of blocks")]
 
 
 class MessageTool(Body):
@@ -77,7 +84,7 @@ class CountRequest(Body):
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     messages: Annotated[list[TurnMessage], Field(min_length=1, max_length=limits.MESSAGES)]
-    system: str | list[TextBlock] | None = None
+    system: Texts | None = None
     tools: Annotated[list[MessageTool], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: MessageChoice | None = None
     cache_control: dict[str, Any] | None = None
@@ -88,5 +95,5 @@ class MessagesRequest(CountRequest, ChatFields):
     """The body of /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    stop_sequences: Stops | None = None
     metadata: Metadata | None = None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from specbuild.serve import chat, tools
 from specbuild.serve.answer import Service, answer
-from specbuild.serve.errors import STATUSES, json_response
+from specbuild.serve.chat import asked_chat, encoded
+from specbuild.serve.errors import STATUSES, json_response, renaming
 
 from .message_fields import CountRequest, MessagesRequest
-from .messages import MessageFormat, chat_of
+from .messages import MessageFormat, asked_name, chat_of
 
 PATH = "/v1/messages"
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -27,14 +26,15 @@ def routes(service: Service) -> APIRouter:
     @router.post(PATH, responses={200: {"model": dict[str, Any], "content": _STREAM}})
     async def create_message(request: Request, body: MessagesRequest) -> Response:
         service.check(body)
-        return await answer(service, request, chat_of(body), MessageFormat, 1)
+        with renaming(asked_name):
+            return await answer(service, request, chat_of(body), MessageFormat, 1)
 
     @router.post(f"{PATH}/count_tokens", response_model=dict[str, int])
     async def count_tokens(request: Request, body: CountRequest) -> Response:
         service.check(body)
-        asked = chat_of(body)
         engine = service.models.pick(body.model).engine.engine
-        given = replace(chat.chat_of(asked.messages, asked.chat_template_kwargs), tools=tools.described(asked))
-        return json_response({"input_tokens": len(await service.in_pool(lambda: engine.encode(given)))})
+        with renaming(asked_name):
+            asked = chat_of(body)
+        return json_response({"input_tokens": len(await service.in_pool(lambda: encoded(engine, asked_chat(asked))))})
 
     return router

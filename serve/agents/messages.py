@@ -22,6 +22,7 @@ from .conversation import checked, text_of
 from .message_fields import SAMPLING, Block, CountRequest, MessagesRequest, TurnMessage
 
 Event = dict[str, Any]
+_NAMES = {"stop": "stop_sequences", "user": "metadata.user_id", "parallel_tool_calls": "tool_choice"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NEEDED = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",), "thinking": ()}
 _KINDS = {"content": "text", "reasoning": "thinking", "call": "tool_use", "arguments": "tool_use"}
@@ -55,6 +56,11 @@ def chat_of(asked: CountRequest) -> ChatRequest:
         fields["tool_choice"] = named if choice.name else _CHOICES[choice.type]
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     return checked(fields)
+
+
+def asked_name(field: str) -> str:
+    """Return Anthropic's name of a chat's field."""
+    return _NAMES.get(field.partition(".")[0], field)
 
 
 def _told(said: TurnMessage, number: int) -> Iterator[dict[str, Any]]:

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specbuild.serve.answer import Service, answer
-from specbuild.serve.errors import ApiError, json_response
+from specbuild.serve.errors import ApiError, json_response, renaming
 from specbuild.serve.generation import EventStream
 
-from .conversation import chat_of
+from .conversation import asked_name, chat_of
 from .fields import ResponsesRequest
 from .kept import Kept
 from .response import ResponseFormats
@@ -29,11 +29,12 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
         before = await kept.conversation(request.state.tenant, body.previous_response_id)
-        chat, formats = chat_of(body, before), ResponseFormats(body, kept)
+        with renaming(asked_name):
+            chat, formats = chat_of(body, before), ResponseFormats(body, kept)
+            chat.stream = True if body.background else chat.stream
+            reply = await answer(service, request, chat, formats, 1)
         if not body.background:
-            return await answer(service, request, chat, formats, 1)
-        chat.stream = True
-        reply = await answer(service, request, chat, formats, 1)
+            return reply
         assert isinstance(reply, EventStream)
         kept.behind(reply.drain())
         return json_response(formats.made[0].body)

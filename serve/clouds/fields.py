@@ -7,16 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.fields import Body, CompletionRequest
-
-Stops = Annotated[list[str], Field(max_length=64)]
+from specbuild.serve.body import Body
+from specbuild.serve.fields import CompletionRequest, Document, Stops
 
 
 class Grammar(Body):
     """A constraint on the text: JSON that follows a schema, optionally named, or a match of a regular expression."""
 
     type: Literal["json", "json_schema", "regex"]
-    value: str | dict[str, Any]
+    value: Document
 
 
 class Parameters(Body):

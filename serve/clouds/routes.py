@@ -12,13 +12,14 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from specbuild.serve.answer import Service, answer
+from specbuild.serve.body import Body
 from specbuild.serve.chat import ChatFormat
 from specbuild.serve.completions import CompletionFormat, prompts_of
-from specbuild.serve.errors import STATUSES, ApiError, json_response, validated
-from specbuild.serve.fields import Body, ChatRequest, CompletionRequest
+from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming, validated
+from specbuild.serve.fields import ChatRequest, CompletionRequest
 
 from .fields import GenerateRequest, PredictRequest
-from .tgi import TgiFormat, completion_of
+from .tgi import TgiFormat, asked_name, completion_of
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
@@ -56,7 +57,7 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
 
     @router.post(predict or "/predict", responses=_ANY)
     async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
-        if "instances" not in body:  # Vertex AI's raw prediction: a request as it is
+        if body.get("instances") is None:  # Vertex AI's raw prediction: a request as it is
             return await _any(service, request, body)
         asked = validated(PredictRequest, body)
         service.check(asked)
@@ -67,7 +68,8 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
 
 async def _generated(service: Service, request: Request, body: GenerateRequest, stream: bool) -> Response:
     service.check(body)
-    return await answer(service, request, completion_of(body, stream), TgiFormat, 1)
+    with renaming(asked_name):
+        return await answer(service, request, completion_of(body, stream), TgiFormat, 1)
 
 
 async def _either(service: Service, request: Request, body: GenerateRequest) -> Response:
@@ -78,9 +80,9 @@ async def _either(service: Service, request: Request, body: GenerateRequest) -> 
 
 def body_of(given: dict[str, Any]) -> Body:
     """Return a body whose kind its `inputs`, `messages` or `prompt` tells; raises ApiError."""
-    kind = next((kind for name, kind in _KINDS.items() if name in given), None)
+    kind = next((kind for name, kind in _KINDS.items() if given.get(name) is not None), None)
     if kind is None:
-        raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's")
+        raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's", param="inputs")
     return validated(kind, given)
 
 
@@ -129,6 +131,7 @@ async def _predictions(service: Service, request: Request, asked: PredictRequest
 def _instance(given: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
     """Return an instance as a request; `@requestFormat` is left out, since the fields tell the format too."""
     fields = {name: value for name, value in given.items() if name != "@requestFormat"}
+    fields = {name: value for name, value in fields.items() if value is not None}
     if "inputs" in fields:
         return {"parameters": parameters, **fields} if parameters else fields
     return parameters | fields

@@ -8,7 +8,7 @@ from typing import Any
 
 from specbuild.runtime import Chunk, Engine, Result, TokenLogprobs
 from specbuild.serve.completions import CompletionFormat
-from specbuild.serve.errors import ApiError, api_error
+from specbuild.serve.errors import ApiError, api_error, validated
 from specbuild.serve.formats import event
 from specbuild.serve.generation import Generation
 from specbuild.serve.logprobs import LOWEST
@@ -18,6 +18,10 @@ from .fields import Continuation, GenerateRequest, Grammar, Parameters
 PATHS = ("/generate", "/generate_stream", "/")
 MAX_NEW_TOKENS = 100  # text-generation-inference's default
 _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")
+_NAMES = {
+    **{"prompt": "inputs", "max_tokens": "parameters.max_new_tokens", "structured_outputs": "parameters.grammar"},
+    "logprobs": "parameters.details",
+}
 _KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # error types by status
 
 
@@ -33,7 +37,13 @@ def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
         fields["logprobs"] = 0
     if own.grammar:
         fields["structured_outputs"] = _structure(own.grammar)
-    return Continuation.model_validate(fields)
+    return validated(Continuation, fields)
+
+
+def asked_name(field: str) -> str:
+    """Return text-generation-inference's name of a completion's field."""
+    name = field.partition(".")[0]
+    return _NAMES.get(name, f"parameters.{name}" if name in Parameters.model_fields else field)
 
 
 def _structure(grammar: Grammar) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from specbuild.runtime import ChatSession
 from specbuild.serve import limits
 from specbuild.serve.answer import Service
+from specbuild.serve.body import Body
 from specbuild.serve.errors import ErrorBody, json_response
-from specbuild.serve.fields import Body
 
 PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)

@@ -136,18 +136,28 @@ def test_logprobs_of_a_chat(client: TestClient) -> None:
         ({}, "prompt", "required"),
         ({"prompt": "x", "colour": 1}, "colour", "unknown"),
         ({"prompt": "x", "n": 0}, "n", "1"),
-        ({"prompt": "x", "temperature": 0.001}, None, "temperature"),
+        ({"prompt": "x", "temperature": 101}, "temperature", "100"),
         ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
         ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
-        ({"prompt": "x", "speculation": "sideways"}, None, "tree"),
-        ({"prompt": "x", "speculation": "best:4096"}, None, "best:4096"),
+        ({"prompt": "x", "speculation": "sideways"}, "speculation", "tree"),
+        ({"prompt": "x", "speculation": "best:4096"}, "speculation", "best:4096"),
+        ({"prompt": "x", "num_speculative_tokens": 4096}, "num_speculative_tokens", "chain:4096"),
+        ({"prompt": "x", "stop": ["x"] * 65}, "stop", "64"),
+        ({"prompt": "x", "stop": ["x" * 3000] * 2}, "stop", "4,096"),
+        ({"prompt": "x", "stop": "\ud800"}, "stop", "Unicode"),
+        ({"prompt": ["x", 1]}, "prompt", "not mixed"),
+        ({"prompt": "x", "logit_bias": {"9999999999": 1}}, "logit_bias", "token id"),
+        ({"prompt": "x", "structured_outputs": {"regex": "a("}}, "structured_outputs", "regex"),
+        ({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "ignore_eos"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format", "schema"),
         ({"prompt": "x" * 9000}, "prompt", "tokens"),
         ({"prompt": "x", "max_tokens": 5000}, "max_tokens", "room"),
         ({"prompt": "\ud800"}, "prompt", "Unicode"),
         ({"prompt": ["x"] * 3, "n": 128}, "n", "samples"),
         ({"prompt": "x", "stream_options": {}}, "stream_options", "stream"),
         ({"prompt": [10**6]}, "prompt", "vocabulary"),
-        ({"prompt": "x", "min_tokens": 20}, None, "min_tokens"),
+        ({"prompt": "x", "min_tokens": 20}, "min_tokens", "16"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -159,6 +169,94 @@ def test_refusals(client: TestClient, body: dict[str, Any], param: str | None, w
     assert (reply.status_code, told["param"], told["type"]) == (400, param, "invalid_request_error")
     assert words.lower() in told["message"].lower()
     assert client.service.models.all[0].admission.samples == 0  # type: ignore[attr-defined]
+
+
+def test_more_prompts_than_there_is_room_for(make_client: Callable[..., TestClient]) -> None:
+    reply = make_client(max_waiting=1).post("/v1/completions", json={"prompt": ["x"] * 30})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+
+
+SAID: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "colour"}, "strict": True}}
+BAD_SCHEMA = {"type": "json_schema", "name": "s", "schema": {"type": "colour"}}
+LONG = "x " * 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages", "tokens"),
+        ("/v1/chat/completions", {"messages": SAID, "chat_template_kwargs": {"messages": 1}}, None, "template"),
+        (
+            "/v1/chat/completions",
+            {"messages": SAID, "tools": [BAD_TOOL]},
+            "tools",
+            "",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": SAID, "n": 1, "stop": [""]},
+            None,
+            "1",
+        ),
+        ("/v1/chat/completions", {"messages": SAID, "max_completion_tokens": 5000}, "max_completion_tokens", "5000"),
+        ("/v1/responses", {"input": LONG}, "input", "tokens"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens is 5000"),
+        ("/v1/responses", {"input": "x", "text": {"format": BAD_SCHEMA}}, "text.format", "text.format cannot"),
+        ("/v1/responses", {"input": "x", "temperature": 101}, "temperature", "100"),
+        ("/v1/responses", {"input": "x", "previous_response_id": "nothing"}, "previous_response_id", "nothing"),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages", "tokens"),
+        ("/tokenize", {"prompt": LONG}, "prompt", "tokens"),
+        ("/invocations", {"prompt": "x", "n": 0}, "n", "1"),
+        ("/invocations", {}, "inputs", "inputs, messages or prompt"),
+        ("/predict", {"instances": []}, "instances", "1 item"),
+    ],
+)
+def test_refusals_elsewhere(client: TestClient, path: str, body: dict[str, Any], param: str | None, words: str) -> None:
+    """Other routes translate their requests, and errors name the caller's own fields; None: the last of the body."""
+    reply = client.post(path, json=body)
+    told = reply.json()["error"]
+    assert (reply.status_code // 100, told["param"].partition(".0")[0]) == (4, param or list(body)[-1]), told
+    assert words in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/messages", {"max_tokens": 4, "messages": SAID, "stop_sequences": [""]}, "stop_sequences.0: "),
+        ("/v1/messages", {"max_tokens": 4, "messages": SAID, "stop_sequences": [LONG]}, "stop_sequences has 6,000"),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": 5}]}, "messages.0.content: "),
+        ("/generate", {"inputs": "x", "parameters": {"stop": ["x" * 5000]}}, "parameters.stop has 5,000"),
+        ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 5000}}, "parameters.max_new_tokens is 5000"),
+        ("/generate", {"inputs": 5}, "inputs: "),
+    ],
+)
+def test_shapes_of_errors_without_a_field_begin_with_it(client: TestClient, path: str, body: Any, words: str) -> None:
+    reply = client.post(path, json=body)
+    told = reply.json()["error"]
+    assert reply.status_code == 400
+    assert (told if isinstance(told, str) else told["message"]).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2, "store": None}),
+        ("/v1/chat/completions", CHAT | {"store": None, "service_tier": None, "audio": None, "functions": None}),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "x", "mood": None}]}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2, "reasoning": None, "conversation": None}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 2, "thinking": None, "container": None}),
+        ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 2, "colour": None}}),
+        ("/invocations", {"inputs": None, "messages": None, "prompt": "x", "max_tokens": 2, "store": None}),
+        ("/predict", {"instances": None, "prompt": "x", "max_tokens": 2}),
+        ("/predict", {"instances": [{"inputs": None, "prompt": "x", "n": None}], "parameters": {"max_tokens": 2}}),
+        ("/tokenize", {"prompt": "x", "messages": None, "colour": None}),
+        ("/detokenize", {"tokens": [5], "colour": None}),
+    ],
+)
+def test_null_for_a_field_that_nothing_reads_is_none(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.errors import PromptError
 from specbuild.serve.chat import chat_of
+from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import Message
 
 
@@ -34,5 +34,6 @@ def test_what_the_template_is_told() -> None:
     chat = chat_of([Message(role="user", content="x")], {"thinking": True}, False)
     assert (chat.variables, chat.add_generation_prompt) == ({"thinking": True}, False)
     assert chat_of([Message(role="user", content="x")], None).add_generation_prompt
-    with pytest.raises(PromptError):
+    with pytest.raises(ApiError) as refused:
         chat_of([Message(role="user", content="x")], {"messages": []})
+    assert refused.value.param == "chat_template_kwargs"

@@ -11,7 +11,7 @@ import pytest
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
-from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.errors import BundleError
 from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import ChatRequest, CompletionRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, defaults_of, sampling
@@ -74,7 +74,7 @@ def test_speculation_by_three_names(fields: dict[str, Any], speculation: str) ->
 def test_ways_that_contradict_each_other() -> None:
     with pytest.raises(ApiError, match="speculation and disable_spec_decode contradict"):
         of(completion(speculation="auto", disable_spec_decode=True))
-    with pytest.raises(OptionError, match="speculation"):
+    with pytest.raises(ApiError, match="speculation"):
         of(completion(speculation="sideways"))
 
 

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from specbuild.serve.agents.fields import SAMPLING, ResponsesRequest
-from specbuild.serve.fields import ChatRequest, unknown
+from specbuild.serve.body import unknown
+from specbuild.serve.fields import ChatRequest
 
 
 def test_sampling_is_a_chats() -> None:
