@@ -11,9 +11,8 @@ import json
 import statistics
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
-
-import onnxruntime
 
 from specbuild.measure.roofline import timed_step
 from specbuild.runtime import Engine, SamplingParams
@@ -60,7 +59,7 @@ def main(file: Path, bundles: list[str], out: Path | None) -> None:
             steps[name] = round(statistics.median(run() for _ in range(300)) * 1e6, 1)
             print(f"{name}: a step of the draft {steps[name]} us")
     about = {"command": " ".join(sys.argv), "prompts": len(prompts), "new_tokens": TOKENS, "threads": 1}
-    about |= {"processor": processor(), "onnxruntime": onnxruntime.__version__}
+    about |= {"processor": processor(), "onnxruntime": version("onnxruntime")}
     if out:
         out.write_text(json.dumps(about | {"step_us": steps, "bundles": found}, indent=2) + "\n", encoding="utf-8")
 

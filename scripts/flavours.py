@@ -13,6 +13,7 @@ import ctypes
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -145,6 +146,7 @@ def lean() -> Steps:
 
 def onnxruntime() -> Steps:
     """Probe ONNX Runtime's CUDA provider, without fallback to the CPU provider."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when it is imported
     ort: Any = importlib.import_module("onnxruntime")
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise ImportError(f"onnxruntime {ort.__version__} has no CUDAExecutionProvider")

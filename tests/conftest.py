@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from made_once import made_once
 
+import specbuild  # noqa: F401 - before ONNX Runtime, whose telemetry it turns off
+
 # Beside others of its kind a process keeps to one core: pools of threads that wait by spinning would fight over all.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))

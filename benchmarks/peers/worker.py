@@ -76,10 +76,11 @@ class Worker:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment variables of every worker: threads of OpenMP and MKL, and no access to the hub."""
+    """Return the environment variables of every worker: threads of OpenMP and MKL, neither hub nor telemetry."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

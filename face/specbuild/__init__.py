@@ -12,6 +12,11 @@ that these names take and return.
 
 from __future__ import annotations
 
+import os
+
+# ONNX Runtime reads this when it is imported, and would report to its maker. Every process of ours imports this first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # Type checkers know this name. Importing `typing` takes milliseconds, in which Ctrl-C would still show a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
