@@ -32,6 +32,7 @@ from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .gate import Gate, RequestLog, path_of
 from .generation import ClientGoneError
+from .methods import Methods, allowed
 from .models import ServedModel
 
 _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
@@ -57,7 +58,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    gate: ASGIApp = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
+    gate: ASGIApp = Gate(Methods(app), log, options.api_keys, health_route=options.health_route, ui=options.ui)
     if options.allowed_origins:
         gate = CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])
     return gate
@@ -193,7 +194,10 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     """Answer one of Starlette's own errors: no such path, no such method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
-    return _reply(request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+    reply = _reply(request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+    if error.status_code == 405:
+        reply.headers["Allow"] = ", ".join(allowed(request.app, request.scope))
+    return reply
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

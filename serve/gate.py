@@ -25,6 +25,7 @@ from .generation import ClientGoneError
 from .logs import error_of
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
+_ABSOLUTE = re.compile("https?://[^/]*", re.IGNORECASE)
 _OPEN = "/health"  # this path and all below it need no API key
 
 
@@ -72,6 +73,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = origin_form(scope)
         headers, began = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
@@ -95,7 +97,7 @@ class Gate:
                 await api_error(error).response()(scope, receive, answer)
         finally:
             self.requests -= 1
-            if not (self._open(scope) and answer.status == 200):  # successful probes are not logged
+            if not (self._open(scope) and answer.status in (200, 204)):  # successful probes are not logged
                 self._log.ended(
                     request_id=scope["state"]["request_id"],
                     method=scope["method"],
@@ -123,7 +125,7 @@ class Gate:
     def _open(self, scope: Scope) -> bool:
         """Return whether the path needs no API key."""
         path = path_of(scope)
-        page = self._ui and path == "/" and scope["method"] == "GET"
+        page = self._ui and path == "/" and scope["method"] in ("GET", "HEAD")
         return page or path in self._probes or path.startswith(f"{_OPEN}/")
 
     def _tenant(self, headers: Headers) -> str | None:
@@ -155,6 +157,15 @@ class _Answer:
         with anyio.fail_after(self._seconds):  # unlike asyncio.wait_for, makes no task per chunk
             await self._send(message)
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
+
+
+def origin_form(scope: Scope) -> Scope:
+    """Return a scope whose path has no `http://host` before it, as clients of a proxy write it."""
+    found = _ABSOLUTE.match(scope["path"])
+    if not found:
+        return scope
+    path: str = scope["path"][found.end() :] or "/"
+    return {**scope, "path": path, "raw_path": path.encode()}
 
 
 def path_of(scope: Scope) -> str:

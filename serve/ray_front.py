@@ -40,6 +40,7 @@ from .formats import event
 from .gate import Gate, path_of
 from .generation import ClientGoneError, unless_gone
 from .logs import RequestLog, error_of
+from .methods import Methods
 from .options import ServeOptions
 from .parameters import salt_of
 from .prefixes import chain
@@ -107,7 +108,7 @@ class Front:
         routes = [Route(path, answer) for path, answer in own.items()]
         if self._judge:
             routes += [Route("/canary", self._canary), Route("/canary/{order}", self._canary, methods=["POST"])]
-        ours = Starlette(routes=routes)
+        ours = Methods(Starlette(routes=routes))
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             passed = scope["type"] == "http" and path_of(scope) not in own

@@ -42,7 +42,7 @@ def ask(
         sent.append(message)
 
     raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": raw}
     asyncio.run(gate(scope, receive, send or keep))
     return sent
 
@@ -113,6 +113,26 @@ def test_the_page_alone_needs_no_key(ui: bool, method: str, status: int) -> None
     gate = Gate(echo, Log(), ["k1"], ui=ui)
     assert ask(gate, path="/", method=method)[0]["status"] == status
     assert ask(gate, path="/ui/models", method=method)[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        *(("http://host:8000/health", "/health"), ("HTTPS://host/v1/models", "/v1/models"), ("http://host", "/")),
+        *(("/http://host/x", "/http://host/x"), ("/x", "/x"), ("http://[::1]:8/a/http://b", "/a/http://b")),
+    ],
+)
+def test_a_target_may_have_the_host_before_its_path(target: str, path: str) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["path"], scope["raw_path"]))
+        await echo(scope, receive, send)
+
+    log = Log()
+    ask(Gate(app, log, ["k"]), path=target, headers={"authorization": "Bearer k"})
+    assert seen == [(path, path.encode())]
+    assert ask(Gate(app, log, ["k"]), path=target)[0]["status"] == (200 if path == "/health" else 401)
 
 
 def failing(error: Exception, started: bool) -> Callable[..., Any]:

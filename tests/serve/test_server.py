@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -184,6 +185,24 @@ def test_two_bundles_in_one_process(bundle: Path) -> None:
         assert client.post("/v1/completions", json=ASKED).status_code == 400
         for name in ("a", "b"):
             assert f'specbuild:num_requests_running{{model_name="{name}"}}' in client.get("/metrics").text
+
+
+def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> None:
+    """By one connection, as bytes: what one is answered does not get into the next one's answer."""
+    asked = [
+        *(("HEAD", "/health", 200), ("GET", "http://host/health", 200), ("HEAD", "http://host:1/v1/models", 200)),
+        *(("OPTIONS", "/v1/models", 204), ("DELETE", "/v1/models", 405), ("GET", "http://host/nowhere?x=1", 404)),
+        *(("HEAD", "/v1/completions", 405), ("GET", "/health", 200)),
+    ]
+    with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port), 10) as raw:
+        for method, target, status in asked:
+            raw.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            reply = http.client.HTTPResponse(raw, method=method)
+            reply.begin()
+            body = reply.read()
+            assert reply.status == status, (method, target)
+            assert bool(body) == (method not in ("HEAD", "OPTIONS"))
+            assert ("allow" in reply.headers) == (status in (204, 405))
 
 
 @pytest.mark.parametrize("status", [413, 431])
