@@ -17,10 +17,14 @@ def _alphabet() -> dict[str, int]:
 _BYTES = _alphabet()
 
 
-def bytes_of(name: str) -> bytes | None:
-    """Return the bytes that a token's name stands for, in either notation; None if it is in neither."""
-    if found := _FALLBACK.fullmatch(name):
-        return bytes([int(found[1], 16)])
-    if name and all(character in _BYTES for character in name):
+def byte_fallback(name: str) -> bytes | None:
+    """Return the byte of a name such as "<0x0A>", as SentencePiece writes it; None for other names."""
+    found = _FALLBACK.fullmatch(name)
+    return bytes([int(found[1], 16)]) if found else None
+
+
+def byte_level(name: str) -> bytes | None:
+    """Return the bytes of a name in GPT-2's alphabet; None if it has another character."""
+    if all(character in _BYTES for character in name):
         return bytes(_BYTES[character] for character in name)
     return None

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from .stop_strings import automaton
 from .tokenizer import Tokenizer
 
-_CONTEXT = 8  # prompt tokens that show the decoder whether the first new token begins a word
-
 
 class Detokenizer:
     """The text of a growing output, in complete characters, cut before the first stop string.
@@ -29,23 +27,21 @@ class Detokenizer:
 
         Args:
             tokenizer: Decodes the tokens.
-            prompt: The prompt's token ids, of which the last few are context for the first output token.
+            prompt: The prompt's token ids: the output goes on with their text.
             stop: Stop strings.
             min_tokens: A stop string counts only if it is complete after more than so many tokens, wherever it begins.
             skip_special_tokens: Whether to leave special tokens out of the text.
         """
-        self._tokenizer, self._unwatched = tokenizer, min_tokens
-        self._how = {} if skip_special_tokens else {"skip_special_tokens": False}
+        self._decoder, self._unwatched = tokenizer.decoder(prompt, skip_special_tokens), min_tokens
         self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
         self.stop_reason: str | None = None  # the stop string that ended the text
-        self._ids = list(prompt[-_CONTEXT:])
-        self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is decoded already
+        self._waiting = list[int]()  # tokens that are not decoded yet
         self._whole = ""  # all text decoded so far
         self._text = ""  # its final part
 
     def push(self, token: int) -> bool:
         """Take one token; return whether a stop string is now complete. The text then ends before it."""
-        self._ids.append(token)
+        self._waiting.append(token)
         self._unwatched -= 1
         return self._automaton is not None and self._decode()
 
@@ -57,26 +53,16 @@ class Detokenizer:
         return self._text
 
     def _decode(self) -> bool:
-        """Decode up to the last token that completes a character; return whether a stop string is complete."""
-        before = self._decoded(self._start, self._read) if self._read < len(self._ids) else ""
-        for end in range(len(self._ids), self._read, -1):
-            after = self._decoded(self._start, end)
-            if not after.endswith("\ufffd"):
-                self._start, self._read = self._read, end
-                return self._grow(after[len(before) :])
-        return False
-
-    def _decoded(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], **self._how)
+        """Decode the waiting tokens; return whether a stop string is complete."""
+        ids, self._waiting = self._waiting, []
+        return self._grow(self._decoder.feed(ids)) if ids else False
 
     def finish(self) -> None:
         """End the output: release the text that was held back."""
         if self.stop_reason:
             return
-        before = self._decoded(self._start, self._read)
-        tail = self._decoded(self._start, len(self._ids))[len(before) :]
-        self._start = self._read = len(self._ids)
-        if not self._grow(tail):
+        self._decode()
+        if not self._grow(self._decoder.finish()):
             self._text = self._whole
 
     def _grow(self, piece: str) -> bool:

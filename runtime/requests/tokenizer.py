@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tokenizers
 
-from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, SpecbuildError, message_of, shown
+from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, shown
 
-from .byte_tokens import bytes_of
 from .chat import Chat, ChatTemplate
+from .library import call
+from .text_decoder import ByteDecoder, TextDecoder, WindowDecoder
+from .token_pieces import WHAT, TokenPieces, steps_of
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
 _PIECE = 2**14  # characters per piece when the tokens of a long text are counted
@@ -20,16 +23,6 @@ _USUAL = 4  # a text with more characters per allowed token is counted before it
 _MARGIN = 1.5  # refuse a text whose pieces have so many times too many tokens: each cut may add a few
 _SHRINKING = 4  # maximum characters that a normalizer may turn into one
 _MAX_CHARACTERS = 2**20  # longer texts are refused by length, if the longest tokens could not hold them
-
-
-def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call the library; raise `kind` for any error, a panic of its Rust code included, which is not an Exception."""
-    try:
-        return call(*given, **options)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        raise kind(f"{what}: {message_of(error) or type(error).__name__}") from error
 
 
 def too_long(what: str, limit: int) -> PromptError:
@@ -49,10 +42,6 @@ class _File(msgspec.Struct):
     model: _Model
 
 
-def _leading(text: str, character: str) -> int:
-    return len(text) - len(text.lstrip(character))
-
-
 def check_merges(content: bytes) -> None:
     """Raise ValueError for a tokenizer.json whose merges would make `tokenizers` abort the process.
 
@@ -66,6 +55,14 @@ def check_merges(content: bytes) -> None:
         _, _, second = merge.partition(" ") if isinstance(merge, str) else ("", "", merge[-1] if merge else "")
         if not second.startswith(prefix):
             raise ValueError(f"a merge has {shown(second)}, which does not begin with the prefix {shown(prefix)}")
+
+
+def _pieces_of(tokenizer: tokenizers.Tokenizer) -> TokenPieces | None:
+    """Return the bytes of a tokenizer's tokens; None if they depend on the tokens around them."""
+    if tokenizer.decoder is None:
+        return TokenPieces(tokenizer, None)
+    steps = steps_of(json.loads(tokenizer.decoder.__getstate__()))
+    return TokenPieces(tokenizer, steps) if steps else None
 
 
 def _content(file: Path | bytes) -> bytes:
@@ -88,13 +85,15 @@ class Tokenizer:
         """
         what = "tokenizer.json is not a tokenizer"
         content = _content(tokenizer)
-        _call(BundleError, what, check_merges, content)
-        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, content)
+        call(BundleError, what, check_merges, content)
+        self._tokenizer = call(BundleError, what, tokenizers.Tokenizer.from_buffer, content)
         self._tokenizer.no_truncation()  # transformers does not truncate by default either
         self._tokenizer.no_padding()
+        self._pieces = call(BundleError, what, _pieces_of, self._tokenizer)
+        self._special = {token for token, each in self._tokenizer.get_added_tokens_decoder().items() if each.special}
         self._template: ChatTemplate | None = None
         if chat_template is not None:
-            template = _call(BundleError, "the chat template is not a text of UTF-8", _content(chat_template).decode)
+            template = call(BundleError, "the chat template is not a text of UTF-8", _content(chat_template).decode)
             self._template = ChatTemplate(template, special)
 
     def encode(self, prompt: Prompt, limit: int | None = None) -> list[int]:
@@ -152,7 +151,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
         what = "the bundle's tokenizer cannot read this prompt"
-        return _call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     @property
     def chats(self) -> bool:
@@ -170,12 +169,20 @@ class Tokenizer:
         if self._template:
             self._template.check()
 
+    def decoder(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> TextDecoder:
+        """Return what decodes the output that follows a prompt's tokens, by default without special tokens."""
+        if self._pieces is None:
+            special = self._special if skip_special_tokens else frozenset[int]()
+            return WindowDecoder(self._decode, prompt, special)
+        return ByteDecoder(self._pieces, prompt, skip_special_tokens, self._pieces.strips)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, by default without special tokens; raises ExecutionError."""
-        what = "the bundle's tokenizer cannot make a text of these tokens"
-        return str(
-            _call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=skip_special_tokens)
-        )
+        decoder = self.decoder((), skip_special_tokens)
+        return decoder.feed(ids) + decoder.finish()
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(call(ExecutionError, WHAT, self._tokenizer.decode, ids, skip_special_tokens=False))
 
     def token_id(self, name: str) -> int | None:
         """Return the id of the token with this name; None if there is none."""
@@ -184,21 +191,18 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the tokenizer.json that this was made from, as the library writes it; raises ExecutionError."""
-        return str(_call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))
+        return str(call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))
 
     def token_text(self, token: int) -> str:
-        """Return one token's text with its leading spaces; U+FFFD stands for a partial character."""
-        piece = self._tokenizer.id_to_token(token) or ""
-        text = self.decode([token], skip_special_tokens=False)
-        cut = _leading(piece, "\u2581") - _leading(text, " ")  # leading spaces that the decoder strips
-        return " " * cut + text
+        """Return what one token adds to a text that has begun; U+FFFD stands for a partial character."""
+        return self.token_bytes(token).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return one token's UTF-8 bytes; those of a partial character too, if the token's name shows them."""
-        text = self.token_text(token)
-        if "\ufffd" not in text:
-            return text.encode()
-        return bytes_of(self._tokenizer.id_to_token(token) or "") or text.encode()
+        """Return the bytes that one token adds to a text that has begun; those of a partial character too."""
+        if self._pieces is None:
+            return self._decode([token]).encode()
+        piece = self._pieces[token]
+        return piece.later if piece else b""
 
     @property
     def vocab_size(self) -> int:

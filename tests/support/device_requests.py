@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from host_device import HostDevice, HostQueue
+from spellings import Spelling
 from tiny_models import VOCAB, executor
 
 from specbuild.runtime import RequestMetrics, TreeSpec
@@ -35,9 +36,9 @@ def model_alone() -> TextDrafts:
     return TextDrafts(looks_up=False, padded=True)
 
 
-class Words:
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(0x4E00 + token) for token in ids)
+class Words(Spelling):
+    def __init__(self) -> None:
+        super().__init__(lambda token: chr(0x4E00 + token))
 
 
 def request_of(prompt: list[int], **fields: Any) -> Sequence:

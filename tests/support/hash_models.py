@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from spellings import Spelling
 
 from specbuild.runtime import Bundle, Engine, LoadOptions, RequestMetrics, TreeSpec
 from specbuild.runtime.backends.cpu.load import load_model
@@ -116,11 +117,11 @@ class HashExecutor:
         pass
 
 
-class Letters:
+class Letters(Spelling):
     """A tokenizer of one letter a token."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(97 + token) for token in ids)
+    def __init__(self) -> None:
+        super().__init__(lambda token: chr(97 + token))
 
     def encode(self, prompt: Any, limit: int | None = None) -> list[int]:
         if not isinstance(prompt, str | list):

@@ -10,7 +10,7 @@ from other_tokenizers import sentencepiece
 from tokenizers import decoders
 
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.requests.byte_tokens import bytes_of
+from specbuild.runtime.requests.byte_tokens import byte_fallback, byte_level
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
 TEXT = "def größe(x):\n\treturn '日本 🙂'  # ok"
@@ -25,11 +25,13 @@ TEXT = "def größe(x):\n\treturn '日本 🙂'  # ok"
         ("Ã¶", "ö".encode()),
         ("Ċ", b"\n"),
         ("日", None),
-        ("", None),
+        ("<0xG0>", b"<0xG0>"),
+        ("<0xE2", b"<0xE2"),
+        ("", b""),
     ],
 )
 def test_names(name: str, data: bytes | None) -> None:
-    assert bytes_of(name) == data
+    assert (byte_fallback(name) or byte_level(name)) == data
 
 
 def test_the_bytes_of_a_texts_tokens_are_the_texts(pair: Path) -> None:
@@ -53,7 +55,7 @@ def test_every_token_of_the_vocabulary_has_its_own_bytes(pair: Path) -> None:
     names = [tokenizer._tokenizer.id_to_token(token) for token in range(tokenizer.vocab_size)]
     special = [token for token, name in enumerate(names) if name.startswith("<|")]
     for token, name in enumerate(names):
-        expected = name.encode() if token in special else bytes_of(name)
+        expected = name.encode() if token in special else byte_level(name)
         assert tokenizer.token_bytes(token) == expected, name
     assert {bytes([byte]) for byte in range(256)} <= {*map(tokenizer.token_bytes, range(tokenizer.vocab_size))}
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spellings import Spelling
+from text_tokenizers import KINDS, SAID, SIZE
 
 from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
 token_lists = st.lists(st.integers(0, 4095), max_size=30)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
-
-
-class Pieces:
-    """A tokenizer whose tokens are given texts."""
-
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self.pieces = pieces
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.pieces[token] for token in ids)
 
 
 def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], bool]:
@@ -42,7 +35,7 @@ def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], 
 
 
 def over_pieces(pieces: Sequence[str], stop: Sequence[str], min_tokens: int = 0) -> tuple[str, bool]:
-    detokenizer = Detokenizer(Pieces(pieces), [], stop, min_tokens)  # type: ignore[arg-type]
+    detokenizer = Detokenizer(Spelling(pieces.__getitem__), [], stop, min_tokens)  # type: ignore[arg-type]
     shown, stopped = stream(detokenizer, range(len(pieces)))
     return shown[-1], stopped
 
@@ -77,17 +70,15 @@ def test_text_comes_as_soon_as_it_is_whole(tokenizer: Tokenizer) -> None:
 
 
 def test_a_token_costs_the_same_however_long_the_text() -> None:
-    class Counting(Pieces):
-        most = 0
+    read = list[int]()
 
-        def decode(self, ids: Sequence[int]) -> str:
-            self.most = max(self.most, len(ids))
-            return super().decode(ids)
+    def spell(token: int) -> str:
+        read.append(token)
+        return "ab"[token]
 
-    counting = Counting(["a", "b"])
-    shown, _ = stream(Detokenizer(counting, [0] * 1000, ["zz"]), [0, 1] * 200)  # type: ignore[arg-type]
+    shown, _ = stream(Detokenizer(Spelling(spell), [0] * 1000, ["zz"]), [0, 1] * 200)  # type: ignore[arg-type]
     assert shown[-1] == "ab" * 200
-    assert counting.most < 16
+    assert len(read) < 420, "each token once, and the prompt's beginning"
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
@@ -139,7 +130,7 @@ def test_text_ends_before_the_first_of_two_overlapping_stop_strings(stop: list[s
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
-    detokenizer = Detokenizer(Pieces(["xa", "b", "z", "ab"]), [], ["abc"])  # type: ignore[arg-type]
+    detokenizer = Detokenizer(Spelling(["xa", "b", "z", "ab"].__getitem__), [], ["abc"])  # type: ignore[arg-type]
     shown = []
     for token in range(4):
         assert not detokenizer.push(token)
@@ -197,3 +188,79 @@ def test_what_ends_a_text_is_what_a_search_after_each_token_finds(
             expected = whole[: min(ends)], True
             break
     assert over_pieces(pieces, stop, min_tokens) == (expected or (whole, False))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def other(kind: str) -> Tokenizer:
+    """A tokenizer of the kind."""
+    return Tokenizer(KINDS[kind]().to_str().encode(), None, {})
+
+
+def drawn(rng: random.Random, most: int = 24) -> list[int]:
+    """Token ids, of which there may be none, or several special ones."""
+    return [
+        rng.choice((0, 1, SIZE - 1)) if rng.random() < 0.1 else rng.randrange(SIZE) for _ in range(rng.randrange(most))
+    ]
+
+
+def read_at(detokenizer: Detokenizer, ids: list[int], places: set[int]) -> tuple[str, str | None, int]:
+    """The pieces of text that are read after so many tokens, put together; what stopped it, and after how many."""
+    text, count = detokenizer.text if 0 in places else "", 0
+    for count, token in enumerate(ids, 1):
+        if detokenizer.push(token):
+            break
+        if count in places:
+            assert detokenizer.text.startswith(text), "text was taken back"
+            text += detokenizer.text[len(text) :]
+    detokenizer.finish()
+    assert detokenizer.text.startswith(text), "text was taken back"
+    return text + detokenizer.text[len(text) :], detokenizer.stop_reason, count
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_text_is_a_function_of_its_ids_however_they_arrive(other: Tokenizer, count: int) -> None:
+    """Bytes of no character, partial characters and special tokens among them; with stop strings and without."""
+    rng = random.Random(count)
+    for _ in range(count):
+        ids, prompt, shown = drawn(rng), drawn(rng, 4), rng.random() < 0.5
+        places = {rng.randrange(len(ids) + 1) for _ in range(rng.randrange(6))}
+        whole, _, _ = read_at(Detokenizer(other, prompt, (), 0, shown), ids, set())
+        for each in (places, set(range(len(ids) + 1))):
+            assert read_at(Detokenizer(other, prompt, (), 0, shown), ids, each) == (whole, None, len(ids)), (ids, each)
+        stop = [whole[at : at + rng.randrange(1, 4)] or "zz" for at in (rng.randrange(len(whole) + 1), len(whole) // 2)]
+        found = read_at(Detokenizer(other, prompt, stop, 0, shown), ids, set())
+        assert found == read_at(Detokenizer(other, prompt, stop, 0, shown), ids, places), (ids, stop, places)
+        text, reason, _ = found
+        assert whole.startswith(text + reason) if reason else text == whole, (ids, stop)
+        assert not any(each in text for each in stop)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_valid_text_is_what_the_library_decodes(other: Tokenizer, kind: str, count: int) -> None:
+    """What is no UTF-8 is left out: there the library replaces more than Unicode asks for."""
+    library, rng, tried = KINDS[kind](), random.Random(count), 0
+    for _ in range(count):
+        words = "".join(rng.choices(SAID, k=rng.randrange(12)))
+        ids = library.encode(words).ids if rng.random() < 0.5 else drawn(rng, 8)
+        shown = rng.random() < 0.5
+        whole = library.decode(ids, skip_special_tokens=shown)
+        if "\ufffd" not in whole:
+            assert other.decode(ids, shown) == whole, ids
+            tried += 1
+    assert tried > count / 4
+
+
+def test_the_bytes_of_tokens_add_up_to_the_text(other: Tokenizer, kind: str) -> None:
+    if kind in ("suffixes", "rewritten"):
+        assert other.token_text(3), "there a token's text depends on those around it"
+        return
+    rng, before = random.Random(0), [3]
+    for _ in range(100):
+        ids = drawn(rng)
+        text, _, _ = read_at(Detokenizer(other, before, (), 0, False), ids, set())
+        assert b"".join(map(other.token_bytes, ids)).decode(errors="replace") == text

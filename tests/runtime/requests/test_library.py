@@ -1,0 +1,35 @@
+"""Whatever the library raises is an error of ours in one line, but for what ends a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbuild.runtime.errors import BundleError, PromptError
+from specbuild.runtime.requests.library import call
+
+
+class Panic(BaseException):
+    """As a panic of Rust code arrives: no Exception."""
+
+
+def raiser(error: BaseException) -> None:
+    raise error
+
+
+def test_what_is_returned_is_passed_on() -> None:
+    assert call(PromptError, "x", divmod, 7, 2) == (3, 1)
+    assert call(PromptError, "x", "{a}".format, a=1) == "1"
+
+
+@pytest.mark.parametrize("error", [ValueError("bad\nline"), Panic("bad"), Panic()])
+def test_what_is_raised_is_ours(error: BaseException) -> None:
+    with pytest.raises(BundleError, match=r"^no tokenizer: (bad|Panic)") as caught:
+        call(BundleError, "no tokenizer", raiser, error)
+    assert caught.value.__cause__ is error
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_ends_the_process_ends_it(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        call(BundleError, "x", raiser, error)

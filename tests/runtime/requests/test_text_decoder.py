@@ -1,0 +1,127 @@
+"""Bytes become text by Unicode's rule, a text's beginning is its only one, and windows give one text for any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spellings import Spelling
+from tokenizers import decoders
+
+from specbuild.runtime.requests.text_decoder import ByteDecoder, TextDecoder, WindowDecoder
+
+PARTS = [
+    b"a",
+    b"\xc3",
+    b"\xa9",
+    b"\xe2\x96",
+    b"\x81",
+    b"\xf0\x9f",
+    b"\x8e\x89",
+    b"\xed\xa0",
+    b"\xff",
+    b"",
+    "é🎉".encode(),
+]
+
+
+def whole(decoder: TextDecoder, ids: Sequence[int], cuts: Sequence[int] = ()) -> str:
+    """The text of ids that come in several calls."""
+    ends = [*sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    starts = [0, *ends[:-1]]
+    return "".join(decoder.feed(ids[start:end]) for start, end in zip(starts, ends, strict=True)) + decoder.finish()
+
+
+def spelt(*data: bytes) -> Spelling:
+    return Spelling(data.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\xf0\x9f\x8e\x89", "🎉"),
+        (b"\xf0\x9f\x8e", "\ufffd"),
+        (b"\xf0\x9f\x8ea", "\ufffda"),
+        (b"a\xf0\x9f\xf0\x9f\x8e\x89", "a\ufffd🎉"),
+        (b"\x8e\x89", "\ufffd\ufffd"),
+        (b"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82A", 8 * "\ufffd" + "A"),  # longer than they need to be
+        (b"\xed\xa0\x80\xed\xbf\xbf\xed\xafA", 8 * "\ufffd" + "A"),  # surrogates
+        (b"\xf4\x91\x92\x93\xffA\x80\xbfB", "\ufffd\ufffd\ufffd\ufffd\ufffdA\ufffd\ufffdB"),
+        (b"\xe1\x80\xe2\xf0\x91\x92\xf1\xbfA", "\ufffd\ufffd\ufffd\ufffdA"),
+        ("\ufeffx".encode(), "\ufeffx"),
+    ],
+)
+def test_each_maximal_subpart_is_one_replacement(data: bytes, text: str) -> None:
+    """The examples of Unicode 16, tables 3-8 to 3-11, are among them."""
+    each = [bytes([byte]) for byte in data]
+    assert whole(ByteDecoder(spelt(*each)), range(len(each))) == text
+    assert whole(ByteDecoder(spelt(*each)), range(len(each)), range(len(each))) == text
+    assert whole(ByteDecoder(spelt(data)), [0]) == text
+
+
+@given(ids=st.lists(st.integers(0, len(PARTS) - 1)), cuts=st.lists(st.integers(0, 20)))
+def test_the_text_is_that_of_all_bytes_at_once(ids: list[int], cuts: list[int]) -> None:
+    expected = b"".join(PARTS[token] for token in ids).decode(errors="replace")
+    assert whole(ByteDecoder(spelt(*PARTS)), ids, cuts) == expected
+
+
+def test_a_character_comes_with_its_last_byte() -> None:
+    decoder = ByteDecoder(spelt(b"a\xf0", b"\x9f\x8e", b"\x89"))
+    assert [decoder.feed([token]) for token in range(3)] == ["a", "", "🎉"]
+
+
+@given(
+    text=st.text(" ab", max_size=8),
+    strips=st.lists(st.tuples(st.sampled_from(" a"), st.integers(0, 3)), max_size=3),
+    cuts=st.lists(st.integers(0, 8)),
+)
+def test_what_is_cut_off_the_beginning_is_what_the_library_cuts(
+    text: str, strips: list[tuple[str, int]], cuts: list[int]
+) -> None:
+    library = decoders.Sequence([decoders.Fuse(), *(decoders.Strip(each, count, 0) for each, count in strips)])
+    made = ByteDecoder(Spelling(text.__getitem__), strips=strips)
+    assert whole(made, range(len(text)), cuts) == library.decode(list(text))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [([], "x"), ([1], "x"), ([2], " x"), ([1, 2], " x"), ([0], " x"), ([1, 3], "x")],
+)
+def test_only_the_text_s_beginning_is_cut(prompt: list[int], text: str) -> None:
+    """The prompt is its beginning, if it has any text."""
+    spelling = spelt(b" ", b"", b"a", b"\xf0", b" x")
+    assert whole(ByteDecoder(spelling, prompt, strips=[(" ", 1)]), [4]) == text
+
+
+def test_half_a_character_of_the_prompt_is_not_the_output_s() -> None:
+    """An output's text is a function of its own ids."""
+    assert whole(ByteDecoder(spelt(b"\xf0\x9f", b"\x8e\x89"), [0]), [1]) == "\ufffd\ufffd"
+
+
+def joined(ids: list[int]) -> str:
+    """A decoder that puts a space between words and writes the last one in capitals."""
+    words = ["ab"[token] for token in ids]
+    return " ".join([*words[:-1], *(word.upper() for word in words[-1:])])
+
+
+@given(ids=st.lists(st.integers(0, 1)), cuts=st.lists(st.integers(0, 20)), prompt=st.lists(st.integers(0, 1)))
+def test_windows_give_one_text_for_any_cut(ids: list[int], cuts: list[int], prompt: list[int]) -> None:
+    assert whole(WindowDecoder(joined, prompt), ids, cuts) == whole(WindowDecoder(joined, prompt), ids)
+
+
+def test_a_window_never_loses_a_token() -> None:
+    """What the library would change in text that is out stays: here each word had been the last."""
+    assert whole(WindowDecoder(joined), [0, 1, 0]) == "Aa Bb A"
+
+
+def test_a_window_is_as_long_however_long_the_text() -> None:
+    lengths = list[int]()
+
+    def decode(ids: list[int]) -> str:
+        lengths.append(len(ids))
+        return "\ufffd" * len(ids)
+
+    assert whole(WindowDecoder(decode, [0] * 100, {7}), [0, 7] * 300) == "\ufffd" * 300
+    assert max(lengths) < 16
