@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from specbuild.runtime import StructuredOutputs
-from specbuild.serve.turns.calls import ListParser, NamedParser
+from specbuild.serve.turns.calls import NamedParser, RequiredParser
 from specbuild.serve.turns.hermes import CLOSE, OPEN
 from specbuild.serve.turns.pieces import Call, Parser, Piece
 from specbuild.serve.turns.reading import Plain, Reading
@@ -112,7 +112,7 @@ def parser(body: ChatRequest, reading: Reading) -> Parser:
         return Plain()
     if isinstance(choice, NamedTool):
         return NamedParser(choice.function.name)
-    return ListParser() if choice == "required" else reading.free()
+    return RequiredParser() if choice == "required" else reading.free()
 
 
 def told(call: Call) -> dict[str, Any]:

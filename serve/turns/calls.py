@@ -86,7 +86,7 @@ class MarkedParser(CallParser):
 
 
 class ListParser(CallParser):
-    """Reads a text that is a list of calls, to which `tool_choice: "required"` constrains it."""
+    """Reads a text that is a list of calls, if it begins as one."""
 
     def _begin(self) -> bool:
         if not self._rest:
@@ -135,6 +135,17 @@ class ListParser(CallParser):
             self._say(self._gap + self._rest)
             self._gap = self._rest = ""
         self._give_up()
+
+
+class RequiredParser(ListParser):
+    """Reads a text that is constrained to a list of calls. A call that a limit cut is a call once its name is known.
+
+    What is left of a call without a name is dropped: it is nothing that the model said.
+    """
+
+    def _finish(self) -> None:
+        if self._step == self._reading and self._call.name is not None and not self._call.begun:
+            self._pieces.append(Piece("call", self._call.name, self._calls))
 
 
 class NamedParser(Parser):

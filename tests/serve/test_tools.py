@@ -144,6 +144,24 @@ def test_a_call_that_was_asked_for_obeys_its_schema(client: TestClient, choice: 
     assert (content, other["function"], other["index"], reason) == ("", call["function"], 0, "tool_calls")
 
 
+def test_a_limit_cuts_calls_and_makes_no_content_of_them(client: TestClient, engine: Engine) -> None:
+    """Of every length, whole and streamed, by each API: what comes is calls alone, until the last that a limit cuts."""
+    bias = {str(engine.tokenizer.token_id(text)): amount for text, amount in ((",", 20), ("]", -20))}  # several calls
+    fields = {"tool_choice": "required", "temperature": 1, "seed": 4, "logit_bias": bias}
+    lengths = set()
+    for length in range(1, 64, 9):
+        asked = fields | {"max_tokens": length}
+        (whole,) = client.post("/v1/chat/completions", json=CHAT | asked).json()["choices"]
+        message, functions = whole["message"], [call["function"] for call in whole["message"].get("tool_calls", ())]
+        assert not message["content"]
+        assert whole["finish_reason"] in ("length", "tool_calls")
+        content, made, reason = streamed(client, **asked)
+        assert (content, [call["function"] for call in made], reason) == ("", functions, whole["finish_reason"])
+        lengths.add((len(functions), whole["finish_reason"]))
+    assert {reason for _, reason in lengths} == {"length"}
+    assert max(lengths)[0] > 1
+
+
 def test_a_server_s_calls_come_after_its_reasoning(make_client: Any, engine: Any) -> None:
     """Whole and streamed; the bias makes the token come that ends it."""
     client, token = make_client(reasoning_end="return"), engine.tokenizer.token_id("return")
