@@ -145,7 +145,7 @@ def test_a_call_that_was_asked_for_obeys_its_schema(client: TestClient, choice: 
 
 
 def test_a_limit_cuts_calls_and_makes_no_content_of_them(client: TestClient, engine: Engine) -> None:
-    """Of every length, whole and streamed, by each API: what comes is calls alone, until the last that a limit cuts."""
+    """Whole and streamed: what comes is calls alone, until the last that a limit cuts."""
     bias = {str(engine.tokenizer.token_id(text)): amount for text, amount in ((",", 20), ("]", -20))}  # several calls
     fields = {"tool_choice": "required", "temperature": 1, "seed": 4, "logit_bias": bias}
     lengths = set()
