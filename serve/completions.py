@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from specbuild.runtime import Chunk, Engine, TokenLogprobs
@@ -27,6 +28,16 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
     return list(given)  # type: ignore[arg-type]
 
 
+@dataclass(slots=True)
+class _Told:
+    """What was returned of a sample: the length of its text, and tokens that wait for theirs."""
+
+    offsets: logprobs.Offsets
+    begins: int  # where the sample's own text begins, behind the echo
+    length: int
+    waiting: list[tuple[int, TokenLogprobs | None, int]] = field(default_factory=list)
+
+
 class CompletionFormat(Format):
     """Formats `text_completion` objects."""
 
@@ -37,7 +48,7 @@ class CompletionFormat(Format):
         super().__init__(generation, *given)
         body = generation.body
         self._echo = self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
-        self._offsets = dict[int, int]()
+        self._told = dict[int, _Told]()  # by choice
         self.echoed = list[str]()  # texts of the prompts
         self.echoed_logprobs = list[list[TokenLogprobs | None]]()
 
@@ -63,15 +74,35 @@ class CompletionFormat(Format):
 
     def _shown(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         echoed = self.echoed[chunk.index] if first and self._echo else ""
-        return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk, bool(first and self._echo))}
+        return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk)}
 
-    def _logprobs(self, number: int, chunk: Chunk, echoed: bool) -> Any:
+    def _logprobs(self, number: int, chunk: Chunk) -> Any:
+        """Return the log-probabilities of the tokens that have come, but for those whose text may yet be cut off.
+
+        A stop string holds text back: only where the text then ends is it known where such tokens begin.
+        """
         if chunk.logprobs is None:
             return None
-        tokens, given = list(chunk.token_ids), list[TokenLogprobs | None](chunk.logprobs)
-        if echoed:
-            tokens = self.generation.prompts[chunk.index] + tokens
-            given = self.echoed_logprobs[chunk.index] + given
-        told = logprobs.completion(self.generation.engine, tokens, given, self._offsets.get(number, 0))
-        self._offsets[number] = self._offsets.get(number, 0) + sum(map(len, told["tokens"]))
-        return told
+        told = self._told.get(number) or self._told.setdefault(number, self._begin(chunk.index))
+        for token, each in zip(chunk.token_ids, chunk.logprobs, strict=True):
+            told.waiting.append((token, each, told.begins + told.offsets.next(token)))
+        told.length += len(chunk.text)
+        count = len(told.waiting)
+        if chunk.result is None:
+            count = sum(offset <= told.length for _, _, offset in told.waiting)
+        ready, told.waiting = told.waiting[:count], told.waiting[count:]
+        within = [(token, each, min(offset, told.length)) for token, each, offset in ready]
+        return logprobs.completion(self.generation.engine, within)
+
+    def _begin(self, index: int) -> _Told:
+        """Return what is told of a sample before its first token: the echoed prompt, if it is asked for."""
+        tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[index]
+        shows = not self.generation.params.skip_special_tokens
+        offsets = logprobs.Offsets(tokenizer, prompt, lambda text, at: shows)
+        if not self._echo:
+            return _Told(offsets, 0, 0)
+        echoed = self.echoed[index]
+        before = logprobs.Offsets(tokenizer, (), lambda text, at: echoed.startswith(text, at))
+        given = zip(prompt, self.echoed_logprobs[index], strict=True)
+        waiting = [(token, each, min(before.next(token), len(echoed))) for token, each in given]
+        return _Told(offsets, len(echoed), len(echoed), waiting)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Callable, Iterable, Sequence
 
 from specbuild.runtime import Engine, TokenLogprobs
+from specbuild.runtime.requests.tokenizer import Tokenizer
 
 from .errors import ApiError
 from .limits import ECHOED_LOGITS
@@ -30,17 +32,50 @@ def of_prompt(engine: Engine, tokens: Sequence[int], count: int) -> list[TokenLo
     return [None, *(TokenLogprobs.of(row, token, count) for row, token in zip(rows, tokens[1:], strict=True))]
 
 
-def completion(
-    engine: Engine, tokens: Sequence[int], given: Sequence[TokenLogprobs | None], offset: int
-) -> CompletionLogprobs:
-    """Return a completion's log-probabilities; its first token begins at character `offset` of the text."""
+class Offsets:
+    """Finds where tokens begin in their text, in characters. A token that begins inside a character has its offset."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], shows: Callable[[str, int], bool]) -> None:
+        """Begin at the text's first character.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            prompt: The tokens before the text.
+            shows: Whether a special token, given as text, is part of the text at an offset.
+        """
+        self._tokenizer, self._shows = tokenizer, shows
+        self._decoder, self._length = tokenizer.decoder(prompt, skip_special_tokens=False), 0  # in whole characters
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # knows the bytes of a character that has begun
+
+    def next(self, token: int) -> int:
+        """Return where the next token begins."""
+        if self._is_special(token) and not self._shows(self._tokenizer.token_text(token), self._length):
+            return self._length
+        data, begun = self._tokenizer.token_bytes(token), self._utf8.getstate()[0]
+        offset = self._length + (begun != b"" and not _joins(begun, data))
+        self._utf8.decode(data)
+        self._length += len(self._decoder.feed((token,)))
+        return offset
+
+    def _is_special(self, token: int) -> bool:
+        text, shown = (self._tokenizer.decode([token], skips) for skips in (False, True))
+        return text != shown
+
+
+def _joins(begun: bytes, data: bytes) -> bool:
+    """Return whether the first of these bytes is of the character that has begun."""
+    text, count = codecs.utf_8_decode(begun + data[:1], "replace", False)
+    return not text or (len(text) == 1 and count > len(begun))
+
+
+def completion(engine: Engine, tokens: Iterable[tuple[int, TokenLogprobs | None, int]]) -> CompletionLogprobs:
+    """Return a completion's log-probabilities; `tokens`: each with its log-probability and its offset in the text."""
     told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, each in zip(tokens, given, strict=True):
+    for token, each, offset in tokens:
         told["tokens"].append(engine.tokenizer.token_text(token))
         told["token_logprobs"].append(max(each.logprob, LOWEST) if each else None)
         told["top_logprobs"].append(_best(engine, each) if each else None)
         told["text_offset"].append(offset)
-        offset += len(told["tokens"][-1])
     return told
 
 

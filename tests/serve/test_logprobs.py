@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
 import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from text_tokenizers import KINDS, MARK, SIZE
 
 from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
+from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.serve import logprobs
 from specbuild.serve.errors import ApiError
 
@@ -27,7 +37,92 @@ def test_too_much_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_infinity_is_a_number(engine: Engine) -> None:
-    given = [TokenLogprobs(5, float("-inf"), ((5, float("-inf")), (6, -1.0)))]
-    assert logprobs.completion(engine, [5], given, 3)["token_logprobs"] == [-9999.0]
-    (content,) = logprobs.chat(engine, given)["content"]
+    tokens = [TokenLogprobs(5, float("-inf"), ((5, float("-inf")), (6, -1.0)))]
+    assert logprobs.completion(engine, [(5, tokens[0], 3)])["token_logprobs"] == [-9999.0]
+    (content,) = logprobs.chat(engine, tokens)["content"]
     assert (content["logprob"], content["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+
+
+@cache
+def tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer(KINDS[kind]().to_str().encode(), None, {})
+
+
+def characters(data: bytes) -> list[int]:
+    """How many bytes each character of a text has; U+FFFD stands for each maximal subpart of what is no UTF-8."""
+    if not data:
+        return []
+    text = data.decode(errors="replace")
+    sizes = [n for n in (4, 3, 2, 1) if len(data[:n].decode(errors="replace")) == 1]
+    size = next(n for n in sizes if text == text[0] + data[n:].decode(errors="replace"))
+    return [size, *characters(data[size:])]
+
+
+def places(parts: list[bytes]) -> list[int]:
+    """Which character of the text each part begins in."""
+    ends = list(accumulate(characters(b"".join(parts))))
+    starts = accumulate(map(len, parts[:-1]), initial=0)
+    return [sum(end <= start for end in ends) for start in starts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(ids=st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=12), shows=st.booleans())
+def test_offsets_count_the_characters_of_the_text(kind: str, ids: list[int], shows: bool) -> None:
+    """Where tokens are bytes, each offset is the character that the token's first byte is of."""
+    made = tokenizer(kind)
+    begins = logprobs.Offsets(made, (), lambda text, at: shows)
+    found = [begins.next(token) for token in ids]
+    assert found == sorted(found)
+    assert (found[0], found[-1] <= len(made.decode(ids, not shows))) == (0, True)
+    if kind in ("byte_level", "added"):
+        hidden = [not shows and made.decode([token]) != made.decode([token], False) for token in ids]
+        parts = [b"" if hides else made.token_bytes(token) for token, hides in zip(ids, hidden, strict=True)]
+        wanted = zip(found, places(parts), parts, strict=True)
+        assert all(offset == place for offset, place, part in wanted if part)
+
+
+def test_a_special_token_counts_where_a_prompt_spells_it() -> None:
+    """One that the tokenizer adds, such as a BOS, does not."""
+    made, text = tokenizer("byte_level"), f"a{MARK}b"
+    (a, mark, b) = (made.token_id(each) for each in ("a", MARK, "b"))
+    begins = logprobs.Offsets(made, (), lambda shown, at: text.startswith(shown, at))
+    assert [begins.next(token or 0) for token in (mark, a, mark, b)] == [0, 0, 1, 1 + len(MARK)]
+
+
+def completed(client: TestClient, body: dict[str, Any]) -> tuple[str, dict[str, list[Any]]]:
+    """Text, tokens and offsets, the same whole and streamed, where none is told before its text is."""
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    lines = client.post("/v1/completions", json=body | {"stream": True}).text.split("\n")
+    parts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    text, told = "", {name: list[Any]() for name in ("tokens", "text_offset")}
+    for part in parts:
+        text += part["text"]
+        for name, values in told.items():
+            values += part["logprobs"][name]
+        assert all(offset <= len(text) for offset in told["text_offset"])
+    assert (text, told) == (choice["text"], {name: choice["logprobs"][name] for name in told})
+    return text, told
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))
+def test_text_offsets_of_random_texts(client: TestClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:
+    """Hot enough for parts of characters; with a stop string, whose tokens begin where the text ends."""
+    body = {"prompt": prompt, "echo": echo, "logprobs": 0, "max_tokens": 12, "temperature": 3, "seed": seed}
+    text, told = completed(client, body)
+    if stops and text[-4:-2]:
+        text, told = completed(client, body | {"stop": [text[-4:-2]]})
+    assert told["text_offset"] == sorted(told["text_offset"])
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert offset <= len(text)
+        if "\ufffd" not in token and not token.startswith("<|"):
+            assert text[offset:].startswith(token) or (stops and token.startswith(text[offset:]))
+
+
+def test_offsets_are_characters_of_the_echo(client: TestClient) -> None:
+    """Tokens of a few bytes each: every character has at least one that begins in it."""
+    prompt = "🎉猫e\u0301"
+    text, told = completed(client, {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0})
+    assert text.startswith(prompt)
+    assert {offset for offset in told["text_offset"] if offset < len(prompt)} == {0, 1, 2, 3}
