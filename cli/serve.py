@@ -116,7 +116,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option("--ledger", type=click.Path(path_type=Path), metavar="FILE", help="Append a row for each request.")
 @click.option("--ledger-rotate", metavar="day|SIZE", help="Begin another ledger each day, or from 100MB on.")
 @click.option("--owner", multiple=True, metavar="KEY=VALUE", help="Whose it is, for the ledger; may be repeated.")
-@click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the bundle's.")
+@click.option("--chat-template", metavar="FILE|hermes", help="Instead of the bundle's; hermes reads tools.")
 @click.option("--return-token-ids", is_flag=True, help="Responses have token ids, unless a request says otherwise.")
 @click.option(
     "--per-request-spec-decode-metrics",
@@ -201,7 +201,7 @@ def command(
     allowed_origins: str | None,
     max_num_batched_tokens: int | None,
     max_model_len: int | None,
-    chat_template: Path | None,
+    chat_template: str | None,
     check: bool,
     **given: Any,
 ) -> None:
@@ -271,10 +271,7 @@ def _origins(given: str | None) -> tuple[str, ...]:
     return tuple(origins)
 
 
-def _template(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise OptionError(f"{file} cannot be read as a chat template: {getattr(error, 'strerror', error)}") from None
+def _template(given: str | None) -> str | None:
+    from specbuild.serve.chat_templates import template_text
+
+    return None if given is None else template_text(given)

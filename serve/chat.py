@@ -11,7 +11,7 @@ from specbuild.serve.turns.reading import TurnReader
 from specbuild.serve.turns.reasoning import Reasoning, ReasoningParser
 
 from . import logprobs, tools
-from .errors import blaming
+from .errors import ApiError, blaming
 from .fields import ChatRequest, Message, TextPart
 from .formats import Format
 from .generation import Generation
@@ -41,7 +41,13 @@ def asked_chat(body: ChatRequest) -> Chat:
 
 def encoded(engine: Engine, chat: Chat) -> list[int]:
     """Return a chat's token ids; raises ApiError for the field that the model's template does not take."""
+    tokenizer = engine.tokenizer
+    if not tokenizer.chats:
+        told = "this model has no chat template: serve it with --chat-template hermes, or a file, or use completions"
+        raise ApiError(400, told, param="messages")
     with blaming("messages"):
+        reads = not chat.tools or tokenizer.reads_tools
+    with blaming("messages" if reads else "tools"):
         return engine.encode(chat)
 
 

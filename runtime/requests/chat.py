@@ -155,7 +155,8 @@ class ChatTemplate:
         """Return the text of a chat; raise PromptError if the template is invalid or refuses the messages."""
         template, reads_tools, reads_parts = self.check()
         if chat.tools and not reads_tools:
-            raise PromptError("the model's chat template does not read tools: leave them out, or use another model")
+            told = "give one that does (chat_template, or serve --chat-template hermes), or leave tools out"
+            raise PromptError(f"the model's chat template does not read tools: {told}")
         given = {
             "messages": [_message(dict(message), reads_parts) for message in chat.messages],
             "tools": chat.tools,

@@ -286,7 +286,7 @@ def test_tools_that_a_template_does_not_read_are_refused(source: str) -> None:
     from specbuild.runtime.requests.chat import ChatTemplate
 
     said = refusal(ChatTemplate(source, {}).render, Chat([USER], [{"name": "f"}]))
-    assert said == "the model's chat template does not read tools: leave them out, or use another model"
+    assert said.startswith("the model's chat template does not read tools: give one that does")
     assert ChatTemplate(source, {}).render(Chat([USER], []))
     assert ChatTemplate("{% if tools %}{{ tools[0].name }}{% endif %}", {}).render(Chat([USER], [{"name": "f"}])) == "f"
 
