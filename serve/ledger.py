@@ -52,9 +52,9 @@ class Ledger:
         self._day, self._open = _today(), True
 
     def begin(self, models: Sequence[ServedModel]) -> None:
-        """Start counting the seconds of these models, which have been loaded."""
+        """Start counting the seconds of these models, which have been loaded and warmed up."""
         self._models = models
-        self._began = time.monotonic()
+        self._began, self._busy = time.monotonic(), self._totals()
         self._write(self._machine())
 
     def ended(self, generation: Generation) -> None:
@@ -89,8 +89,7 @@ class Ledger:
     def _machine(self) -> MachineRow:
         """Return a machine row for the time since the last one."""
         before, began = self._busy, self._began
-        self._busy = {model.name: model.engine.engine.stats.total for model in self._models}
-        self._began = time.monotonic()
+        self._began, self._busy = time.monotonic(), self._totals()
         return MachineRow(
             time=now(),
             server=self._server,
@@ -101,6 +100,10 @@ class Ledger:
             currency=self._options.currency,
             labels=self._options.labels,
         )
+
+    def _totals(self) -> dict[str, float]:
+        """Return the seconds of each model's rounds since it was loaded."""
+        return {model.name: model.engine.engine.stats.total for model in self._models}
 
     def _write(self, row: Row) -> None:
         """Append a row by one `write`; a row that cannot be written goes to the log."""

@@ -18,13 +18,14 @@ from .limits import LABEL_CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An engine with its names, its sampling defaults and its queue."""
+    """An engine with its names, its sampling defaults, its queue, and how fast it decoded one text plainly."""
 
     names: tuple[str, ...]
     path: Path
     engine: AsyncEngine
     defaults: Mapping[str, Any]
     admission: Admission
+    plain_rate: float | None = None  # tokens a second of plain decoding, measured in the warm-up
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import socket
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
+from specbuild.runtime.bundle.memory_plan import plan
 from specbuild.runtime.errors import OptionError, shown
 
 from . import limits, listener
@@ -37,6 +37,7 @@ from .objectives import parse
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
+from .warm_up import warm_up
 
 _LOOK = 0.1  # seconds between checks of the workers, and of what a drain waits for
 _GRACE = 5  # seconds for sending responses whose texts have ended
@@ -76,7 +77,7 @@ def _loaded(named: Named, options: ServeOptions, load: LoadOptions, log: Request
     with contextlib.ExitStack() as closing:
         service = make_service(named, options, load, log, closing)
         for model in service.models.all:
-            log.event("info", describe(model), model=model.name)
+            log.event("info", describe(model, load), model=model.name)
         yield service
 
 
@@ -102,7 +103,7 @@ def make_service(
     closing: contextlib.ExitStack,
     canary_of: Callable[[Models, ServeOptions, RequestLog], CanarySide] = _own_canary,
 ) -> Service:
-    """Load every bundle in a thread of its own and return the service.
+    """Load every bundle in a thread of its own, warm each up, and return the service.
 
     Args:
         named: Names and folder of each bundle.
@@ -115,7 +116,7 @@ def make_service(
     Raises:
         OptionError: If an option is wrong.
         BundleError: If a bundle is wrong.
-        ExecutionError: If a bundle's models cannot be loaded.
+        ExecutionError: If a bundle's models cannot be loaded, or fail in the warm-up.
     """
     told: Future[Metrics] = Future()  # set before any request can end
     ledger = Ledger(options.cost, log) if options.cost.ledger else None
@@ -135,9 +136,10 @@ def make_service(
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
 
     with ThreadPoolExecutor(len(named)) as pool:
-        models = [each.result() for each in [pool.submit(one, *each) for each in named]]
-    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix, options.cost)
+        loaded = [each.result() for each in [pool.submit(one, *each) for each in named]]
+    metrics = Metrics({model.name: model.engine.engine for model in loaded}, options.metrics_prefix, options.cost)
     told.set_result(metrics)
+    models = [replace(model, plain_rate=warm_up(model.engine.engine)) for model in loaded]
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
     canary = canary_of(served, options, log) if options.canary else None
@@ -156,18 +158,18 @@ def make_service(
     return service
 
 
-def describe(model: ServedModel) -> str:
-    """Return a line about a served model: its backend, memory, speed and sampling defaults."""
-    engine = model.engine.engine
-    manifest, timings = engine.manifest, engine.timings
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def describe(model: ServedModel, load: LoadOptions) -> str:
+    """Return a line about a served model: its backend, planned memory, measured speed and sampling defaults."""
+    engine, manifest = model.engine.engine, model.manifest
+    models = ("target",) if load.drafter == "ngram" else ()
+    memory = plan(manifest, engine.batch_size, None, models, load.kv_cache_tokens)
     parts = [
         f"{', '.join(model.names)}: {model.path}, {manifest.precision} on {manifest.backend}",
         f"{engine.batch_size} at once, {engine.max_model_len} tokens each",
-        f"caches of {engine.cache_bytes / 1e6:.0f} MB, {memory / 1e6:.0f} MB in all",
+        f"{memory.total / 1e6:.0f} MB planned, {memory.caches / 1e6:.0f} of them caches",
     ]
-    if timings:
-        parts.append(f"plain decoding {1 / timings.at(1).alone:.0f} tokens/s by its timing table")
+    if model.plain_rate:
+        parts.append(f"plain decoding measured at {model.plain_rate:.0f} tokens/s")
     own = {name: value for name, value in model.defaults.items() if value != DEFAULTS[name]}
     changed = "".join(f", {name} {value:g} by its checkpoint" for name, value in own.items() if name != "temperature")
     parts.append(

@@ -162,7 +162,7 @@ class Validator:
     def _policy_of(self, params: SamplingParams) -> SequencePolicy | None:
         if self._policy is None or params.speculation != "auto":
             return None
-        return self._policy.for_request(params.temperature, params.session)
+        return self._policy.for_request(params.temperature, params.session, params.background)
 
     def _tree(self, speculation: str) -> TreeSpec | None:
         if speculation == "off":

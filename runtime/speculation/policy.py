@@ -294,7 +294,11 @@ class Policy:
         self.live = live or LiveTimings(timings)
         self.sessions = Sessions(clock)
 
-    def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
-        """Return a sequence's policy, with what its session, or else the engine, has learnt; from any thread."""
-        chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
+    def for_request(self, temperature: float, session: str | None = None, background: bool = False) -> SequencePolicy:
+        """Return a sequence's policy, with what its session, or else the engine, has learnt; from any thread.
+
+        A request in the background knows nothing of others, and they learn nothing from it.
+        """
+        sessions = Sessions() if background else self.sessions
+        chances, known = self.timings.chances(temperature), sessions.of(session, temperature > 0)
         return SequencePolicy(self.live, chances, temperature, self.drafts, known, self.limits, self.free)

@@ -52,7 +52,16 @@ def begun(client: httpx.Client, body: dict[str, Any]) -> tuple[Any, Iterator[str
 
 def test_it_says_what_it_serves(server: Server) -> None:
     told = server.lines[0]["message"]
-    for word in ("pycode", "fp32", "2 at once", "1024 tokens", "MB in all", "temperature 1", "16 tokens"):
+    for word in (
+        "pycode",
+        "fp32",
+        "2 at once",
+        "1024 tokens",
+        "MB planned",
+        "measured at",
+        "temperature 1",
+        "16 tokens",
+    ):
         assert word in told
     with server.client() as client:
         assert client.post("/v1/completions", json=ASKED).status_code == 200

@@ -356,6 +356,21 @@ def test_a_session_s_requests_share_what_is_learnt_at_once_and_others_do_not() -
     assert first.model.ratio < later.model.ratio < CAUTION, "the engine has seen it too, and forgets more slowly"
 
 
+def test_the_background_teaches_nobody_and_learns_from_nobody() -> None:
+    made = Policy(table_of(LARGE), drafts=True)
+    quiet, loud = made.for_request(0.0, "a", background=True), made.for_request(0.0, "a")
+    for each in (quiet, loud):
+        each.choose(1, 0, 60)
+        each.below = [0.9]
+    for _ in range(9):
+        quiet.record([0], 7)
+    assert quiet.model.ratio < 0.4
+    assert [made.for_request(0.0, name).model.ratio for name in ("a", None)] == [CAUTION] * 2
+    for _ in range(9):
+        loud.record([0], 7)
+    assert made.for_request(0.0, "a", background=True).model.ratio == CAUTION
+
+
 def test_the_better_it_goes_the_less_a_doubtful_node_is_worth() -> None:
     policy, scores = Policy(table_of(LARGE), drafts=True).for_request(0.0), np.log(np.linspace(0.9, 0.02, 23))
     counts = []

@@ -1,0 +1,76 @@
+"""The warm-up: a request of each kind has run before the first one comes, and nothing that is told counts any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import Server
+
+from specbuild.runtime import Engine, Limits, Result
+from specbuild.runtime.errors import ExecutionError
+from specbuild.serve.warm_up import warm_up
+
+ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 4}
+
+
+def kinds(bundle: Path, **options: Any) -> tuple[float | None, list[Any]]:
+    """The rate, and what each request was, from its metrics."""
+    results = list[Result]()
+    with Engine.load(bundle, on_finish=results.append, **options) as engine:
+        rate = warm_up(engine)
+    return rate, [result.metrics for result in results]
+
+
+def test_a_request_of_each_kind_runs(bundle: Path) -> None:
+    rate, ran = kinds(bundle, batch_size=2)
+    assert rate
+    assert rate > 0
+    assert all(each.background for each in ran)
+    lengths = {each.num_prompt_tokens for each in ran}
+    assert max(lengths) >= 8 * min(lengths)
+    assert {each.speculative_decoding.num_spec_steps > 0 for each in ran} == {True, False}
+    assert {each.speculation == "off" for each in ran} == {True, False}
+    assert max(each.num_output_tokens for each in ran) > 8, "enough to measure"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_model_len": 2}, {"max_model_len": 48}, {"limits": Limits(max_draft_tokens=0)}, {"drafter": "ngram"}],
+)
+def test_it_fits_whatever_is_loaded(bundle: Path, options: dict[str, Any]) -> None:
+    rate, ran = kinds(bundle, **options)
+    assert (rate is None) == (options.get("max_model_len") == 2)
+    assert ran
+
+
+def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ExecutionError("planted")
+
+    with Engine.load(bundle) as engine:
+        monkeypatch.setattr(engine.scheduler._loop, "round", broken)
+        with pytest.raises(ExecutionError, match="planted"):
+            warm_up(engine)
+
+
+def test_nothing_counts_it(bundle: Path, tmp_path: Path) -> None:
+    """Neither metrics nor ledger nor drift nor cached prompts; the log says what was planned and measured."""
+    ledger, drift = tmp_path / "ledger.jsonl", tmp_path / "drift.json"
+    flags = ("--port", "0", "--ledger", str(ledger), "--drift", str(drift), "--max-num-seqs", "1")
+    with Server(str(bundle), *flags) as server, server.client() as client:
+        said = server.lines[0]["message"]
+        assert "MB planned" in said
+        assert "plain decoding measured at" in said
+        (before,) = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
+        assert set(before["busy_seconds"].values()) == {0.0}
+        told = text_string_to_metric_families(client.get("/metrics").text)
+        counted = [each for family in told for each in family.samples if family.type in ("counter", "histogram")]
+        assert counted
+        assert [each.name for each in counted if each.value and not each.name.endswith("_created")] == []
+        reply = client.post("/v1/completions", json=ASKED).json()
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert [line["message"] for line in server.lines].count("request") == 1
