@@ -8,7 +8,7 @@ from .attack import Attack, Bench
 
 CLASSES = (
     *("manifest", "graphs", "timings", "tokenizer", "templates", "checkpoints"),
-    *("prompts", "parameters", "texts", "races", "signals"),
+    *("prompts", "parameters", "texts", "http", "races", "signals"),
 )
 # Races wait for others, each no longer than 10 s. Signals are several commands, each with a limit of its own by what it
 # computes, so that a machine with other work does no harm. All else has 10 s.

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 PASSED, REFUSED = "passed", "refused"
 FINDINGS = ("crash", "hang", "memory", "raw", "wrong")
 MAX_MESSAGE = 4000  # characters of an error's line
-_PACKAGE = {"runtime", "measure", "builder", "cli", "face"}
+_PACKAGE = {"runtime", "measure", "serve", "builder", "cli", "face"}
 
 
 class Fault(BaseException):

@@ -1,0 +1,132 @@
+"""Attacks on the server: methods and targets of any kind, and bodies with one wrong field, whose name is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from serving import CHAT_TEMPLATE, Log
+
+from specbuild.runtime import AsyncEngine, Engine
+from specbuild.serve.admission import Admission
+from specbuild.serve.answer import Service
+from specbuild.serve.app import make_app
+from specbuild.serve.metrics import Metrics
+from specbuild.serve.models import Models, ServedModel
+from specbuild.serve.options import ServeOptions
+from specbuild.serve.parameters import DEFAULTS
+
+from .attack import Attack, Bench
+from .mutations import HOSTILE, to_bytes
+from .outcome import Fault
+
+SAID = [{"role": "user", "content": "x"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+BODIES: dict[str, dict[str, Any]] = {  # sound ones, quickly answered
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": 2, "tools": TOOLS},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2, "store": False},
+    "/v1/messages": {"messages": SAID, "max_tokens": 2},
+    "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 2}},
+    "/invocations": {"messages": SAID, "max_tokens": 2},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+FIELDS = (
+    *("n", "stop", "seed", "top_p", "top_k", "min_p", "logit_bias", "temperature", "stream_options", "priority"),
+    *("stop_token_ids", "structured_outputs", "response_format", "speculation", "num_speculative_tokens", "user"),
+    *("logprobs", "best_of", "min_tokens", "session", "deadline", "tool_choice", "tools", "metadata", "store", "text"),
+    *("stop_sequences", "system", "parameters", "prompt", "messages", "input", "inputs", "tokens", "colour", "model"),
+)
+PATHS = (*BODIES, "/", "/health", "/health/live", "/ping", "/v1/models", "/v1/models/pycode", "/metrics", "/info")
+ODD_PATHS = ("*", "", "//", "/nowhere", "/v1/models/", "/v1//models", "/%2e%2e/health", "/health/../metrics", "/é")
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "BREW", "get", "")
+BEFORE = ("", "", "http://host", "HTTP://host:80", "https://[::1]:8", "http://", "http://user:x@host", "ftp://host")
+VALUES = [value for value in HOSTILE if value != "@twice"]  # which is a field more
+UNREAD = ("the body", "There was an error parsing the body")  # what is said of a body that is not JSON
+ELSEWHERE = {"model": (404,), "deadline": (408,)}  # statuses that a wrong value of these fields may have besides 400
+
+
+class HttpAttack(Attack):
+    """Calls an application in this process, over an engine that lives as long as the worker."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.engine = Engine.load(bench.bundle, batch_size=2, chat_template=CHAT_TEMPLATE)
+        model = ServedModel(("pycode",), bench.bundle, AsyncEngine(self.engine), DEFAULTS, Admission(2, 256))
+        service = Service(Models([model]), ServeOptions(), Metrics({"pycode": self.engine}))
+        self.app = make_app(service, Log())
+
+    def attempt(self, rng: random.Random, place: Path) -> None:
+        if rng.random() < 0.3:
+            self._target(rng, place)
+        else:
+            self._field(rng, place)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _target(self, rng: random.Random, place: Path) -> None:
+        """Every answer is the server's own, HEAD's without a body, and a 405 says what is allowed."""
+        path, before, method = rng.choice((*PATHS, *PATHS, *ODD_PATHS)), rng.choice(BEFORE), rng.choice(METHODS)
+        (place / "request.txt").write_text(f"{method} {before}{path}", encoding="utf-8")
+        status, headers, body = self._ask(method, before + path, b"")
+        allowed = headers.get("allow", "").split(", ")
+        if status >= 500:
+            raise Fault("wrong", f"status {status}: {body[:300]!r}")
+        if (status in (204, 405)) != ("allow" in headers) or (status == 405 and method in allowed):
+            raise Fault("wrong", f"status {status} allows {allowed}")
+        if method == "HEAD" and body:
+            raise Fault("wrong", f"HEAD has a body: {body[:100]!r}")
+        if path in PATHS and before in ("http://host", "HTTP://host:80", "https://[::1]:8") and status == 404:
+            raise Fault("wrong", "a target with a host is not found")
+
+    def _field(self, rng: random.Random, place: Path) -> None:
+        """A body with one changed field is answered, or refused in that field's name; null is as good as no field."""
+        path, name = rng.choice(sorted(BODIES)), rng.choice(FIELDS)
+        if path == "/invocations" and name == "inputs":  # which makes another body of it, whose other fields are wrong
+            return
+        value = None if rng.random() < 0.2 else rng.choice(VALUES)
+        body = BODIES[path] | {name: value}
+        (place / "request.json").write_bytes(to_bytes({"path": path, "field": name}) + b"\n" + to_bytes(body)[:100_000])
+        status, _, told = self._ask("POST", path, to_bytes(body))
+        if value is None:
+            without = {field: each for field, each in body.items() if field != name}
+            if status != self._ask("POST", path, to_bytes(without))[0]:
+                raise Fault("wrong", f"{name}: null is not as good as no field: {told[:300]!r}")
+        if value is None or status == 200:
+            return
+        if status not in (400, *ELSEWHERE.get(name, ())):
+            raise Fault("wrong", f"{name}: status {status}: {told[:300]!r}")
+        error = json.loads(told)["error"]
+        message = error if isinstance(error, str) else error["message"]
+        if "\n" in message or not message:
+            raise Fault("wrong", f"{name}: an error that is no line: {message[:300]!r}")
+        if isinstance(error, dict) and "param" in error and not message.startswith(UNREAD):
+            param = (error["param"] or "").partition(".")[0]
+            if param != name[:256]:
+                raise Fault("wrong", f"{name} is wrong, {param!r} is blamed: {message[:300]}")
+
+    def _ask(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        return asyncio.run(_called(self.app, method, target, body))
+
+
+async def _called(app: Any, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    """An application's status, headers and body for a request, as an HTTP server would pass it on."""
+    left, sent = [{"type": "http.request", "body": body, "more_body": False}], list[Any]()
+
+    async def receive() -> Any:
+        return left.pop() if left else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"x"), (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method}
+    scope |= {"path": target, "raw_path": target.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    await app(scope | {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, receive, send)
+    told = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], told, b"".join(each.get("body", b"") for each in sent[1:])
