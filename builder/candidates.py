@@ -74,6 +74,6 @@ class Candidates:
         return folder / PLAIN
 
     def _spec(self, largest: int) -> ModelSpec:
-        layout, vocabulary = self.context.source.layouts["target"], self.context.source.target.vocab_size
+        layout, vocabulary = self.context.source.layouts["target"], self.context.source.target.token_rows
         shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), vocabulary, self.context.capacity
         return ModelSpec("target", *shape, largest, tuple(sorted(set(layout.windows))))

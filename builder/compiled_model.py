@@ -32,7 +32,7 @@ from .frontend.reference import References
 from .frontend.vocabulary import by_token
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
-from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens
+from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
 from .quantize.assignment import assign
 from .quantize.fp8_caches import Scales, calibrate
@@ -133,14 +133,16 @@ def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> Compil
             check_early(loaded.net, *_asked(context, loaded, texts))
     with context.stage("target: Hugging Face reference"):
         prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
-        references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())
+        with by_token(loaded.net, loaded.tokens, source.target.token_rows):
+            references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())
     prepared = _prepared(context, loaded, references, texts, None)
     model = _lowered(context, loaded, prepared, scratch, Stored() if source.shares_weights else None)
     if not context.config.descriptor.on_gpu:
         return CompiledTarget(model, references, loaded.head)
     with context.stage("target: graph against Hugging Face"):
         dtype, graph, found = context.config.dtype_of("target"), prepared.graph, (prepared.numbers, prepared.scales)
-        checked = check_graph(graph, context.capacity, loaded.net, dtype, references, *found)
+        with by_token(loaded.net, loaded.tokens, source.target.token_rows):
+            checked = check_graph(graph, context.capacity, loaded.net, dtype, references, *found)
     return CompiledTarget(model.with_measured(checked.moved), references, loaded.head, checked)
 
 
@@ -154,7 +156,7 @@ def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, s
 def _prepared(
     context: BuildContext, loaded: LoadedModel, references: References, texts: Texts | None, target: Quantization | None
 ) -> Prepared:
-    """Export and fuse a model's graph, and quantize its weights; for GPUs its logits cover all the target's tokens."""
+    """Export and fuse a model's graph, and quantize its weights; a CPU's draft alone keeps logits of some tokens."""
     source, name, scales = context.source, loaded.name, None
     if context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
@@ -164,8 +166,8 @@ def _prepared(
         operators = {"exported": passes.census(graph)}
         matched = passes.run_portable(graph)
         operators["fused"] = passes.census(graph)
-        if loaded.tokens and context.config.descriptor.on_gpu:
-            spread_logits(graph.graph, loaded.tokens, source.target.vocab_size)
+        if loaded.tokens and unspread(context, loaded) is None:
+            spread_logits(graph.graph, loaded.tokens, source.target.token_rows)
     return Prepared(graph, matched, operators, scales, _numbers(context, loaded, graph, texts, target))
 
 
@@ -179,7 +181,7 @@ def _numbers(
     name, checkpoint = loaded.name, context.source.models[loaded.name]
     if texts is None or not isinstance(checkpoint, Checkpoint):
         return None
-    with context.stage(f"{name}: quantize"), by_token(loaded.net, loaded.tokens, context.source.target.vocab_size):
+    with context.stage(f"{name}: quantize"), by_token(loaded.net, loaded.tokens, context.source.target.token_rows):
         request, names, schemes = _asked(context, loaded, texts)
         check_products(graph, schemes)
         request = replace(request, comparing=Candidates(context, loaded, graph, names).best)
@@ -261,7 +263,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
         kind=source.kind if drafts else "model",
         hidden=loaded.head.config.hidden_size if loaded.head else 0,
         mask_token=vocabulary.mask_token if drafts and vocabulary else None,
-        tokens=None if on_gpu else save_tokens(context.folder, loaded.tokens),
+        tokens=save_tokens(context.folder, unspread(context, loaded)),
     )
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from .build_context import BuildContext
 from .frontend import checkpoint as checkpoints
-from .frontend.eagle3_head import EagleHead, load_head
+from .frontend.eagle3_head import EagleHead, load_head, trim_head
 from .frontend.hidden_state_taps import Taps
-from .frontend.vocabulary import fit
+from .frontend.vocabulary import Vocabulary, fit, trim
 from .prepare import Sources
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class LoadedModel:
         net: The model.
         parameters: How many parameters its checkpoint has.
         head: The EAGLE-3 head that drafts for this target, or that this draft is.
-        tokens: The target's token id of each column of a draft's logits; None if column i is token i.
+        tokens: The target's token id of each column of the logits; None if column i is token i.
     """
 
     name: str
@@ -46,10 +46,13 @@ class LoadedModel:
 
 
 def load_target(source: Sources) -> LoadedModel:
-    """Load the target, and the EAGLE-3 head, if there is one, with the target's embedding."""
+    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding."""
     net = checkpoints.load(source.target, "eager")
     head = load_head(source.head, net.get_input_embeddings().weight) if source.head else None
-    return LoadedModel("target", net, net.num_parameters(), head)
+    parameters = net.num_parameters()
+    if head:
+        trim_head(head, source.target.token_ids)
+    return LoadedModel("target", net, parameters, head, _listed(trim(net, source.target)))
 
 
 def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
@@ -57,21 +60,31 @@ def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
     if head:
         parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
         tokens: list[int] = head.tokens.tolist()
-        every = tokens == list(range(source.target.vocab_size))
+        every = tokens == list(range(source.target.token_rows))
         return LoadedModel("draft", head, parameters, head, None if every else tokens)
     assert source.draft is not None
     net = checkpoints.load(source.draft, "eager")
     parameters, vocabulary = net.num_parameters(), source.vocabulary
     if vocabulary:
         fit(net, vocabulary)
-    known = vocabulary.tokens if vocabulary else None
-    return LoadedModel("draft", net, parameters, tokens=None if known is None else list(known))
+    else:  # the target itself
+        vocabulary = trim(net, source.draft)
+    return LoadedModel("draft", net, parameters, tokens=_listed(vocabulary))
+
+
+def _listed(vocabulary: Vocabulary) -> list[int] | None:
+    return None if vocabulary.tokens is None else list(vocabulary.tokens)
+
+
+def unspread(context: BuildContext, loaded: LoadedModel) -> list[int] | None:
+    """Return the tokens of a draft's columns if its graph has no others: on a CPU. Other graphs spread theirs."""
+    return None if loaded.name == "target" or context.config.descriptor.on_gpu else loaded.tokens
 
 
 def columns_of(context: BuildContext, loaded: LoadedModel) -> int:
-    """Return how many columns a model's logits have; on GPUs a draft's have one for each of the target's tokens."""
-    by_token = not loaded.tokens or context.config.descriptor.on_gpu
-    return context.source.target.vocab_size if by_token else len(loaded.tokens or ())
+    """Return how many columns a graph's logits have."""
+    tokens = unspread(context, loaded)
+    return context.source.target.token_rows if tokens is None else len(tokens)
 
 
 def save_tokens(folder: Path, tokens: Sequence[int] | None) -> str | None:

@@ -121,10 +121,14 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
     """Compare with Hugging Face: tokens in fp32, else distributions; return whether a divergence is real."""
     from specbuild.builder.frontend import checkpoint
     from specbuild.builder.frontend.reference import greedy, text_logits
+    from specbuild.builder.frontend.vocabulary import by_token, trim
     from specbuild.measure.divergence import kl
 
-    model = checkpoint.load(checkpoint.find(folder), "eager")
-    references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
+    found = checkpoint.find(folder)
+    model = checkpoint.load(found, "eager")
+    own = trim(model, found)
+    with by_token(model, own.tokens, own.rows):
+        references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
     longest = engine.manifest.max_seq_len
     if engine.manifest.precision == "fp32":
         params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
@@ -133,7 +137,8 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
             engine, compare(engine, "plain decoding against Hugging Face", prompts, params, expected, True), as_json
         )
     texts = [reference.text[: longest - 1] for reference in references]
-    rows = [kl(text_logits(model, text), engine.text_logits(text)) for text in texts]
+    with by_token(model, own.tokens, own.rows):
+        rows = [kl(text_logits(model, text), engine.text_logits(text)) for text in texts]
     tokens, mean = sum(map(len, rows)), sum(float(row.sum()) for row in rows) / sum(map(len, rows))
     name = "divergence from Hugging Face"
     click.echo(

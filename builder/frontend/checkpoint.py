@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ class Checkpoint:
     def vocab_size(self) -> int:
         """Number of rows of the embedding and of the head."""
         return int(self.config.vocab_size)
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The rows that are a token's or end a text, ascending; no text has the others."""
+        ids = {*self.tokenizer.get_vocab().values(), *self.ends}
+        return sorted(token for token in ids if token < self.vocab_size)
+
+    @property
+    def token_rows(self) -> int:
+        """Number of rows up to the last token's."""
+        return self.token_ids[-1] + 1
 
     @property
     def max_positions(self) -> int:

@@ -8,7 +8,7 @@ of the row before.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,22 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
     head: EagleHead = EagleHead(found.config).float().eval()
     head.load_state_dict(weights)
     return head
+
+
+def trim_head(head: EagleHead, tokens: Sequence[int]) -> None:
+    """Take a target's rows of no token out of its head in place.
+
+    Args:
+        head: The head.
+        tokens: The rows of the target that are tokens, ascending.
+    """
+    rows, drafted = tokens[-1] + 1, head.tokens
+    columns = torch.isin(drafted, torch.tensor(tokens)).nonzero()[:, 0]
+    head.embed_tokens.weight = nn.Parameter(head.embed_tokens.weight[:rows].detach().clone())
+    head.lm_head.weight = nn.Parameter(head.lm_head.weight[columns].detach().clone())
+    head.d2t, head.t2d = drafted[columns] - torch.arange(len(columns)), head.t2d[:rows].clone()
+    head.embed_tokens.num_embeddings = head.config.vocab_size = rows
+    head.lm_head.out_features = head.config.draft_vocab_size = len(columns)
 
 
 def save_head(folder: Path, head: EagleHead) -> None:

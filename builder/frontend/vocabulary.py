@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from specbuild.builder.passes.spread_logits import LOWEST
 from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
@@ -44,7 +45,7 @@ class Vocabulary:
     Attributes:
         kind: "identical"; "padded", the same tokens but another number of rows; "reordered", the same tokens with other
             ids; or "intersecting", another tokenizer.
-        rows: Rows of the embedding after `fit`: the target's number, or one more for a mask.
+        rows: Rows of the embedding after `fit`: up to the target's last token, and one more for a mask.
         columns: Columns of the head's logits after `fit`.
         tokens: Each column's target token, ascending; None if column i is token i.
         shared: How many of the target's tokens can be drafted.
@@ -74,15 +75,15 @@ class Vocabulary:
 def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
     """Return how a draft can use the target's tokens; raise CheckpointError if it cannot use enough of them.
 
-    Two fields of the draft's config.json matter: `draft_tokens`, the draft's own ids to which its head is limited, and
-    `pard_token`, its mask.
+    Rows of the target that no token has are never drafted. Two fields of the draft's config.json matter:
+    `draft_tokens`, the draft's own ids to which its head is limited, and `pard_token`, its mask.
     """
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     kind: Kind = "intersecting"
     if ours == theirs:
         kind = "identical" if target.vocab_size == draft.vocab_size else "padded"
         same = {token: token for token in ours.values()}
-        sources = {row: row for row in range(min(target.vocab_size, draft.vocab_size))}
+        sources = {row: row for row in range(min(target.token_rows, draft.vocab_size))}
     elif ours.keys() == theirs.keys():
         kind, same = "reordered", {token: theirs[text] for text, token in ours.items()}
         sources = dict(same)
@@ -96,21 +97,39 @@ def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
     tokens = sorted(token for row, token in usable.items() if allowed is None or row in allowed)
     if not tokens:
         raise CheckpointError(f"{draft.source}/config.json has draft_tokens that the target has not: distill it again")
-    mask, rows = _mask(target, draft, ours.values(), sources)
+    mask, rows = _mask(target, draft, sources)
     found = tuple(sources.get(row, -1) for row in range(rows))
     return Vocabulary(
         kind=kind,
         rows=rows,
-        columns=target.vocab_size if len(tokens) == len(ours) else len(tokens),
-        tokens=None if len(tokens) == len(ours) else tuple(tokens),
+        columns=len(tokens),
+        tokens=None if len(tokens) == target.token_rows else tuple(tokens),
         shared=len(tokens),
         mask_token=mask,
         sources=None if found == tuple(range(draft.vocab_size)) else found,
     )
 
 
+def trim(model: PreTrainedModel, checkpoint: Checkpoint) -> Vocabulary:
+    """Take the rows that no token has out of a model in place, and return the relation of what is left to its tokens.
+
+    Rows past the last token leave the embedding and the head; rows between tokens leave the head alone.
+    """
+    tokens, rows = checkpoint.token_ids, checkpoint.token_rows
+    own = Vocabulary(
+        kind="identical",
+        rows=rows,
+        columns=len(tokens),
+        tokens=None if len(tokens) == rows else tuple(tokens),
+        shared=len(tokens),
+        sources=None if rows == checkpoint.vocab_size else tuple(range(rows)),
+    )
+    fit(model, own)
+    return own
+
+
 def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
-    """Change a draft's embedding and head in place so that they use the target's token ids.
+    """Change a model's embedding and head in place so that they use the target's token ids.
 
     A tied head stays tied if both need the same rows. Raises CheckpointError if the embedding or the head is of a kind
     that cannot be changed.
@@ -119,7 +138,7 @@ def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
         return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
-        raise CheckpointError(f"{type(model).__name__} has no plain embedding and head: use another draft")
+        raise CheckpointError(f"{type(model).__name__} has no plain embedding and head: use another model")
     tied = head.weight is embedding.weight
     columns = slice(vocabulary.columns) if vocabulary.tokens is None else torch.tensor(vocabulary.tokens)
     with torch.no_grad():
@@ -224,37 +243,33 @@ def _draft_tokens(draft: Checkpoint, known: Iterable[int]) -> frozenset[int] | N
     return frozenset(asked)
 
 
-def _mask(
-    target: Checkpoint, draft: Checkpoint, known: Iterable[int], sources: dict[int, int]
-) -> tuple[int | None, int]:
+def _mask(target: Checkpoint, draft: Checkpoint, sources: dict[int, int]) -> tuple[int | None, int]:
     """Return the id that a PARD draft's mask gets past the target's tokens, and the rows that the embedding needs.
 
     Adds the mask's row to `sources`. Raises CheckpointError if the mask is not a row of the draft's embedding.
     """
-    mask = getattr(draft.config, PARD_TOKEN, None)
+    mask, token = getattr(draft.config, PARD_TOKEN, None), target.token_rows
     if mask is None:
-        return None, target.vocab_size
+        return None, token
     if type(mask) is not int or not 0 <= mask < draft.vocab_size:
         raise CheckpointError(
             f"{draft.source}/config.json has pard_token {shown(mask)}, which is none of its {draft.vocab_size} rows: "
             "give the id of its mask token"
         )
-    first = max(known) + 1
-    token = mask if first <= mask < target.vocab_size else first
     sources[token] = mask
-    return token, max(target.vocab_size, token + 1)
+    return token, token + 1
 
 
 def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Expand logits `[..., n]` of `tokens` `int64[n]` to logits `[..., size]` of all tokens: −inf for the others."""
-    full = logits.new_full((*logits.shape[:-1], size), -torch.inf)
+    """Expand logits `[..., n]` of `tokens` `int64[n]` to logits `[..., size]` of all rows: LOWEST for the others."""
+    full = logits.new_full((*logits.shape[:-1], size), LOWEST)
     full[..., tokens] = logits
     return full
 
 
 @contextmanager
 def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
-    """Make a model whose head has only `tokens` return logits for all tokens, −inf for the others, while inside."""
+    """Make a model whose head has only `tokens` return logits for all rows, LOWEST for the others, while inside."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         output.logits = spread(output.logits, columns, vocab_size)

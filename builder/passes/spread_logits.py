@@ -1,4 +1,4 @@
-"""Spreads the logits of a head with a reduced vocabulary over the whole one, for runtimes that require that."""
+"""Spreads the logits of a head that lacks some tokens over all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .pattern import constant, dims
 
-LOWEST = -6e4  # lower than any token's logit, and still a number in 16 bits
+LOWEST = -(2.0**15)  # lower than any token's logit, and the same number in every type of 16 bits
 
 
 def spread_logits(graph: ir.Graph, tokens: Sequence[int], vocab_size: int) -> None:

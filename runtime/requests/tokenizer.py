@@ -194,6 +194,10 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(name)
         return found
 
+    def has(self, token: int) -> bool:
+        """Return whether an id is a token's."""
+        return self._tokenizer.id_to_token(token) is not None
+
     def to_json(self) -> str:
         """Return the tokenizer.json that this was made from, as the library writes it; raises ExecutionError."""
         return str(call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))

@@ -112,6 +112,7 @@ class Validator:
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]
+        self._check_bias(params)
         self._fits(sequences[0])
         return sequences
 
@@ -158,6 +159,12 @@ class Validator:
         if not all(0 <= token < vocab_size for token in tokens):
             raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
         return tokens
+
+    def _check_bias(self, params: SamplingParams) -> None:
+        """Raise OptionError if a `logit_bias` would make the target choose a row that no token has."""
+        for token in params.logit_bias:
+            if not self._tokenizer.has(token) and token not in self._manifest.eos_token_ids:
+                raise OptionError(f"logit_bias names {token}, which no token has: give ids of the model's tokens")
 
     def _policy_of(self, params: SamplingParams) -> SequencePolicy | None:
         if self._policy is None or params.speculation != "auto":

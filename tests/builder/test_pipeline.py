@@ -50,15 +50,21 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 
 
 def greedy(folder: Path) -> list[list[int]]:
-    """What `transformers` makes of the prompts, in float32."""
+    """What `transformers` makes of the prompts, in float32, where it chooses no row that no token has."""
     from transformers import AutoModelForCausalLM
 
     model, outputs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), []
+    spare = list(range(4096, model.config.vocab_size)) or None
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         with torch.no_grad():
             output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=NEW_TOKENS,
+                pad_token_id=0,
+                suppress_tokens=spare,
             )
         outputs.append(output[0, len(prompt) :].tolist())
     return outputs

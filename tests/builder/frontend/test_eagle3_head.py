@@ -17,7 +17,15 @@ from transformers import DynamicCache
 
 from specbuild.builder.frontend import portable_rotary
 from specbuild.builder.frontend.checkpoint import Checkpoint, find
-from specbuild.builder.frontend.eagle3_head import EagleHead, find_head, head_config, is_eagle, load_head, save_head
+from specbuild.builder.frontend.eagle3_head import (
+    EagleHead,
+    find_head,
+    head_config,
+    is_eagle,
+    load_head,
+    save_head,
+    trim_head,
+)
 from specbuild.builder.frontend.hidden_state_taps import default_taps
 from specbuild.runtime.errors import CheckpointError
 
@@ -147,6 +155,20 @@ def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
     before = head.rotary_emb.inv_freq.clone()
     assert torch.equal(head.to(torch.bfloat16).rotary_emb.inv_freq, before)
     assert head.norm.weight.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_loses_what_no_token_has(target: Checkpoint) -> None:
+    head, ids, hidden, positions = make_head(target), *rows(5)
+    drafted, before = head.tokens, head(ids % 3000, hidden, positions)[0]
+    tokens = [token for token in range(3500) if token not in drafted[:2].tolist()]
+    trim_head(head, tokens)
+    left = torch.isin(drafted, torch.tensor(tokens))
+    assert 0 < left.sum() < DRAFTED - 2
+    assert torch.equal(head.tokens, drafted[left])
+    torch.testing.assert_close(head(ids % 3000, hidden, positions)[0], before[..., left])
+    assert (len(head.embed_tokens.weight), head.config.vocab_size, len(head.t2d)) == (3500, 3500, 3500)
+    assert head.config.draft_vocab_size == len(head.lm_head.weight) == left.sum()
 
 
 def test_reads_what_it_saved(head: EagleHead, saved: Path, target: Checkpoint) -> None:

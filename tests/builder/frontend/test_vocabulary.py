@@ -18,7 +18,7 @@ from other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
 
 from specbuild.builder.frontend.checkpoint import Checkpoint, find, load
-from specbuild.builder.frontend.vocabulary import Vocabulary, fit, reconcile
+from specbuild.builder.frontend.vocabulary import Vocabulary, by_token, fit, reconcile, trim
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]
@@ -94,18 +94,58 @@ def test_the_same_vocabulary_is_left_as_it_is(target: Checkpoint, own: Path) -> 
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("rows", "drafts"), [(4160, 4096), (4096, 4160)])
-def test_padding_is_cut_or_added(make_checkpoint: Make, tmp_path: Path, rows: int, drafts: int, tied: bool) -> None:
+@pytest.mark.parametrize(("rows", "drafts"), [(4160, 4096), (4096, 4160), (4160, 4160), (4160, 4200)])
+def test_rows_past_the_last_token_are_dropped(
+    make_checkpoint: Make, tmp_path: Path, rows: int, drafts: int, tied: bool
+) -> None:
     fields = {"num_hidden_layers": 1, "tie_word_embeddings": tied}
     target = find(str(make_checkpoint(tmp_path / "target", vocab_size=rows, **fields)))
     draft = find(str(make_checkpoint(tmp_path / "draft", vocab_size=drafts, **fields)))
     found = reconcile(target, draft)
-    assert (found.kind, found.rows, found.columns, found.shared) == ("padded", rows, rows, 4096)
+    kind = "identical" if rows == drafts else "padded"
+    assert (found.kind, found.rows, found.columns, found.shared) == (kind, 4096, 4096, 4096)
     model, ids = fitted(draft, found), [5, 4095, 17, 0]
     assert model.config.tie_word_embeddings == tied
-    before, after = logits(load(draft, "eager"), ids), logits(model, ids)
-    torch.testing.assert_close(after[:, :4096], before[:, :4096])
-    torch.testing.assert_close(after[:, drafts:], before.mean(1, keepdim=True).expand(-1, max(rows - drafts, 0)))
+    torch.testing.assert_close(logits(model, ids), logits(load(draft, "eager"), ids)[:, :4096])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("gone", [(), (300,), (300, 4000, 4095)], ids=len)
+def test_a_target_keeps_what_is_a_token_or_ends_a_text(
+    make_checkpoint: Make, tmp_path: Path, tied: bool, gone: tuple[int, ...]
+) -> None:
+    fields = {"num_hidden_layers": 1, "tie_word_embeddings": tied, "eos_token_id": [0, 4101], "vocab_size": 4160}
+    folder = make_checkpoint(tmp_path / "target", **fields)
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["merges"] = []
+    content["model"]["vocab"] = {text: id_ for text, id_ in content["model"]["vocab"].items() if id_ not in gone}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    checkpoint = find(str(folder))
+    model, ids = load(checkpoint, "eager"), [5, 4094, 17, 0]
+    left, before = sorted({*range(4096), 4101} - {*gone}), logits(model, ids)
+    found = trim(model, checkpoint)
+    assert (found.tokens, found.rows, found.columns) == (tuple(left), 4102, len(left))
+    torch.testing.assert_close(logits(model, ids), before[:, left])
+    with by_token(model, found.tokens, found.rows):
+        full = logits(model, ids)
+    torch.testing.assert_close(full[:, left], before[:, left])
+    assert full.shape == (4, 4102)
+    assert (full[:, sorted({*range(4102)} - {*left})] < full[:, left].min() - 1000).all()
+
+
+def test_a_draft_has_no_row_of_no_token(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Neither one past the last token nor one between two."""
+    models = []
+    for name in ("target", "draft"):
+        folder = make_checkpoint(tmp_path / name, vocab_size=4160, num_hidden_layers=1)
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        content["model"]["merges"] = []
+        content["model"]["vocab"] = {text: id_ for text, id_ in content["model"]["vocab"].items() if id_ != 300}
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        models.append(find(str(folder)))
+    found = reconcile(*models)
+    assert found.tokens == tuple(sorted({*range(4096)} - {300}))
+    assert (found.rows, found.columns, found.shared) == (4096, 4095, 4095)
 
 
 def test_other_ids_are_put_in_order(target: Checkpoint, folder: Path) -> None:
@@ -223,24 +263,23 @@ def test_a_trimmed_head_of_what_the_target_has_not(target: Checkpoint, other: Ch
 
 
 @pytest.mark.parametrize(
-    ("rows", "drafts", "mask", "token"),
+    ("rows", "drafts", "mask"),
     [
-        (4096, 4160, 4100, 4096),  # the target has no row to spare
-        (4160, 4160, 4100, 4100),
-        (4160, 4160, 9, 4096),  # of a token that texts have
-        (4099, 4160, 4100, 4096),
+        (4096, 4160, 4100),
+        (4160, 4160, 4100),
+        (4160, 4160, 9),  # of a token that texts have
     ],
 )
-def test_a_mask_token(make_checkpoint: Make, tmp_path: Path, rows: int, drafts: int, mask: int, token: int) -> None:
+def test_a_mask_token(make_checkpoint: Make, tmp_path: Path, rows: int, drafts: int, mask: int) -> None:
+    """It is the row that follows the tokens'."""
     target = find(str(make_checkpoint(tmp_path / "target", vocab_size=rows, num_hidden_layers=1)))
     folder = make_checkpoint(tmp_path / "draft", vocab_size=drafts, num_hidden_layers=1, tie_word_embeddings=True)
     draft = find(str(edit(folder, pard_token=mask)))
     found = reconcile(target, draft)
-    assert (found.mask_token, found.rows, found.columns) == (token, max(rows, token + 1), rows)
+    assert (found.mask_token, found.rows, found.columns) == (4096, 4097, 4096)
     model = fitted(draft, found)
-    before, after = logits(load(draft, "eager"), [5, mask, mask]), logits(model, [5, token, token])
-    torch.testing.assert_close(after[:, :4096], before[:, :4096])
-    assert model.config.tie_word_embeddings == (rows > token)
+    before, after = logits(load(draft, "eager"), [5, mask, mask]), logits(model, [5, 4096, 4096])
+    torch.testing.assert_close(after, before[:, :4096])
 
 
 @pytest.mark.parametrize("mask", [4096, -1, "4000", True])
@@ -274,5 +313,5 @@ def test_a_model_of_another_family(family: str) -> None:
 def test_a_model_that_cannot_be_fitted() -> None:
     model = random_model("llama")
     model.lm_head = torch.nn.Identity()
-    with pytest.raises(CheckpointError, match="no plain embedding and head: use another draft"):
+    with pytest.raises(CheckpointError, match="no plain embedding and head: use another model"):
         fit(model, Vocabulary("reordered", 2, 2, None, 2, sources=(1, 0)))
