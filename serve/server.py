@@ -118,10 +118,33 @@ def make_service(
         BundleError: If a bundle is wrong.
         ExecutionError: If a bundle's models cannot be loaded, or fail in the warm-up.
     """
-    told: Future[Metrics] = Future()  # set before any request can end
     ledger = Ledger(options.cost, log) if options.cost.ledger else None
     if ledger:
         closing.callback(ledger.close)
+    models, metrics = _load(named, options, load, closing)
+    served = Models(models)
+    oracle = Oracle(served, options, metrics, log) if options.shadow else None
+    canary = canary_of(served, options, log) if options.canary else None
+    drift = Drift(served, options.drift, log) if options.drift else None
+    watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
+    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift):
+        if each:
+            metrics.registry.register(each)
+    if options.slo:
+        watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
+    if ledger:
+        ledger.begin(models)
+        watchers.append(ledger)
+    service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
+    closing.callback(service.traces.close)
+    return service
+
+
+def _load(
+    named: Named, options: ServeOptions, load: LoadOptions, closing: contextlib.ExitStack
+) -> tuple[list[ServedModel], Metrics]:
+    """Load every bundle in a thread of its own and warm each up; return the models and the metrics they report to."""
+    told: Future[Metrics] = Future()  # set before any request can end
 
     def one(names: tuple[str, ...], path: Path) -> ServedModel:
         def finished(result: Result) -> None:
@@ -139,23 +162,7 @@ def make_service(
         loaded = [each.result() for each in [pool.submit(one, *each) for each in named]]
     metrics = Metrics({model.name: model.engine.engine for model in loaded}, options.metrics_prefix, options.cost)
     told.set_result(metrics)
-    models = [replace(model, plain_rate=warm_up(model.engine.engine)) for model in loaded]
-    served = Models(models)
-    oracle = Oracle(served, options, metrics, log) if options.shadow else None
-    canary = canary_of(served, options, log) if options.canary else None
-    drift = Drift(served, options.drift, log) if options.drift else None
-    watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
-    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift):
-        if each:
-            metrics.registry.register(each)
-    if options.slo:
-        watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
-    if ledger:
-        ledger.begin(models)
-        watchers.append(ledger)
-    service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
-    closing.callback(service.traces.close)
-    return service
+    return [replace(model, plain_rate=warm_up(model.engine.engine)) for model in loaded], metrics
 
 
 def describe(model: ServedModel, load: LoadOptions) -> str:
