@@ -5,6 +5,7 @@ Weights are read from safetensors only, never from pickle, and code in a checkpo
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import stat
@@ -41,6 +42,7 @@ from .weights import (
     weight_files,
 )
 
+_LOG = logging.getLogger("specbuild")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 TOKENIZER_BYTES = 512 << 20  # maximum size of a file that holds no weights
 _READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
@@ -214,14 +216,29 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
 
 
 def _sampling(source: str, folder: Path) -> dict[str, float]:
-    """Return the parameters set in generation_config.json; raise CheckpointError for values no request may have."""
-    told = read_object(folder / "generation_config.json")
-    given = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
+    """Return the parameters set in generation_config.json, with a warning for each that hubs write in their own way.
+
+    Raises CheckpointError for values no request may have.
+    """
+    where, told = f"{source}/generation_config.json", read_object(folder / "generation_config.json")
+    told = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
     try:
-        SamplingParams(**given)
+        params = SamplingParams(**told | _top_k(told))
     except OptionError as error:
-        raise CheckpointError(f"{source}/generation_config.json cannot be used ({error}): mend it") from None
-    return given
+        raise CheckpointError(f"{where} cannot be used ({error}): mend it") from None
+    if "temperature" in told and told["temperature"] != params.temperature:
+        _LOG.warning(f"{where} has temperature {told['temperature']}: it is read as 0, greedy")
+    if "top_k" in told and str(told["top_k"]) != str(params.top_k or "off"):
+        _LOG.warning(f"{where} has top_k {told['top_k']}: it is read as {params.top_k or 'off'}")
+    return {name: getattr(params, name) for name in told}
+
+
+def _top_k(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `top_k` as a request has it: transformers may write 50.0, and vLLM's −1 is off."""
+    top_k = told.get("top_k")
+    if isinstance(top_k, float) and top_k.is_integer():
+        top_k = int(top_k)
+    return {} if top_k is None else {"top_k": 0 if top_k == -1 else top_k}
 
 
 def _check_fields(where: str, config: Any, tokens: int) -> None:

@@ -14,6 +14,7 @@ from specbuild.runtime.speculation.tree import TreeSpec
 from .constraint import Constraint
 from .structured import StructuredOutputs
 
+MIN_TEMPERATURE = 0.01  # a lower one is greedy: logits divided by it would leave float32
 MAX_SAMPLES = 1024  # maximum samples of one prompt
 MAX_LOGPROBS = 20  # maximum tokens reported besides the emitted one, as in OpenAI's API
 MAX_LABEL = 256  # maximum characters of a session's name or of a salt
@@ -41,7 +42,7 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: Maximum output tokens, at least 1.
-        temperature: 0 for greedy decoding, or 0.01 to 100.
+        temperature: 0.01 to 100, or less for greedy decoding, which is kept as 0.
         top_k: Keep the k likeliest tokens; 0 is off.
         top_p: Keep the likeliest tokens until their probabilities add up to this, above 0 to 1; 1 is off.
         min_p: Keep tokens with at least this share of the likeliest token's probability, 0 to 1; 0 is off.
@@ -128,8 +129,8 @@ class SamplingParams:
             min_tokens=_integer("min_tokens", self.min_tokens, 0),
             priority=_integer("priority", self.priority, -_INT32 - 1),
         )
-        if 0 < self.temperature < 0.01:
-            raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
+        if self.temperature < MIN_TEMPERATURE:
+            self._keep(temperature=0.0)
         for name in ("ignore_eos", "skip_special_tokens", "background"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be true or false, not {shown(getattr(self, name))}")

@@ -83,6 +83,11 @@ def test_usage_of_a_stream(client: TestClient) -> None:
     assert counts[-2:] == [12, 12]
 
 
+def test_a_tiny_temperature_is_greedy(client: TestClient) -> None:
+    greedy, tiny = (choices(client, ASKED | {"temperature": temperature, "n": 2}) for temperature in (0, 1e-6))
+    assert [each["text"] for each in tiny] == [each["text"] for each in greedy]
+
+
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_speculation_changes_no_text(client: TestClient, temperature: float) -> None:
     ways: list[dict[str, Any]] = [

@@ -128,6 +128,9 @@ class Letters(Spelling):
             raise PromptError(f"no prompt: {prompt!r}")
         return [ord(token) - 97 if isinstance(token, str) else token for token in prompt]
 
+    def has(self, token: int) -> bool:
+        return 0 <= token < VOCAB
+
 
 class FaultyModel(HashModel):
     """Raises for texts that begin with RAISES, and gives NaN for those that begin with NAN."""

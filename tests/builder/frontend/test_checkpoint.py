@@ -85,6 +85,35 @@ def test_sampling_parameters_of_generation_config(folder: Path) -> None:
         find(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("told", "expected", "warning"),
+    [
+        ({"temperature": 1e-6}, {"temperature": 0.0}, "has temperature 1e-06: it is read as 0, greedy"),
+        ({"top_k": 50.0}, {"top_k": 50}, "has top_k 50.0: it is read as 50"),
+        ({"top_k": 0}, {"top_k": 0}, "has top_k 0: it is read as off"),
+        ({"top_k": -1}, {"top_k": 0}, "has top_k -1: it is read as off"),
+        ({"top_k": 0.0, "top_p": 1}, {"top_k": 0, "top_p": 1}, "has top_k 0.0: it is read as off"),
+        ({"temperature": 0.01, "top_k": 7}, {"temperature": 0.01, "top_k": 7}, None),
+    ],
+)
+def test_sampling_parameters_as_hubs_have_them(
+    folder: Path, caplog: pytest.LogCaptureFixture, told: dict[str, Any], expected: dict[str, Any], warning: str | None
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(told))
+    found = find(str(folder)).sampling
+    assert found == expected
+    assert {name: type(value) for name, value in found.items()} == {name: type(each) for name, each in expected.items()}
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("specbuild")]
+    assert messages == ([f"{folder}/generation_config.json {warning}"] if warning else [])
+
+
+@pytest.mark.parametrize("told", [{"top_k": 1.5}, {"top_k": "50"}, {"top_k": True}, {"top_k": -2}, {"top_p": 7}])
+def test_sampling_parameters_that_mean_nothing(folder: Path, told: dict[str, Any]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=rf"generation_config.json cannot be used .*{next(iter(told))}"):
+        find(str(folder))
+
+
 def test_16_bit_weights_load_in_float32(folder: Path) -> None:
     path = folder / "model.safetensors"
     half = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.parameters import MAX_STOPS, SamplingParams, renamed
@@ -21,6 +23,14 @@ def test_parameters_can_be_replaced() -> None:
     params = SamplingParams(temperature=1.0)
     assert dataclasses.replace(params, n=2).max_new_tokens == 128
     assert dataclasses.replace(params, max_tokens=5).max_new_tokens == 5
+
+
+@given(st.floats(0, 0.01, exclude_min=True, exclude_max=True))
+def test_a_temperature_below_the_smallest_is_greedy(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=3)
+    assert params == SamplingParams(temperature=0.0, top_k=3)
+    assert params.temperature == 0
+    assert SamplingParams(temperature=0.01).temperature == 0.01
 
 
 def test_as_many_stop_strings_and_tokens_as_there_may_be() -> None:

@@ -28,7 +28,7 @@ NAN, INF = math.nan, math.inf
 
 BAD: dict[str, list[object]] = {
     "max_new_tokens": [0, -1, 1.0, 1.5, True, "8", None, NAN],
-    "temperature": [-0.1, -1, 0.001, 101, NAN, INF, -INF, True, "1", None, 10**400],
+    "temperature": [-0.1, -1, -1e-9, 101, NAN, INF, -INF, True, "1", None, 10**400],
     "top_k": [-1, 1.5, True, "40", None, NAN],
     "top_p": [0, 0.0, -0.5, 1.01, 2, NAN, INF, True, "0.9", None, 10**400],
     "min_p": [-0.01, 1.01, NAN, INF, False, "0.1", None],
