@@ -73,15 +73,6 @@ def test_scripts_beside_each_other_do_not_import_in_circles(folder: str) -> None
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
 
-def test_every_module_has_its_test_file() -> None:
-    lacking = [
-        path.as_posix()
-        for path in modules()
-        if path.name != "__init__.py" and not (ROOT / "tests" / path.parent / f"test_{path.name}").exists()
-    ]
-    assert not lacking, f"no test file for {', '.join(lacking)}"
-
-
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for folder in SHORT:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -25,6 +25,7 @@ def byte_fallback(name: str) -> bytes | None:
 
 def byte_level(name: str) -> bytes | None:
     """Return the bytes of a name in GPT-2's alphabet; None if it has another character."""
-    if all(character in _BYTES for character in name):
-        return bytes(_BYTES[character] for character in name)
-    return None
+    try:
+        return bytes(map(_BYTES.__getitem__, name))
+    except KeyError:
+        return None

@@ -94,7 +94,8 @@ class TokenPieces:
         if self._steps is None:
             return Piece(name.encode(), f" {name}".encode(), special)
         first, later = self._written(name)
-        return Piece(self._bytes(token, first), self._bytes(token, later), special)
+        data = self._bytes(token, first)
+        return Piece(data, data if later == first else self._bytes(token, later), special)
 
     def _written(self, name: str) -> tuple[str, str]:
         """Return a name as the steps by token write it: as a text's first token, and as a later one."""

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, shown
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, PromptError, shown
+from specbuild.runtime.sampling.vocabulary import Vocabulary
 
 from .chat import Chat, ChatTemplate
 from .library import call
@@ -198,9 +199,31 @@ class Tokenizer:
         """Return whether an id is a token's."""
         return self._tokenizer.id_to_token(token) is not None
 
-    def to_json(self) -> str:
-        """Return the tokenizer.json that this was made from, as the library writes it; raises ExecutionError."""
-        return str(call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))
+    def vocabulary(self, size: int, ends: Sequence[int]) -> Vocabulary:
+        """Return the tokens as structured outputs need them.
+
+        Args:
+            size: Number of tokens of the model.
+            ends: Ids of the tokens that end a text, which may be none of the tokenizer's.
+
+        Raises:
+            OptionError: What a token writes depends on the tokens around it.
+            ExecutionError: The library fails.
+        """
+        if self._pieces is None:
+            raise OptionError(
+                "structured_outputs cannot be used: what a token of this tokenizer writes depends on those around it"
+            )
+        special = {token for token in self._special if token < size} | {*ends}
+        added = self._tokenizer.get_added_tokens_decoder()
+        names = {token: self._tokenizer.id_to_token(token) or f"<[{token}]>" for token in special}
+        return Vocabulary(
+            tokenizer=str(call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str)),
+            tokens=tuple(names[token].encode() if token in names else self.token_bytes(token) for token in range(size)),
+            special=frozenset(special),
+            added={token: each.content for token, each in added.items() if token < size and token not in special},
+            ends=tuple(ends),
+        )
 
     def token_text(self, token: int) -> str:
         """Return what one token adds to a text that has begun; U+FFFD stands for a partial character."""

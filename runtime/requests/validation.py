@@ -11,10 +11,10 @@ from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError, shown
 from specbuild.runtime.sampling.constraint import Constraint
 from specbuild.runtime.sampling.grammar import Grammars
-from specbuild.runtime.sampling.grammar_compiler import Vocabulary
 from specbuild.runtime.sampling.min_tokens import MinTokens
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
 from specbuild.runtime.sampling.structured import StructuredOutputs
+from specbuild.runtime.sampling.vocabulary import Vocabulary
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
@@ -136,8 +136,7 @@ class Validator:
         ends = tuple(self._manifest.eos_token_ids)
         if not ends:
             raise OptionError("this model has no token that ends a text, so structured_outputs would never end")
-        size = max(self._manifest.models["target"].vocab_size, self._tokenizer.vocab_size)
-        return Vocabulary(self._tokenizer.to_json(), size, ends)
+        return self._tokenizer.vocabulary(self._manifest.models["target"].vocab_size, ends)
 
     def _with_min_tokens(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with `min_tokens` added as a constraint."""

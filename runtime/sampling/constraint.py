@@ -58,6 +58,15 @@ class Foreseeing(Matcher, Protocol):
 
 
 @runtime_checkable
+class Explaining(Matcher, Protocol):
+    """A matcher that knows why no token is legal at some node."""
+
+    def why(self, path: Sequence[int]) -> str:
+        """Return why no token is legal after a path, after its mask was asked for; "" if that is not known."""
+        ...
+
+
+@runtime_checkable
 class Constraint(Protocol):
     """A rule for the texts of a request; immutable, so that any number of requests may share one."""
 

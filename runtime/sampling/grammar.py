@@ -6,51 +6,61 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import takewhile
-from typing import Any
+from itertools import islice, takewhile
+from typing import Any, TypeVar
 
 import numpy as np
 
 from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
-from .constraint import Bitmask, Foreseeing, pack, words
-from .grammar_compiler import Compiler, Vocabulary
-from .grammar_process import compiled, tokenizer_of
+from .constraint import Bitmask, Explaining, Foreseeing, pack, unpack, words
+from .grammar_compiler import Compiler
+from .grammar_process import Tokenizers, compiled, error_of
 from .structured import StructuredOutputs
+from .vocabulary import Vocabulary
 
 CACHE_BYTES = 64 << 20  # maximum bytes of compiled grammars kept for reuse
 _LEAST = 1 << 16  # minimum bytes that a kept grammar counts for
+T = TypeVar("T")
 
 
 class Grammar:
-    """A compiled structured output; see `Constraint`. The matchers of its texts share their large parts."""
+    """A compiled structured output; see `Constraint`. The matchers of its texts share their large parts.
 
-    __slots__ = ("__weakref__", "_ends", "_matcher", "_vocab_size")
+    Attributes:
+        spent: Whether a limit of what its matchers share is reached: it has to be compiled again.
+    """
 
-    def __init__(self, matcher: Any, vocab_size: int, ends: Sequence[int]) -> None:
+    __slots__ = ("__weakref__", "_ends", "_masked", "_matcher", "spent")
+
+    def __init__(self, matcher: Any, masked: int, ends: Sequence[int]) -> None:
         """Wrap a compiled grammar.
 
         Args:
             matcher: A matcher of llguidance that has consumed nothing.
-            vocab_size: Vocabulary size of its masks.
+            masked: Number of tokens in its masks.
             ends: Ids of the tokens that end a text.
         """
-        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, tuple(ends)
+        self._matcher, self._masked, self._ends = matcher, masked, tuple(ends)
+        self.spent = False
 
     def matcher(self, vocab_size: int) -> GrammarMatcher:
         """See `Constraint.matcher`."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, vocab_size, self._ends)
+        return GrammarMatcher(self, self._matcher.deep_copy(), self._masked, vocab_size, self._ends)
 
 
 class GrammarMatcher:
-    """See `Matcher`. A node's mask is kept until the text has passed it, because draft and target both ask for it."""
+    """See `Matcher`. A node's mask is kept until the text has passed it, because draft and target both ask for it.
 
-    def __init__(self, state: Any, masked: int, vocab_size: int, ends: Sequence[int]) -> None:
-        self._state, self._words, self._masked, self._ends = state, words(vocab_size), masked, ends
+    Where llguidance gives up, no token is legal: a drafted path that the text does not take harms nothing.
+    """
+
+    def __init__(self, of: Grammar, state: Any, masked: int, vocab_size: int, ends: Sequence[int]) -> None:
+        self._of, self._state, self._masked, self._vocab_size, self._ends = of, state, masked, vocab_size, ends
         self._end = pack((token for token in ends if token < vocab_size), vocab_size)
-        self._masks = dict[tuple[int, ...], Bitmask]()
+        self._none = np.zeros_like(self._end)
+        self._masks, self._reasons = dict[tuple[int, ...], Bitmask](), dict[tuple[int, ...], str]()
         self._first, self._emitted = state.deep_copy(), list[int]()
-        self.reason = ""  # why no token is legal at some node
 
     def mask(self, path: Sequence[int]) -> Bitmask:
         """See `Matcher.mask`."""
@@ -58,7 +68,7 @@ class GrammarMatcher:
         if (known := self._masks.get(key)) is not None:
             return known
         consumed = self._consume(key)
-        found = self._end if consumed < len(key) or self._state.is_stopped() else self._bits()
+        found = self._legal(key, consumed)
         self._back(consumed)
         self._masks[key] = found
         return found
@@ -67,18 +77,21 @@ class GrammarMatcher:
         """See `Matcher.emit`."""
         self._consume((token,))
         self._emitted.append(token)
-        self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
+        self._masks = _after(token, self._masks)
+        self._reasons = _after(token, self._reasons)
 
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
         """See `Foreseeing`. A token that ends the text is returned only alone: after others it gains nothing."""
         consumed = self._consume(path)
         if consumed < len(path):
+            ended = not self._state.is_error()
             self._back(consumed)
-            return [self._ends[0]][:count]
+            return [self._ends[0]] * (ended and count > 0)
         found = list(guess[:count])
         del found[self._state.try_consume_tokens(found) if found else 0 :]
         while len(found) < count and not self._state.is_stopped():
-            run = self._state.compute_ff_tokens()[: count - len(found)]
+            forced = takewhile(lambda token: token < self._vocab_size, self._state.compute_ff_tokens())
+            run = list(islice(forced, count - len(found)))
             taken = self._state.try_consume_tokens(run) if run else 0
             found += run[:taken]
             if not taken:
@@ -87,20 +100,47 @@ class GrammarMatcher:
         self._back(consumed + len(found))
         return found or [self._ends[0]] * (stopped and count > 0)
 
+    def why(self, path: Sequence[int]) -> str:
+        """See `Explaining`."""
+        return self._reasons.get(tuple(path), "")
+
     def _consume(self, path: Sequence[int]) -> int:
-        """Consume a path up to its end or the text's; return the number of tokens consumed, or raise ExecutionError."""
+        """Consume a path up to its end, the text's or an error of llguidance, and return the number of tokens consumed.
+
+        Raises:
+            ExecutionError: A token is not legal where it is.
+        """
         consumed: int = self._state.try_consume_tokens(list(path)) if path else 0
         if consumed < len(path) and not self._state.is_stopped():
+            self._state.compute_bitmask()  # which tells an illegal token from a limit that is reached
+            if self._state.is_error():
+                return consumed
             self._back(consumed)
             raise ExecutionError(f"token {path[consumed]} is not what the structured output allows")
         return consumed
 
-    def _bits(self) -> Bitmask:
-        row = np.zeros(words(self._masked), dtype=np.uint32)
-        self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._state.is_error():  # a limit is reached, or no token can continue: nothing is legal here
-            self.reason = one_line(ValueError(self._state.get_error()))
-        return row[: self._words] if not self._state.is_error() else np.zeros_like(row[: self._words])
+    def _legal(self, path: tuple[int, ...], consumed: int) -> Bitmask:
+        """Return what is legal after a path of which so many tokens were consumed."""
+        found = self._none
+        if self._state.is_stopped():
+            found = self._end
+        elif consumed == len(path):
+            row = np.zeros(words(self._masked), dtype=np.uint32)
+            self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            found = row[: len(self._end)]
+            if (found & self._end).any() and not self._state.is_accepting():
+                found &= ~self._end  # a grammar may name such a token, but the text would end with it
+        if self._state.is_error():  # a limit is reached, or no token can continue
+            found, self._reasons[path] = self._none, self._error()
+        elif not unpack(found, self._vocab_size).any():
+            self._reasons[path] = "this model's tokens cannot write it"
+        return found
+
+    def _error(self) -> str:
+        """Return what the state's error says; note if it is one that all matchers of the grammar share."""
+        error = error_of(self._state)
+        self._of.spent = self._of.spent or error.startswith("lexer error")
+        return one_line(ValueError(error))
 
     def _back(self, tokens: int) -> None:
         """Roll back the last tokens. After an error, which no rollback clears, replay the emitted tokens."""
@@ -109,6 +149,11 @@ class GrammarMatcher:
             return
         self._state = self._first.deep_copy()
         self._state.try_consume_tokens(self._emitted)
+
+
+def _after(token: int, found: dict[tuple[int, ...], T]) -> dict[tuple[int, ...], T]:
+    """Return what is known of the paths that begin with a token, by the rest of each path."""
+    return {path[1:]: value for path, value in found.items() if path[:1] == (token,)}
 
 
 class Free:
@@ -151,6 +196,11 @@ class FreeMatcher:
         begun = free.index(self._token) + 1
         return free[:begun] + self._inner.follow((), free[begun:], count - begun)
 
+    def why(self, path: Sequence[int]) -> str:
+        """See `Explaining`."""
+        after = self._after(path)
+        return "" if after is None else self._inner.why(after)
+
     def _after(self, path: Sequence[int]) -> Sequence[int] | None:
         """Return the part of a path after the token; None if the token has not come."""
         if self._begun:
@@ -172,9 +222,9 @@ class Grammars:
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], compiler: Compiler | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        self._made: Vocabulary | None = None
-        self._lock, self._most, self._tokenizer = threading.Lock(), cache_bytes, None
-        self._make, self._compiler = vocabulary, compiler or Compiler(self._vocabulary)
+        self._made: tuple[Vocabulary, Tokenizers] | None = None
+        self._lock, self._most = threading.Lock(), cache_bytes
+        self._make, self._compiler = vocabulary, compiler or Compiler(lambda: self._vocabulary()[0])
         self._kept = OrderedDict[str, tuple[Grammar, int]]()
         self._used = weakref.WeakValueDictionary[str, Grammar]()
 
@@ -190,44 +240,40 @@ class Grammars:
             ExecutionError: The process that compiles did not start.
         """
         _check_installed()
-        vocabulary, grammar = self._vocabulary(), self._compiled(outputs)
+        (vocabulary, _), grammar = self._vocabulary(), self._compiled(outputs)
         if outputs.after is None:
             return grammar
         if (token := ids(outputs.after)) is None:
             raise OptionError(f"structured_outputs: after is {outputs.after!r}, which is no token of this model")
         return Free(token, vocabulary.ends, grammar)
 
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> tuple[Vocabulary, Tokenizers]:
         with self._lock:
-            self._made = self._made or self._make()
+            if self._made is None:
+                vocabulary = self._make()
+                self._made = vocabulary, Tokenizers(vocabulary)
             return self._made
 
     def _compiled(self, outputs: StructuredOutputs) -> Grammar:
         key = outputs.key
         with self._lock:
-            if found := self._used.get(key):
+            if (found := self._used.get(key)) and not found.spent:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                 return found
         text, size = self._compiler.check(outputs)
-        vocabulary = self._vocabulary()
+        vocabulary, tokenizers = self._vocabulary()
         try:
-            matcher = compiled(self._own(vocabulary), text)
+            tokenizer = tokenizers.tokenizer(outputs.to_dict())
+            matcher = compiled(tokenizer, text)
         except ValueError as error:
             raise OptionError(f"structured_outputs cannot be used: {one_line(error)}") from None
-        made, size = Grammar(matcher, vocabulary.vocab_size, vocabulary.ends), max(size, _LEAST, 8 * len(text))
+        made, size = Grammar(matcher, tokenizer.vocab_size, vocabulary.ends), max(size, _LEAST, 8 * len(text))
         with self._lock:
             self._used[key], self._kept[key] = made, (made, size)
             while self._kept and sum(each for _, each in self._kept.values()) > self._most:
                 self._kept.popitem(last=False)
         return made
-
-    def _own(self, vocabulary: Vocabulary) -> Any:
-        with self._lock:
-            if self._tokenizer is None:
-                given = vocabulary.tokenizer, vocabulary.vocab_size, list(vocabulary.ends)
-                self._tokenizer = tokenizer_of(*given)
-            return self._tokenizer
 
     def close(self) -> None:
         """End the process that compiles."""
@@ -244,3 +290,4 @@ def _check_installed() -> None:
 
 
 _: tuple[type[Foreseeing], ...] = (GrammarMatcher, FreeMatcher)
+__: tuple[type[Explaining], ...] = (GrammarMatcher, FreeMatcher)

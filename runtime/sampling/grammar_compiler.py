@@ -11,28 +11,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
 from .structured import StructuredOutputs
+from .vocabulary import Vocabulary
 
 SECONDS = 5.0  # maximum for a grammar
 STARTING = 60.0  # maximum seconds for the process to start and read a tokenizer
 BYTES = 512 << 20  # maximum memory for a grammar
 NICE = 10  # niceness of the process: models go first
-_CHILD = Path(__file__).with_name("grammar_process.py")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The vocabulary, as llguidance needs it: a tokenizer.json's text, the vocabulary size, and end tokens."""
-
-    tokenizer: str
-    vocab_size: int
-    ends: tuple[int, ...]
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from specbuild.runtime.sampling import grammar_process as p; p.main()"
 
 
 class Compiler:
@@ -79,17 +69,14 @@ class Compiler:
 
     def _start(self) -> subprocess.Popen[bytes]:
         vocabulary = self._vocabulary()
-        command = [sys.executable, "-I", str(_CHILD)]
+        command = [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, max(NICE, os.getpriority(os.PRIO_PROCESS, process.pid)))
         self._process, self._end = process, weakref.finalize(self, _kill, process)
         told = {
-            "path": sys.path,
-            "tokenizer": vocabulary.tokenizer,
-            "vocab_size": vocabulary.vocab_size,
-            "ends": vocabulary.ends,
+            "vocabulary": vocabulary.to_dict(),
             "bytes": self._memory,
             "seconds": int(2 * self._seconds) + 2,
         }

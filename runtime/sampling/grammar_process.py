@@ -1,7 +1,7 @@
 """The program of the process that compiles grammars: one that takes too long or too much memory ends only this process.
 
-It is run by its path and imports nothing from specbuild. Standard input is a line of JSON with the tokenizer and the
-limits, then a line per structured output; standard output answers each with a line of JSON.
+Standard input is a line of JSON with the vocabulary and the limits, then a line per structured output; standard output
+answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from . import lark, schemas
+from .spelling import Spelling
+from .vocabulary import Vocabulary
 
 FUEL = {  # limits of one matcher: about 100 MB, and 10 ms per mask; messages quote no schema
     "max_lexer_states": 50_000,
@@ -57,32 +62,94 @@ def _tags(tag: dict[str, Any], options: Any) -> str:
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
-    """Return a matcher of a grammar; raise ValueError if it cannot be compiled or allows no text."""
+    """Return a matcher of a grammar; raise ValueError if it cannot be compiled."""
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**FUEL))
-    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
-        told = matcher.get_error()
-        raise ValueError("it allows no text" if told.startswith("NoExtension") else told)
-    if not any(mask):
-        raise ValueError("it allows no text")
+        raise ValueError(error_of(matcher))
     return matcher
 
 
-def tokenizer_of(text: str, vocab_size: int, ends: list[int]) -> Any:
-    """Return llguidance's tokenizer for a tokenizer.json's text; raises ValueError or other errors of llguidance."""
-    from llguidance import LLTokenizer
+def check_beginning(matcher: Any, vocab_size: int) -> None:
+    """Raise ValueError if a text comes to nothing where it begins, or where the tokens that it must begin with end.
 
-    return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+    Args:
+        matcher: A matcher that has consumed nothing; it consumes those tokens.
+        vocab_size: Number of tokens of the model.
+    """
+    forced = matcher.compute_ff_tokens()
+    while forced and max(forced) < vocab_size and matcher.try_consume_tokens(forced) == len(forced):
+        forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+    legal = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(error_of(matcher))
+    if not int.from_bytes(legal, "little") & ((1 << vocab_size) - 1):
+        raise ValueError("this model's tokens cannot write it")
 
 
-def _answer(tokenizer: Any, line: str) -> dict[str, Any]:
-    before = _memory(1)
+def error_of(matcher: Any) -> str:
+    """Return why a matcher can go no further."""
+    error: str = matcher.get_error().replace("<non-verbose/>", "").strip()
+    return "it allows no text" if error.startswith("NoExtension") else error
+
+
+class Tokenizers:
+    """llguidance's tokenizers of a vocabulary, each made when it is first needed; safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary, self._made, self._lock = vocabulary, dict[bool, Any](), threading.Lock()
+
+    def tokenizer(self, outputs: Mapping[str, Any]) -> Any:
+        """Return the tokenizer for the fields of a `StructuredOutputs`; raises errors of llguidance and tokenizers."""
+        from llguidance import LLTokenizer
+
+        names = lark.names_tokens(outputs.get("grammar", ""))
+        with self._lock:
+            if names not in self._made:
+                spelling = Spelling(self._vocabulary, names)
+                self._made[names] = LLTokenizer(spelling, eos_token=list(self._vocabulary.ends))
+            return self._made[names]
+
+
+def is_finite(outputs: Mapping[str, Any], grammar: str, tokenizer: Any) -> bool:
+    """Return whether a structured output may have a finite text; False only if it surely has none.
+
+    Args:
+        outputs: The fields of a `StructuredOutputs`.
+        grammar: Its grammar, as llguidance reads it.
+        tokenizer: llguidance's tokenizer.
+    """
+    if "json" in outputs:
+        return schemas.is_finite(json.loads(outputs["json"]))
+    if "structural_tag" in outputs:
+        structures = json.loads(outputs["structural_tag"])["structures"]
+        return all(schemas.is_finite(each.get("schema", True)) for each in structures)
+
+    def accepts_nothing(text: str) -> bool | None:
+        try:
+            return bool(compiled(tokenizer, text).is_accepting())
+        except ValueError:
+            return None
+
+    return "grammar" not in outputs or lark.is_finite(grammar, accepts_nothing)
+
+
+def _grammar(outputs: dict[str, Any], vocabulary: Vocabulary, tokenizer: Any) -> str:
+    """Return the grammar of a structured output, which compiles and may have a text; raises ValueError."""
+    grammar = grammar_of(outputs)
+    matcher = compiled(tokenizer, grammar)
+    if not is_finite(outputs, grammar, tokenizer):
+        raise ValueError("no text of it ever ends: give its recursion an end")
+    check_beginning(matcher, len(vocabulary.tokens))
+    return grammar
+
+
+def _answer(vocabulary: Vocabulary, tokenizers: Tokenizers, line: str) -> dict[str, Any]:
+    before, outputs = _memory(1), json.loads(line)
     try:
-        grammar = grammar_of(json.loads(line))
-        matcher = compiled(tokenizer, grammar)
-        return {"grammar": grammar, "bytes": max(_memory(1) - before, 0) * bool(matcher)}
+        grammar = _grammar(outputs, vocabulary, tokenizers.tokenizer(outputs))
+        return {"grammar": grammar, "bytes": max(_memory(1) - before, 0)}
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
@@ -97,8 +164,9 @@ def _memory(field: int) -> int:
 def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], object] = sys.stdout.write) -> None:
     """Answer lines until `read` returns none; `read` and `write` are standard input's and output's."""
     given = json.loads(read())
-    sys.path[:] = given["path"]
-    tokenizer = tokenizer_of(given["tokenizer"], given["vocab_size"], given["ends"])
+    vocabulary = Vocabulary.from_dict(given["vocabulary"])
+    tokenizers = Tokenizers(vocabulary)
+    tokenizers.tokenizer({})
     limit = _memory(0) + given["bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -106,10 +174,6 @@ def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], ob
     sys.stdout.flush()
     while line := read():
         signal.alarm(given["seconds"])  # ends this process if its parent is gone and cannot kill it
-        write(json.dumps(_answer(tokenizer, line)) + "\n")
+        write(json.dumps(_answer(vocabulary, tokenizers, line)) + "\n")
         sys.stdout.flush()
         signal.alarm(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .constraint import Bitmask, Constraint, Foreseeing, Matcher, ask, words
+from .constraint import Bitmask, Constraint, Explaining, Foreseeing, Matcher, ask, words
 
 
 class MinTokens:
@@ -35,6 +35,13 @@ class _Matcher:
         if len(path) >= self._left:
             return legal
         return self._mask if legal is None else legal & self._mask
+
+    def why(self, path: Sequence[int]) -> str:
+        """See `Explaining`."""
+        if isinstance(self._inner, Explaining) and (why := self._inner.why(path)):
+            return why
+        mask, left = self.mask(path), self._left - len(path)
+        return "" if mask is None or mask.any() or left <= 0 else f"it ends {left} tokens before min_tokens"
 
     def emit(self, token: int) -> None:
         """See `Matcher.emit`."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from specbuild.runtime.errors import ExecutionError, OptionError, message_of, shown
 
-from .constraint import Constraint, Foreseeing, Matcher, ask, only, unpack
+from .constraint import Constraint, Explaining, Foreseeing, Matcher, ask, only, unpack
 from .cut_offs import CutOffs
 from .noise import SMALL, Noise
 from .parameters import SamplingParams as SamplingParams
@@ -184,6 +184,7 @@ class Sampler:
             path: The drafted tokens from below the root down to the node.
 
         Raises:
+            OptionError: The constraint allows no token here, and says why.
             ExecutionError: The constraint leaves no token with a finite score. Errors of the constraint itself are
                 raised too.
         """
@@ -194,10 +195,17 @@ class Sampler:
             return token
         best = next(self.ranked(logits, position, path), None)
         if best is None and self.matcher is not None:
-            why = getattr(self.matcher, "reason", "")
-            told = f"no token that the constraint allows has a finite score{why and f' ({why})'}"
-            raise ExecutionError(f"{told}: let it allow others")
+            raise self.dead_end(path)
         return best[0] if best else int(logits.argmax())
+
+    def dead_end(self, path: Sequence[int] = ()) -> OptionError | ExecutionError:
+        """Return the error of a node where no token has a finite score: the constraint's reason, if it has one."""
+        if self.matcher is None:
+            return ExecutionError("no token's score is finite: use milder penalties and bias")
+        ask(self.matcher, path, self.vocab_size)
+        if isinstance(self.matcher, Explaining) and (why := self.matcher.why(path)):
+            return OptionError(f"the text cannot go on as it has to: {why}")
+        return ExecutionError("no token that the constraint allows has a finite score: let it allow others")
 
     def _forced(self, path: Sequence[int]) -> int | None:
         """Return the only token that the constraint allows; None if it allows others, or is not `Foreseeing`."""

@@ -196,6 +196,35 @@ def test_hostile_and_wrong_ones_are_400s_in_a_line(client: TestClient, fields: d
     assert len(message) < 1000
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"min_tokens": 9, "structured_outputs": {"choice": ["a", "b"]}}, "before min_tokens"),
+        ({"min_tokens": 30, "structured_outputs": {"regex": "[ab]{2,4}"}}, "before min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("speculation", ["off", "auto", "chain:4"])
+def test_a_contradiction_is_the_caller_s(
+    client: TestClient, fields: dict[str, Any], told: str, speculation: str, stream: bool
+) -> None:
+    answer = client.post("/v1/chat/completions", json=CHAT | fields | {"speculation": speculation, "stream": stream})
+    assert answer.status_code == (200 if stream else 400), answer.text
+    line = answer.text.removesuffix("data: [DONE]\n\n").strip().splitlines()[-1].removeprefix("data: ")
+    error = json.loads(line)["error"]
+    assert told in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == "structured_outputs"
+
+
+@pytest.mark.parametrize("speculation", ["off", "auto", "chain:4"])
+def test_a_literal_may_have_a_special_token_s_name(client: TestClient, speculation: str) -> None:
+    for literal in ("<|endoftext|>", "a<|endoftext|>b", "<|endoftext|><|endoftext|>"):
+        for outputs in ({"choice": [literal]}, {"json": {"const": literal}}, {"json": {"enum": [literal]}}):
+            said = text_of(client, **CHAT, structured_outputs=outputs, speculation=speculation)
+            assert said == (literal if "choice" in outputs else json.dumps(literal))
+
+
 def test_a_receipt_says_it(client: TestClient) -> None:
     asked = CHAT | {"response_format": OF_SCHEMA, "receipt": True}
     (choice,) = client.post("/v1/chat/completions", json=asked).json()["choices"]

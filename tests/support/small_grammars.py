@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.constraint import unpack
 from specbuild.runtime.sampling.grammar import Grammar
-from specbuild.runtime.sampling.grammar_compiler import Vocabulary
-from specbuild.runtime.sampling.grammar_process import compiled, grammar_of, tokenizer_of
+from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled, grammar_of
 from specbuild.runtime.sampling.structured import StructuredOutputs
+from specbuild.runtime.sampling.vocabulary import Vocabulary
 
 TOKENS = ["a", "b", "c", "d", "0", "1", ",", "ab", "cd", "aba", "<s>", "</s>"]
 VOCAB, START, END = len(TOKENS), 10, 11
@@ -38,14 +39,16 @@ def tokenizer_json() -> str:
     )
 
 
-def vocabulary() -> Vocabulary:
-    return Vocabulary(tokenizer_json(), VOCAB, (END,))
+def vocabulary(ends: Sequence[int] = (END,), size: int = VOCAB) -> Vocabulary:
+    """Of a model that has more tokens, the others write nothing."""
+    return Tokenizer(tokenizer_json().encode(), None, {}).vocabulary(size, ends)
 
 
 def grammar(ends: Sequence[int] = (END,), vocab_size: int = VOCAB, **fields: Any) -> Grammar:
-    """Compiled in this process; of a model that has more tokens, none of the others is legal."""
-    tokenizer = tokenizer_of(tokenizer_json(), vocab_size, list(ends))
-    return Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**fields).to_dict())), vocab_size, ends)
+    """Compiled in this process."""
+    outputs = StructuredOutputs(**fields).to_dict()
+    tokenizer = Tokenizers(vocabulary(ends, vocab_size)).tokenizer(outputs)
+    return Grammar(compiled(tokenizer, grammar_of(outputs)), tokenizer.vocab_size, ends)
 
 
 def legal(matcher: Any, path: Sequence[int] = (), vocab_size: int = VOCAB) -> set[int]:

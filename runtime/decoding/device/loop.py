@@ -181,7 +181,7 @@ class DeviceLoop:
         self.proposals.record(draft, path[:taken].tolist(), emitted[0], drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
-        """Emit tokens until the sequence ends and return how many; `rows`: their logits. Raises ExecutionError."""
+        """Emit tokens until the sequence ends and return how many; `rows`: their logits. Raises a round's errors."""
         sequence, root = draft.sequence, draft.sequence.cached
         if fault:
             raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
@@ -189,7 +189,7 @@ class DeviceLoop:
             if rows is not None:
                 self.emission.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
             if token < 0:
-                raise ExecutionError("no token's score is finite: use milder penalties and bias, or another constraint")
+                raise sequence.sampler.dead_end()
             sequence.emit(token, self.emission.eos, begins=at == 0)
             sequence.cached += 1
             if sequence.finish_reason:

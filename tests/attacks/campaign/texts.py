@@ -20,8 +20,8 @@ from .outcome import Fault, check_error
 from .parameters import TREES
 from .tokenizer import decoder
 
-CHOICES = ("\n🦊", "猫🦊", "🦊\n")  # 🦊 is no token's
-SPOKEN = ("byte_level", "added", "byte_fallback", "prefix_space")  # whose tokens llguidance can read
+CHOICES = ("\n🦊", "猫🦊", "🦊\n", "<think>", "a<|x|>b", "<|end|>", "não<|late|>")  # 🦊 is no token's
+SPOKEN = ("byte_level", "added", "byte_fallback", "prefix_space", "unigram_bytes")  # whose tokens can write any text
 
 
 class TextsAttack(Attack):

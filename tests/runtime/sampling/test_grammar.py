@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from small_grammars import END, START, VOCAB, grammar, ids, legal, vocabulary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_grammars import END, START, TOKENS, VOCAB, grammar, ids, legal, vocabulary
 
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling.constraint import Constraint, unpack
 from specbuild.runtime.sampling.grammar import Free, Grammar, Grammars
-from specbuild.runtime.sampling.grammar_process import grammar_of
+from specbuild.runtime.sampling.grammar_process import FUEL, grammar_of
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
@@ -218,7 +221,67 @@ def test_a_branch_that_comes_to_nothing_harms_no_other() -> None:
     """Nothing in the vocabulary writes what has to come after 1: llguidance's matcher would stay in its error."""
     matcher = grammar(choice=["1\n", "0,"]).matcher(VOCAB)
     assert legal(matcher, ids("1")) == set()
-    assert matcher.reason
+    assert matcher.why(ids("1"))
     assert legal(matcher, ids("0")) == {*ids(",")}
     matcher.emit(ids("0")[0])
     assert matcher.follow((), (), 3) == ids(",")
+
+
+patterns = st.recursive(
+    st.sampled_from(["a", "b", "cd", "[a-d]", "(a|ab)", "0*", "1?"]),
+    lambda inner: (
+        st.builds("({}{})".format, inner, inner)
+        | st.builds("({}|{})".format, inner, inner)
+        | st.builds("({}){{{},{}}}".format, inner, st.integers(0, 2), st.integers(2, 40))
+        | st.builds("({})*".format, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pattern=patterns, states=st.integers(16, 40), items=st.integers(4, 60), seed=st.integers(0, 99))
+def test_where_llguidance_gives_up_no_text_is_complete(pattern: str, states: int, items: int, seed: int) -> None:
+    """With limits that are soon reached: a text ends where it matches, goes on, or there is a reason."""
+    rng, text = random.Random(seed), ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FUEL, "max_lexer_states", states)
+        patch.setitem(FUEL, "step_max_items", items)
+        try:
+            matcher = grammar(grammar=f"start: ITEM ITEM?\nITEM: /{pattern}/").matcher(VOCAB)
+        except ValueError:
+            return
+    for _ in range(30):
+        allowed = legal(matcher)
+        if END in allowed:
+            assert re.fullmatch(f"{pattern}({pattern})?", text)
+        if not allowed:
+            assert matcher.why(())
+            return
+        token = (matcher.follow((), (), 1) or rng.choices(sorted(allowed)))[0]
+        assert token in allowed
+        if token == END:
+            return
+        matcher.emit(token)
+        text += TOKENS[token]
+
+
+def test_a_grammar_whose_limits_are_reached_is_compiled_again() -> None:
+    """The states of a lexer are shared by all texts; an error in one must not end all that come later."""
+    kept, compiler = grammars(1, 1 << 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FUEL, "max_lexer_states", 40)
+        spent = made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB)
+    rng = random.Random(1)
+    while allowed := legal(spent):
+        spent.emit(rng.choice(sorted(allowed - {END})))
+    assert "too many states" in spent.why(())
+    assert legal(made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB))
+    assert len(compiler.asked) == 2
+
+
+def test_a_token_that_ends_a_text_ends_it_wherever_a_grammar_names_it() -> None:
+    matcher = grammar(grammar='start: "a" <s> "b" | "cd" </s> "b" | "d" </s>').matcher(VOCAB)
+    assert legal(matcher, ids("a")) == {START}
+    assert legal(matcher, ids("cd")) == set()
+    assert matcher.why(ids("cd"))

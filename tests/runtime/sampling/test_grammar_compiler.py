@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from small_grammars import vocabulary
 
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling import grammar_compiler
-from specbuild.runtime.sampling.grammar_compiler import NICE, Compiler, Vocabulary
+from specbuild.runtime.sampling.grammar_compiler import NICE, Compiler
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 SOUND = StructuredOutputs(regex="a{3}")
@@ -62,7 +63,7 @@ def test_what_takes_too_much_memory_is_refused() -> None:
 
 
 def test_a_tokenizer_that_is_none() -> None:
-    compiler = Compiler(lambda: Vocabulary("{}", 12, (11,)))
+    compiler = Compiler(lambda: replace(vocabulary(), tokenizer="{}"))
     with pytest.raises(ExecutionError, match="did not start"):
         compiler.check(SOUND)
 

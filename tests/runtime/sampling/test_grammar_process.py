@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import sys
 from typing import Any
 
 import pytest
-from small_grammars import END, VOCAB, tokenizer_json
+from small_grammars import vocabulary
 
 from specbuild.runtime.sampling import grammar_process
 
@@ -18,7 +17,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *asked: dict[str, Any]) -> list[Any
     limits, alarms, told = list[Any](), list[int](), list[str]()
     monkeypatch.setattr(resource, "setrlimit", lambda *given: limits.append(given))
     monkeypatch.setattr(signal, "alarm", alarms.append)
-    first = {"path": sys.path, "tokenizer": tokenizer_json(), "vocab_size": VOCAB, "ends": [END]}
+    first = {"vocabulary": vocabulary().to_dict()}
     lines = iter([first | {"bytes": 1 << 20, "seconds": 3}, *asked])
     grammar_process.main(lambda: json.dumps(line) if (line := next(lines, None)) is not None else "", told.append)
     assert [what for what, _ in limits] == [resource.RLIMIT_AS, resource.RLIMIT_CORE]
@@ -49,4 +48,4 @@ def test_a_tag_begins_a_structure_in_free_text() -> None:
     tag = {"structures": [{"begin": "<f=x>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f"]}
     made = grammar_process.grammar_of({"structural_tag": json.dumps(tag)})
     assert "lazy" in made
-    assert grammar_process.compiled(grammar_process.tokenizer_of(tokenizer_json(), VOCAB, [END]), made)
+    assert grammar_process.compiled(grammar_process.Tokenizers(vocabulary()).tokenizer({}), made)
