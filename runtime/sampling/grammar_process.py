@@ -38,7 +38,7 @@ def grammar_of(outputs: dict[str, Any]) -> str:
         texts = (json.dumps(text, ensure_ascii=False) for text in outputs["choice"])
         return f"start: {' | '.join(texts)}"
     if "grammar" in outputs:
-        return str(any_to_lark(outputs["grammar"]))
+        return lark.unforced(str(any_to_lark(outputs["grammar"])))
     if "structural_tag" in outputs:
         return _tags(json.loads(outputs["structural_tag"]), options)
     return str(LLMatcher.grammar_from_json_schema(outputs.get("json", '{"type": "object"}'), overrides=options))

@@ -1,4 +1,4 @@
-"""What can be read off a grammar in Lark: whether it names tokens, and whether it has a finite text at all."""
+"""What a grammar in Lark says of itself: whether it names tokens, can end, and has patterns that force without an end."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ _NEVER = "specbuild_never"  # a rule without a finite text
 def names_tokens(lark: str) -> bool:
     """Return whether a grammar names tokens, such as <think> outside of its texts."""
     return any(match.group().startswith("<") for match in _PARTS.finditer(lark))
+
+
+def unforced(lark: str) -> str:
+    """Return a grammar in which nothing is forced if it has patterns, and the grammar itself otherwise.
+
+    llguidance's patterns take all that they can. After `/a+/ /a+/` only a is legal, without an end: it would force
+    tokens for ever, in a call that nobody can stop.
+    """
+    matches = [match for match in _PARTS.finditer(lark) if not match.group().startswith("//")]
+    if not any(match["terminal"] or match.group().startswith("/") for match in matches):
+        return lark
+    header = next((match for match in matches if match.group().startswith("%llguidance")), None)
+    if header is None:
+        return f'%llguidance {{"no_forcing": true}}\n{lark}'
+    options, end = json.JSONDecoder().raw_decode(lark, lark.index("{", header.start()))
+    return f"%llguidance {json.dumps({**options, 'no_forcing': True})}{lark[end:]}"
 
 
 def is_finite(lark: str, accepts_nothing: Callable[[str], bool | None]) -> bool:

@@ -285,3 +285,15 @@ def test_a_token_that_ends_a_text_ends_it_wherever_a_grammar_names_it() -> None:
     assert legal(matcher, ids("a")) == {START}
     assert legal(matcher, ids("cd")) == set()
     assert matcher.why(ids("cd"))
+
+
+@pytest.mark.parametrize("header", ["", "%llguidance {}\n", "// one\n%llguidance {}\n"])
+def test_patterns_that_never_end_hang_nothing(header: str) -> None:
+    """The first pattern takes all there is of b, so that no text ends: tokens would be forced for ever."""
+    matcher = grammar(grammar=f'{header}start: ("a" | "d") N\nN: M\nM: /b+/ // and\n').matcher(VOCAB)
+    assert legal(matcher, ids("a")) == {*ids("b")}
+    endless = grammar(grammar=f'{header}start: ("a" | "d") n n\nn: /b+/\n').matcher(VOCAB)
+    for token in ids("d b b b"):
+        endless.emit(token)
+    assert legal(endless) == {*ids("b")}
+    assert endless.follow((), (), 5) == []
