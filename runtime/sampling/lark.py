@@ -1,4 +1,4 @@
-"""What a grammar in Lark says of itself: whether it names tokens, can end, and has patterns that force without an end."""
+"""Grammars in Lark: whether they name tokens, whether they can end, and how they force nothing without an end."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ CLASSES = (
     *("manifest", "graphs", "timings", "tokenizer", "templates", "checkpoints"),
     *("prompts", "parameters", "texts", "structures", "http", "races", "signals"),
 )
-# Races wait for others, each no longer than 10 s. An ambiguous grammar may take a second for a token. Signals are several
-# commands, each with a limit of its own by what it computes, so that a machine with other work does no harm. All else
-# has 10 s.
+# Races wait for others, each no longer than 10 s. An ambiguous grammar may take a second for a token. Signals are
+# several commands, each with a limit of its own by what it computes, so that a machine with other work does no harm.
+# All else has 10 s.
 LIMITS = {"races": 30.0, "structures": 60.0, "signals": 1200.0}
 
 

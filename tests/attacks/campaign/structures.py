@@ -1,4 +1,4 @@
-"""Attacks by structures: what cannot end, or cannot be kept to, is refused or an error; what ends is what was asked for."""
+"""Attacks by structures: what cannot end is refused or an error; what ends is what was asked for."""
 
 from __future__ import annotations
 
