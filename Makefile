@@ -56,7 +56,6 @@ structured: build/smollm2-int8.bundle/manifest.json
 
 # What docs/guides/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
 operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
-	$(BIN)/python benchmarks/canary_power.py --out benchmarks/results/canary-power.json
 	$(BIN)/python benchmarks/shadow_oracle.py float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
 	$(BIN)/python benchmarks/slo_step.py $(BUNDLE) --out benchmarks/results/slo-step.json
 
