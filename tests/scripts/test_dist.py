@@ -18,7 +18,7 @@ def test_a_release_installs_offline(tmp_path: Path, bundle: Path) -> None:
     """Needs an index of packages, and minutes."""
     source = tmp_path / "source"
     subprocess.run(["git", "clone", "--quiet", ROOT, source], check=True)
-    subprocess.run(["sh", "scripts/dist.sh"], cwd=source, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["sh", "scripts/release/dist.sh"], cwd=source, check=True, stdout=subprocess.DEVNULL)
     dist = source / "dist"
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True)
     pinned = {line.partition("==")[0].lower() for line in (dist / "requirements.txt").read_text().splitlines()}

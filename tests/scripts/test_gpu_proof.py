@@ -183,7 +183,7 @@ def test_a_flavour_that_ends_its_process_is_reported(code: str, fails: str, reas
 @pytest.mark.slow
 def test_engines_smoke(bundle: Path, tmp_path: Path) -> None:
     """The end-to-end benchmark on a CPU bundle; its own tokens are what is expected."""
-    done = run(sys.executable, "benchmarks/engines.py", bundle, "--cpu-bundle", bundle, "--out", tmp_path, "--smoke")
+    done = run(sys.executable, "benchmarks/gpu/engines.py", bundle, "--cpu-bundle", bundle, "--out", tmp_path, "--smoke")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "engines-pycode.json").read_text(encoding="utf-8"))
     exactness = result["exactness"]
@@ -199,7 +199,7 @@ def test_engines_smoke(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_engines_say_what_does_not_load(tmp_path: Path) -> None:
-    done = run(sys.executable, "benchmarks/engines.py", tmp_path / "none.bundle", "--out", tmp_path, "--smoke")
+    done = run(sys.executable, "benchmarks/gpu/engines.py", tmp_path / "none.bundle", "--out", tmp_path, "--smoke")
     assert done.returncode == 1
     assert "none.bundle" in json.loads((tmp_path / "engines-none.json").read_text(encoding="utf-8"))["failed"]
 
