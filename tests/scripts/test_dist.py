@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.soak
 
 
-@pytest.mark.soak
 def test_a_release_installs_offline(tmp_path: Path, bundle: Path) -> None:
     """Needs an index of packages, and minutes."""
     source = tmp_path / "source"
