@@ -26,15 +26,15 @@ FIGURES = {
 def test_a_cell_has_its_row_and_is_not_run_again(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     given = ["--out", str(out), "--bundle", f"pair={bundle}", "--pairs", "2", "--loads", "2", "--turnover", "1"]
-    never_slower.main([*given, "--only", "concurrency=1 temperature=0.0$"])
-    (row,) = json.loads(out.read_text())["cells"].values()
-    assert row.keys() == FIGURES
-    low, high = row["interval"]
-    assert low <= row["ratio"] <= high
+    given += ["--only", "concurrency=1 temperature=0.0$"]
+    never_slower.main(given)
     found = json.loads(out.read_text())
-    found["cells"]["slow"] = {"ratio": 0.9, "interval": [0.85, 0.95]}
+    (row,) = found["cells"].values()
+    assert row.keys() == FIGURES
+    assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+    row |= {"ratio": 0.9, "interval": [0.85, 0.95]}
     out.write_text(json.dumps(found))
-    assert never_slower.main([*given, "--only", "concurrency=1 temperature=0.0$"]) == 1
+    assert never_slower.main(given) == 1  # a cell that is surely slower
     assert json.loads(out.read_text()) == found
 
 
@@ -44,9 +44,3 @@ def test_both_ways_are_asked_the_same() -> None:
     assert len({each.cache_salt for each in params}) == 2  # the second "b" finds nothing of the first
     assert pairs.requests(["a", "b", "c"], 1, 4, 0.8) == (chosen, params)
     assert pairs.requests(["a", "b", "c"], 2, 4, 0.8)[1] != params
-
-
-def test_values_of_all_pairs_are_compared_together() -> None:
-    """A pair with many requests weighs more; the rule of no share is the mean."""
-    values = [{"off": [1.0, 2.0, 3.0], "auto": [2.0, 2.0, 2.0]}, {"off": [10.0], "auto": [30.0]}]
-    assert [pairs.over(values), pairs.over(values, 0.99), pairs.over(values, 0.5)] == [36 / 16, 3.0, 2 / 3]

@@ -45,8 +45,7 @@ def test_a_and_b_need_the_repository_alone(stage: Stage) -> None:
     found = stage("b", LD_LIBRARY_PATH="")  # torch is the host's here, and waits for no card
     for name in ("kernels.json", "no-bulk/kernels.json"):
         assert found[name]["tree_attention"]
-        assert all(row["error"] < 2e-2 and row["us"] > 0 for row in found[name]["tree_attention"])
-        assert found[name]["cases_left"] == 0
+        assert all(row["error"] < 2e-2 for row in found[name]["tree_attention"])
 
 
 @pytest.mark.soak(only=("ort-cuda-fp32-onnxruntime-cuda", "rtx-fp16-tensorrt-rtx"))
@@ -63,9 +62,8 @@ def test_c_and_d_hold_a_bundle_against_the_cpu(
     found = stage("c" if carried else "d", BUNDLES_AT=str(tmp_path / "bundles"), PATH=installed)
     result = found[f"engines-{name}.json"]
     assert result["exactness"]["exact"] == {"the CPU's": True, "its own": True}
-    assert list(result["speed"]) == ["batch 1", "batch 2"]
     first = result["speed"]["batch 1"]
-    assert {"off", "topk:2,3", "topk:2,3, enqueue", "topk:2,3, resident", "default"} <= first["ways"].keys()
+    assert {"topk:2,3, enqueue", "topk:2,3, resident", "default"} <= first["ways"].keys()
     assert first["uncaptured"] == []
     assert result["machine"]["gpu"].startswith("stand-in card")
     assert f"engines-{name}-cudnn.json" in found if carried else found["rtx.json"]["listed"]
@@ -80,26 +78,17 @@ def test_a_card_that_is_not_listed_is_all_there_is_to_say(stage: Stage) -> None:
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
 def test_without_a_card_every_stage_says_what_it_lacks(tmp_path: Path, run: Callable[..., Any]) -> None:
     """And one that fails stops none."""
-    places = {"OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work"), "CARRIED": str(tmp_path / "none")}
-    done = run("bash", "scripts/gpu/proof.sh", "c", "d", PYTHON=sys.executable, **places)
+    done = run("bash", "scripts/gpu/proof.sh", "c", "d", PYTHON=sys.executable, OUT=str(tmp_path), WORK=str(tmp_path))
     assert done.returncode == 1
     assert "there is no bundle ort-*" in done.stdout
-    assert "stage d failed" in done.stdout
-    assert "libcuda.so.1" in json.loads((tmp_path / "out" / "rtx.json").read_text())["reason"]
-
-
-def test_a_flavour_says_what_it_saw_or_how_its_process_ended(import_script: Callable[[str], Any]) -> None:
-    flavours = import_script("gpu/flavours")
-    seen = flavours.probe([sys.executable, "-c", 'print(\'{"imports": "1"}\', flush=True); import os; os.abort()'])
-    assert (seen["imports"], seen["fails"], seen["reason"]) == ("1", "builds", "its process ended with status -6")
-    assert "more than 0.1 s" in flavours.probe([sys.executable, "-c", "import time; time.sleep(9)"], 0.1)["reason"]
-    assert "bytes" in flavours.probe([sys.executable, flavours.__file__, "--one", "cuda.bindings"])["builds"]
+    assert "libcuda.so.1" in json.loads((tmp_path / "rtx.json").read_text())["reason"]
 
 
 def test_a_file_that_crashes_ends_no_other(tmp_path: Path, import_script: Callable[[str], Any]) -> None:
     run_tests = import_script("gpu/run_tests")
-    (tmp_path / "test_crash.py").write_text("import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    os.abort()\n")
-    (tmp_path / "test_fine.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_it():\n    pass\n")
+    for name, body in (("crash", "os.abort()"), ("fine", "pass")):
+        code = f"import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    {body}\n"
+        (tmp_path / f"test_{name}.py").write_text(code)
     options = ["--rootdir", str(tmp_path)]
     crash, fine = (run_tests.run(str(tmp_path / f"test_{name}.py"), None, 60, options) for name in ("crash", "fine"))
     assert crash[0]["status"] not in (0, 1)

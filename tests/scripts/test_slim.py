@@ -44,20 +44,16 @@ def test_code_of_one_architecture_stays(slim: Any, library: bytes) -> None:
         expected = expected.replace(gone, bytes(len(gone)))
     assert bytes(after) == expected
     assert not slim.slim(bytearray(library), 89)
-    after = bytearray(library.replace(b".nv_fatbin", b".nothing.."))
-    assert slim.slim(after, 90)
-    assert b"eighty" in after
 
 
 def test_a_wheel_becomes_an_archive_without_what_is_never_loaded(slim: Any, library: bytes, tmp_path: Path) -> None:
     wheel, out = tmp_path / "onnxruntime_gpu-1-py3-none-any.whl", tmp_path / "out.tar.xz"
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("onnxruntime/__init__.py", "x = 1\n")
-        file.writestr("onnxruntime/capi/libonnxruntime_providers_cuda.so", library)
-        file.writestr("onnxruntime/capi/libonnxruntime.so.1.31.1", library)
+        for name in ("__init__.py", "capi/libonnxruntime_providers_cuda.so", "capi/libonnxruntime.so.1.31.1"):
+            file.writestr(f"onnxruntime/{name}", library)
     slim.pack(wheel, out, 90)
     with tarfile.open(out) as tar:
-        files = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
-    assert {Path(name).name for name in files} == {"__init__.py", "libonnxruntime_providers_cuda.so"}
+        files = {Path(member.name).name for member in tar if member.isfile()}
+    assert files == {"__init__.py", "libonnxruntime_providers_cuda.so"}
     with pytest.raises(SystemExit, match="has no code for sm_75"):
         slim.pack(wheel, out, 75)
