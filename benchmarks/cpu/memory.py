@@ -33,13 +33,9 @@ IMPORT = "import time; t = time.perf_counter(); import specbuild.runtime; print(
 
 def peak_mb(*arguments: Any) -> int:
     """Return the peak memory in MB of one specbuild command, as its process has it at its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *map(str, arguments)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    return round(int(done.stderr.split()[-1]) * 1024 / 1e6)
+    command = [sys.executable, "-c", PROBE, *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return round(int(done.stdout.split()[-1]) * 1024 / 1e6)
 
 
 def cold_start(bundle: Path) -> float:
