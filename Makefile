@@ -23,11 +23,13 @@ demo: $(BUNDLE)/manifest.json
 
 # Starts a server on the reference bundle, streams a text into the terminal, and stops it.
 serve-demo: $(BUNDLE)/manifest.json
-	BIN=$(BIN) sh scripts/serve_demo.sh $(BUNDLE) '$(PROMPT)'
+	BIN=$(BIN) sh scripts/release/serve_demo.sh $(BUNDLE) '$(PROMPT)'
 
 # Each process has a file at a time; more of them than cores are slower.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 MADE := build/made
+# The long sweeps are scripts, which take what the tests and the benchmarks share.
+SOAK := PYTHONPATH=.:tests/support $(BIN)/python tests/soak
 
 # Every module and every backend at least once; about 8 minutes on two cores.
 test: $(VENV)/.ready
@@ -40,38 +42,36 @@ test-all: test
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: exactness structured operating tools
-	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
+	$(SOAK)/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
 exactness: $(EXACTNESS)
 
 benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
-	$(BIN)/python scripts/exactness_sweep.py $(<D) --prompts tests/data/chats.jsonl --prompts tests/data/prompts.jsonl \
+	$(SOAK)/exactness_sweep.py $(<D) --prompts tests/data/chats.jsonl --prompts tests/data/prompts.jsonl \
 	  --out build/exactness-$*.json && mv build/exactness-$*.json $@
 
 # 200 schemas and 50 regexes and grammars on a real model, every way: half an hour, and goes on if stopped.
 structured: build/smollm2-int8.bundle/manifest.json
-	$(BIN)/python scripts/structured_sweep.py $(<D) --out build/structured.json
-	cp build/structured.json benchmarks/results/structured.json
+	$(SOAK)/structured_sweep.py $(<D) --out benchmarks/results/structured.json
 
 # What docs/guides/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
 operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
-	$(BIN)/python benchmarks/canary_power.py --out benchmarks/results/canary-power.json
-	$(BIN)/python benchmarks/shadow_oracle.py float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
-	$(BIN)/python benchmarks/slo_step.py $(BUNDLE) --out benchmarks/results/slo-step.json
+	$(BIN)/python -m benchmarks.serve.shadow_oracle float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
+	$(BIN)/python -m benchmarks.serve.slo_step $(BUNDLE) --out benchmarks/results/slo-step.json
 
 build/pycode-int8.bundle/manifest.json: $(VENV)/.ready
 	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --precision int8 --output $(@D) --force
 
 # 300 conversations with tools on a real model, every way; goes on if stopped.
 tools: build/smollm2-int8.bundle/manifest.json
-	$(BIN)/python scripts/tool_sweep.py $(<D) --out benchmarks/results/tools.json
+	$(SOAK)/tool_sweep.py $(<D) --out benchmarks/results/tools.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force
 
 build/smollm2/config.json: | $(VENV)/.ready
-	$(BIN)/python scripts/real_model.py $(@D)
+	$(BIN)/python scripts/checkpoints/real_model.py $(@D)
 
 # Hostile inputs of every kind for MINUTES, by a fresh SEED that it prints; ONLY=class:number tries a find again.
 attack: $(BUNDLE)/manifest.json
@@ -81,25 +81,25 @@ attack: $(BUNDLE)/manifest.json
 
 # The site, in build/site; a warning fails it.
 docs: $(VENV)/.ready
-	$(BIN)/python scripts/package_tree.py build/package
+	$(BIN)/python scripts/release/package_tree.py build/package
 	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python scripts/package_tree.py build/package --lint-imports
+	$(BIN)/python scripts/release/package_tree.py build/package --lint-imports
 	cd build/package && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild
 	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 500 && $$2 != "total" { print "more than 500 lines:", $$2, $$1 }'
 
 # Every kernel for every architecture, or for those in ARCH, by NVRTC; fails where registers spill.
 kernels: $(VENV)/.ready
 	@mkdir -p build
-	$(BIN)/python scripts/kernels_report.py $(if $(ARCH),--cuda-arch $(ARCH) --out build/kernels-report.json)
+	$(BIN)/python -m scripts.gpu.kernels_report $(if $(ARCH),--cuda-arch $(ARCH) --out build/kernels-report.json)
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild bench $(BUNDLE) --max-new-tokens 128 --ignore-eos --trees best:5
-	$(BIN)/python benchmarks/memory.py --out benchmarks/out
-	$(BIN)/python benchmarks/graphs.py --out benchmarks/out
+	$(BIN)/python -m benchmarks.cpu.memory
+	$(BIN)/python -m benchmarks.cpu.graphs
 
 $(BUNDLE)/manifest.json: $(VENV)/.ready
 	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --output $(BUNDLE) --force
@@ -111,7 +111,7 @@ $(VENV)/.ready: pyproject.toml
 
 # sdist, wheel, the versions that a server was installed with, an SBOM: what an offline machine and an auditor need.
 dist:
-	PYTHON=$(PYTHON) sh scripts/dist.sh
+	PYTHON=$(PYTHON) sh scripts/release/dist.sh
 
 clean:
 	rm -rf $(VENV) build *.bundle

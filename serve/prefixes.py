@@ -1,6 +1,6 @@
 """Chooses a replica for a prompt: the one whose cache holds the prompt's beginning, unless it has too much to do.
 
-Nothing here knows Ray: `ray_router` uses it, and so does the simulation of a fleet (`benchmarks/fleet.py`).
+Nothing here knows Ray; `ray_router` uses it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
 
 LONG = (  # begun first and in this order, to end together
     *("test_one_text.py", "test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
-    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py"),
+    *("test_proof.py", "test_card_bundles.py", "test_card.py"),
 )
 
 pytest_plugins = ["command_line", "hash_models", "host_kernels", "fake_card"]  # of tests/support

@@ -12,7 +12,7 @@ from fake_card import run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["runtime/backends/gpu", "runtime/backends/kernels", "plugins/test_walk.py", "plugins/test_publish.py"]
-TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu_proof.sh has them
+TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu/proof.sh has them
 
 
 @pytest.mark.slow  # the stand-in takes half a minute to compile

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker import PeerError
+from benchmarks.peers.worker import PeerError
 
 HERE = Path(__file__).resolve().parent
 

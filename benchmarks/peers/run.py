@@ -1,6 +1,6 @@
 """Compare specbuild with its peers on one pair, one file of prompts and one machine: tokens per second and ratios.
 
-python benchmarks/peers/run.py --target DIR --draft DIR --bundle BUNDLE [options]
+python -m benchmarks.peers.run --target DIR --draft DIR --bundle BUNDLE [options]
 
 Temperature 0, batch 1, float32, one request at a time. For each prompt all modes of all peers take turns, and prompts
 begin with different ones. All get the same token ids and decode the same number of tokens, past an end-of-text token.
@@ -21,12 +21,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-import common
-import environments
-from protocol import Decoded
-from table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
-from worker import PeerError, Worker
+from benchmarks.common import OUT, PROMPTS, ROOT, machine, parser, save
+from benchmarks.peers import environments
+from benchmarks.peers.protocol import Decoded
+from benchmarks.peers.table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
+from benchmarks.peers.worker import PeerError, Worker
 
 PEERS = (OURS, "transformers", "openvino", "onnxruntime-genai")
 PAUSE = 0.05  # seconds between turns, in which spinning thread pools go to sleep
@@ -34,19 +33,18 @@ PAUSE = 0.05  # seconds between turns, in which spinning thread pools go to slee
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line; raise PeerError if it is invalid."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True, help="folder of a checkpoint with a tokenizer.json")
-    parser.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint")
-    parser.add_argument("--bundle", type=Path, required=True, help="built of the two, and tuned")
-    parser.add_argument("--prompts", type=Path, default=common.PROMPTS, help="JSON objects with a prompt, a line each")
-    parser.add_argument("--num-prompts", type=int, default=8, help="so many, evenly spread over the file")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument("--openvino-defaults", action="store_true", help="let OpenVINO choose its precision (bf16, …)")
-    parser.add_argument("--only", default=",".join(PEERS), metavar="PEER,…", help="of the peers; default: %(default)s")
-    parser.add_argument("--folder", type=Path, default=common.ROOT / "build" / "peers", help="for environments, models")
-    parser.add_argument("--output", type=Path, help="JSON file for the result")
-    asked = parser.parse_args(arguments)
+    found = parser(__doc__, OUT / "peers.json")
+    found.add_argument("--target", type=Path, required=True, help="folder of a checkpoint with a tokenizer.json")
+    found.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint")
+    found.add_argument("--bundle", type=Path, required=True, help="built of the two, and tuned")
+    found.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON objects with a prompt, a line each")
+    found.add_argument("--num-prompts", type=int, default=8, help="so many, evenly spread over the file")
+    found.add_argument("--max-new-tokens", type=int, default=128)
+    found.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    found.add_argument("--openvino-defaults", action="store_true", help="let OpenVINO choose its precision (bf16, …)")
+    found.add_argument("--only", default=",".join(PEERS), metavar="PEER,…", help="of the peers; default: %(default)s")
+    found.add_argument("--folder", type=Path, default=ROOT / "build" / "peers", help="for environments, models")
+    asked = found.parse_args(arguments)
     asked.only = [OURS, *(name for name in asked.only.split(",") if name != OURS)]
     if unknown := set(asked.only) - set(PEERS):
         raise PeerError(f"--only {','.join(sorted(unknown))}: use {', '.join(PEERS)}")
@@ -134,20 +132,15 @@ def main(arguments: list[str] | None = None) -> int:
     except PeerError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
-    result = {
-        "machine": common.machine(),
-        "workload": {
-            "target": asked.target.name,
-            "prompts": asked.prompts.name,
-            "num_prompts": len(prompts),
-            "prompt_tokens": [len(each) for each in prompts],
-            "max_new_tokens": asked.max_new_tokens,
-            "threads": asked.threads,
-        },
-        "about": about,
-    } | result
-    if asked.output:
-        asked.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    workload = {
+        "target": asked.target.name,
+        "prompts": asked.prompts.name,
+        "num_prompts": len(prompts),
+        "prompt_tokens": [len(each) for each in prompts],
+        "max_new_tokens": asked.max_new_tokens,
+        "threads": asked.threads,
+    }
+    save(asked.out, {"machine": machine(), "workload": workload, "about": about} | result)
     print(markdown(result))
     for which, best in result["auto_over_fastest_peer"].items():
         print(f"{which}: auto is {best['ratio']:.2f}× the fastest peer's best mode, {best['peer']}, {best['mode']}")

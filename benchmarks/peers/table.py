@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol import Decoded
+from benchmarks.peers.protocol import Decoded
 
 RATES = ("request", "decode")
 OURS, OUR_MODE, PLAIN = "specbuild", "auto", "plain"

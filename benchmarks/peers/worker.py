@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from protocol import Decoded
+from benchmarks.peers.protocol import Decoded
 
 HERE = Path(__file__).resolve().parent
 

@@ -1,65 +1,46 @@
-"""What a cell says of its pairs, and that a run goes on where it was stopped."""
+"""A cell says how much faster `auto` is, and a run goes on where it was stopped."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.cpu import never_slower, pairs
 
-class Run:
-    """A timed run with one request, whose chunks have these gaps."""
-
-    def __init__(self, *gaps: float) -> None:
-        self.seconds, self.tokens, self._gaps = sum(gaps), [8], list(gaps)
-
-    def gaps(self) -> list[float]:
-        return self._gaps
-
-    def tpots(self) -> list[float]:
-        return [sum(self._gaps) / len(self._gaps)]
-
-
-def test_a_cell_has_its_mean_its_interval_and_its_tails(benchmark: Any) -> None:
-    loads = [
-        [{"off": Run(1.0, 1.0), "auto": Run(0.5, 0.5)}],  # twice as fast
-        [{"off": Run(1.0, 1.0), "auto": Run(3.0, 1.0)}],  # half as fast
-        [{"off": Run(2.0, 2.0), "auto": Run(1.0, 3.0)}],
-    ]
-    found = benchmark.summary(loads)
-    assert found["loads"] == 3
-    assert (found["pairs"], found["ratio"], found["ratios"]) == (3, pytest.approx(1.0), [2.0, 0.5, 1.0])
-    assert found["plain_tokens_per_s"] == 4.0
-    assert found["tpot_p99"] == 1.0  # 2 s a token is the slowest request of both ways
-    assert found["longest_gap"] == pytest.approx((0.5 * 3.0 * 1.5) ** (1 / 3))
-    assert found["longest_gap_of_all"] == 1.5
-    for of, name in (("ratio", "interval"), *((of, f"{of}_interval") for of in ("tpot_p99", "longest_gap"))):
-        low, high = found[name]
-        assert 0.5 <= low < high < 3.01
-        assert low <= found[of] <= high
-    assert benchmark.interval([[1.25]] * 30) == pytest.approx([1.25, 1.25])
-    assert benchmark.quantile([3.0, 1.0, 2.0], 0.99) == 3.0
+pytestmark = pytest.mark.slow
+FIGURES = {
+    "pairs",
+    "loads",
+    "plain_tokens_per_s",
+    "ratio",
+    "interval",
+    "tpot_p99",
+    "longest_gap",
+    "correction",
+    "machine",
+}
 
 
-def test_a_cell_that_is_there_is_not_run_again_and_a_slow_one_fails(
-    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran, out = list[str](), tmp_path / "out.json"
+def test_a_cell_has_its_row_and_is_not_run_again(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    given = ["--out", str(out), "--bundle", f"pair={bundle}", "--pairs", "2", "--loads", "2", "--turnover", "1"]
+    given += ["--only", "concurrency=1 temperature=0.0$"]
+    never_slower.main(given)
+    found = json.loads(out.read_text())
+    (row,) = found["cells"].values()
+    assert row.keys() == FIGURES
+    assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+    row |= {"ratio": 0.9, "interval": [0.85, 0.95]}
+    out.write_text(json.dumps(found))
+    assert never_slower.main(given) == 1  # a cell that is surely slower
+    assert json.loads(out.read_text()) == found
 
-    def cells(name: str, path: Path, asked: Any, kind: str) -> Iterator[tuple[str, Any]]:
-        for label, ratio in (("fast", 1.2), ("slow", 0.9)):
-            loads = [[{"off": Run(ratio), "auto": Run(1.0)}]] * asked.pairs
-            yield label, lambda at=label, of=loads: ran.append(at) or benchmark.summary(of)
 
-    monkeypatch.setattr(benchmark, "cells", cells)
-    monkeypatch.setattr("cells.machine", dict)
-    for only, status, run in (("fast", 0, ["fast"]), ("", 1, ["fast", "slow"]), ("", 1, ["fast", "slow"])):
-        monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--bundle", "a=b", "--pairs", "3", "--only", only])
-        assert benchmark.main() == status
-        assert ran == run
-    assert set(json.loads(out.read_text())["cells"]) == {"fast", "slow"}
-    assert "surely below 0.98: ['slow']" in capsys.readouterr().out
+def test_both_ways_are_asked_the_same() -> None:
+    chosen, params = pairs.requests(["a", "b", "c"], 1, 4, 0.8)
+    assert chosen == ["b", "c", "a", "b"]
+    assert len({each.cache_salt for each in params}) == 2  # the second "b" finds nothing of the first
+    assert pairs.requests(["a", "b", "c"], 1, 4, 0.8) == (chosen, params)
+    assert pairs.requests(["a", "b", "c"], 2, 4, 0.8)[1] != params

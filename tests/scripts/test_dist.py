@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.soak
 
 
-@pytest.mark.soak
 def test_a_release_installs_offline(tmp_path: Path, bundle: Path) -> None:
     """Needs an index of packages, and minutes."""
-    source = tmp_path / "source"
-    subprocess.run(["git", "clone", "--quiet", ROOT, source], check=True)
-    subprocess.run(["sh", "scripts/dist.sh"], cwd=source, check=True, stdout=subprocess.DEVNULL)
-    dist = source / "dist"
-    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True)
+    source, wheels, place = (tmp_path / name for name in ("source", "wheels", "offline"))
+    dist, pip = source / "dist", place / "bin" / "pip"
+    venv.create(place, with_pip=True)
+
+    def run(*command: object, **options: object) -> None:
+        subprocess.run([*map(str, command)], check=True, **options)
+
+    run("git", "clone", "--quiet", ROOT, source)
+    run("sh", "scripts/release/dist.sh", cwd=source, stdout=subprocess.DEVNULL)
+    run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=dist)
     pinned = {line.partition("==")[0].lower() for line in (dist / "requirements.txt").read_text().splitlines()}
     listed = {each["name"].lower() for each in json.loads((dist / "sbom.cdx.json").read_text())["components"]}
-    assert pinned <= listed
-    assert "specbuild-trt" in listed
-    wheels, place = tmp_path / "wheels", tmp_path / "offline"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-qr", dist / "requirements.txt", "-d", wheels], check=True
-    )
-    venv.create(place, with_pip=True)
-    install = [place / "bin" / "pip", "install", "-q", "--no-index", "--find-links", wheels, "--find-links", dist]
-    subprocess.run([*install, "specbuild-trt[serve]"], check=True)
-    subprocess.run([place / "bin" / "specbuild", "serve", bundle, "--check"], check=True)
+    assert {*pinned, "specbuild-trt"} <= listed
+    run(pip, "download", "-qr", dist / "requirements.txt", "-d", wheels)
+    run(pip, "install", "-q", "--no-index", "--find-links", wheels, "--find-links", dist, "specbuild-trt[serve]")
+    run(place / "bin" / "specbuild", "serve", bundle, "--check")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from serving import Log, Server
 
+from benchmarks.serve import slo_step
 from specbuild.runtime import Engine, Limits, RequestMetrics, Result, SamplingParams, SpeculationStats
 from specbuild.serve import guard as guarding
 from specbuild.serve.admission import Admission
@@ -126,10 +126,9 @@ def test_a_server_tells_of_its_objectives(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_step_of_load_in_earnest(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_load_in_earnest(bundle: Path) -> None:
     """By the benchmark: p99 is below the objective again, and speculation comes back when the load has gone."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    found = importlib.import_module("slo_step").step(bundle, quiet=20.0, busy=60.0, after=60.0)
+    found = slo_step.step(bundle, quiet=20.0, busy=60.0, after=60.0)
     assert found["tail of the load, unguarded"] > found["objective"]
     assert found["tail, 20 s after the step on"] <= found["objective"]
     assert found["seconds until everything was drafted again"] is not None

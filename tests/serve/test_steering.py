@@ -169,7 +169,7 @@ def test_less_that_does_not_help_on_a_machine_that_became_slower_is_no_reason_to
 def noisy(seed: int, slow: float, noise: tuple[float, float]) -> tuple[bool, bool] | None:
     """Whether p99 is below the objective 20 s after a step of load, and all is drafted a minute after its end.
 
-    None: the tree held nobody up, see benchmarks/slo_step.py, whose way this is.
+    None: the tree held nobody up, see benchmarks/serve/slo_step.py, whose way this is.
     """
 
     def queue(slo: str, more: int = 0) -> NoisyQueue:

@@ -43,7 +43,7 @@ template <class... P, void (*kernel)(P...)> struct Known<kernel> {
   static card_kernel named(const char *name) { return {name, sizeof...(P), Sizes<P...>::all, run}; }
 };
 
-// The toy of scripts/flavours.py.
+// The toy of scripts/gpu/flavours.py.
 void twice(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x]; }
 
 #define KNOWN(NAME) Known<&NAME>::named(#NAME)

