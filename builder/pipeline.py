@@ -50,7 +50,8 @@ def stages(config: BuildConfig) -> int:
     """Return the number of stages that a build announces."""
     models, on_gpu = len(config.models), config.descriptor.on_gpu
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    quantized = 1 + models * (1 if on_gpu else 2) if config.quantizes else 0
+    each = 1 if on_gpu else 2
+    quantized = 1 + models * each if config.quantizes else 0
     return 4 + 3 * models + fp8 + quantized + bool(config.architectures) + on_gpu + config.tune
 
 

@@ -60,8 +60,10 @@ class Sources:
     @property
     def kind(self) -> str:
         """The kind of draft as in the manifest: "model", "parallel" or "eagle3"."""
+        if self.head:
+            return "eagle3"
         parallel = self.vocabulary is not None and self.vocabulary.mask_token is not None
-        return "eagle3" if self.head else "parallel" if parallel else "model"
+        return "parallel" if parallel else "model"
 
     @property
     def shares_weights(self) -> bool:
@@ -118,7 +120,8 @@ def prepare(config: BuildConfig) -> Sources:
     dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
     parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
     engines = config.descriptor.compiles
-    kind = "engines" if engines else "quantized" if config.quantizes else "plain"
+    graphs = "quantized" if config.quantizes else "plain"
+    kind = "engines" if engines else graphs
     code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
     return Sources(
         target=target,

@@ -245,7 +245,8 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         click.echo(f"  {line}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
-        note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""
+        plural = "s" if ties > 1 else ""
+        note = f", {ties} near-tie{plural} below {exactness['bound']:g}" if ties else ""
         click.echo(f"  {case['name']}: {case['tokens']} tokens equal{note}")
     if "largest_logit_difference" in exactness:
         click.echo(

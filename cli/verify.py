@@ -154,7 +154,8 @@ def _report(engine: Engine, case: Case, as_json: bool) -> bool:
     if as_json:
         click.echo(json.dumps(case.to_dict()))
         return not case.exact
-    verdict = "equal" if not case.divergences else "near-ties only" if case.exact else "DIFFERENT"
+    verdict = "near-ties only" if case.divergences else "equal"
+    verdict = verdict if case.exact else "DIFFERENT"
     click.echo(
         f"{verdict:15}{case.tokens} tokens of {case.prompts} prompts, acceptance length "
         f"{case.mean_acceptance_length:.2f}: {case.name}"

@@ -144,7 +144,9 @@ class Trial:
 
     def kind(self) -> Kind:
         """Return the decision of a trial of shape ()."""
-        return "rollback" if self.rolled_back() else "promote" if self.promoted() else "hold"
+        if self.rolled_back():
+            return "rollback"
+        return "promote" if self.promoted() else "hold"
 
     def verdict(self) -> Verdict:
         """Return the verdict of a trial of shape ()."""

@@ -41,7 +41,9 @@ def told_apart(expected: str) -> Discriminator:
 
 def json_type(value: Any) -> str:
     """Return the tag of a union's member for this value."""
-    return (TEXT if isinstance(value, str) else LIST if isinstance(value, list) else OBJECT).tag
+    if isinstance(value, str):
+        return TEXT.tag
+    return (LIST if isinstance(value, list) else OBJECT).tag
 
 
 def unknown(value: Any, path: str = "") -> Iterator[str]:

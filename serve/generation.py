@@ -66,7 +66,9 @@ class Generation:
     @property
     def arm(self) -> str | None:
         """Name of its canary arm; None if it is in none."""
-        return None if self.draw is None else "candidate" if self.draw.candidate else "baseline"
+        if self.draw is None:
+            return None
+        return "candidate" if self.draw.candidate else "baseline"
 
     @property
     def samples(self) -> int:

@@ -172,7 +172,9 @@ def _speculation(body: Sampling) -> dict[str, str]:
 
 
 def _chain(tokens: int | None) -> str | None:
-    return None if tokens is None else f"chain:{tokens}" if tokens else "off"
+    if tokens is None:
+        return None
+    return f"chain:{tokens}" if tokens else "off"
 
 
 def salt_of(tenant: str | None, salt: str | None) -> str | None:

@@ -210,8 +210,9 @@ class Steering:
 
     def _nodes(self, level: int) -> int:
         """Return the maximum nodes that a sequence drafts at a level if nothing else limits it."""
-        share = int(SHARES[level] * self._drafted)
-        return math.ceil(self._drafted) if not level else max(share, 1) if level < OFF else 0
+        if not level:
+            return math.ceil(self._drafted)
+        return max(int(SHARES[level] * self._drafted), 1) if level < OFF else 0
 
     def _say(self, message: str, objective: Objective, tail: float | None, **more: Any) -> Step:
         changed = more.pop("changed", False)

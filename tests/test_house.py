@@ -125,3 +125,16 @@ def test_what_a_backend_does_is_asked_of_its_descriptor() -> None:
 def test_a_comparison_is_found(line: str) -> None:
     assert any(compared(node) & BACKENDS.keys() for node in ast.walk(ast.parse(line)))
     assert not any(compared(node) for node in ast.walk(ast.parse("f('tensorrt'); x = {'onnxruntime': 1}")))
+
+
+def test_no_conditional_expression_is_within_another() -> None:
+    """Ruff has no rule for it."""
+    nested = [
+        f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+        for folder in SHORT
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(inner, ast.IfExp) for part in ast.iter_child_nodes(node) for inner in ast.walk(part))
+    ]
+    assert not nested, f"write an if statement: {', '.join(nested)}"

@@ -54,7 +54,8 @@ def gemma(folder: Path, layers: int) -> Path:
 def measure(checkpoint: Path, precision: str, bundle: Path) -> dict[str, Any]:
     """Build once; return its memory in MB, the size of the weights file, and that of each weight stored once."""
     options = ["--max-seq-len", "512", "--force", "--json", "--quiet", "--no-tune"]
-    options += [] if precision == "fp32" else ["--max-kl", "9"] if precision != "auto" else []
+    if precision not in ("fp32", "auto"):
+        options += ["--max-kl", "9"]
     command = [COMMAND, "build", "--target", checkpoint, "--precision", precision, "-o", bundle, *options]
     report = json.loads(subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE).stdout)
     peak, expected = report["peak_memory_bytes"], report["expected_memory_bytes"]

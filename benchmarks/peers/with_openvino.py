@@ -79,7 +79,9 @@ def _scheduler() -> genai.SchedulerConfig:
 
 
 def _name(value: Any) -> Any:
-    return value if isinstance(value, int) else value.to_string() if isinstance(value, ov.Type) else str(value)
+    if isinstance(value, int):
+        return value
+    return value.to_string() if isinstance(value, ov.Type) else str(value)
 
 
 if __name__ == "__main__":

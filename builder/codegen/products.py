@@ -74,7 +74,9 @@ def _is_read(value: ir.Value) -> bool:
 
 
 def _bytes(value: ir.Value, item_bytes: int) -> int:
-    size = item_bytes if value.dtype == ir.DataType.FLOAT else value.dtype.itemsize if value.dtype else 0
+    size = value.dtype.itemsize if value.dtype else 0
+    if value.dtype == ir.DataType.FLOAT:
+        size = item_bytes
     return math.ceil(math.prod(_sizes(value)) * size)
 
 

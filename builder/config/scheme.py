@@ -67,7 +67,8 @@ class Scheme:
     def __str__(self) -> str:
         if not self.quantized:
             return self.kind
-        how = ["tensor" if self.per_tensor else "channel" if not self.block else str(self.block)]
+        spans = str(self.block) if self.block else "channel"
+        how = ["tensor" if self.per_tensor else spans]
         if self.kind != "fp8":
             how += ["sym" if self.symmetric else "asym", self.method, self.activations]
         return f"{self.kind}:{','.join(how)}" + ("" if self.dtype == "fp32" else f"/{self.dtype}")

@@ -190,8 +190,8 @@ def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
     template = tokenizer.chat_template
-    named = template.values() if isinstance(template, dict) else [] if template is None else [template]
-    if not all(isinstance(each, str) for each in named):
+    named = template if isinstance(template, dict) else {"default": template}
+    if template is not None and not all(isinstance(each, str) for each in named.values()):
         raise CheckpointError(f"{source} has a chat_template that is no text: mend its tokenizer_config.json")
     with refusing(f"{source} has a tokenizer that does not work, download it again"):
         tokenizer.decode(tokenizer(_TRIED)["input_ids"])
@@ -209,7 +209,9 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
     ids = read_object(folder / "generation_config.json").get("eos_token_id", config.eos_token_id)
     if ids is None:
         ids = tokenizer.eos_token_id
-    found = () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+    if ids is None:
+        return ()
+    found = tuple(ids) if isinstance(ids, list) else (ids,)
     if not all(type(token) is int and 0 <= token < config.vocab_size for token in found):
         raise CheckpointError(f"{source} has an eos_token_id that is no token: {short(ids)}")
     return found
@@ -238,7 +240,9 @@ def _top_k(told: Mapping[str, Any]) -> dict[str, Any]:
     top_k = told.get("top_k")
     if isinstance(top_k, float) and top_k.is_integer():
         top_k = int(top_k)
-    return {} if top_k is None else {"top_k": 0 if top_k == -1 else top_k}
+    if top_k == -1:
+        top_k = 0
+    return {} if top_k is None else {"top_k": top_k}
 
 
 def _check_fields(where: str, config: Any, tokens: int) -> None:

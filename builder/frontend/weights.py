@@ -28,10 +28,17 @@ from specbuild.runtime.errors import CheckpointError, one_line
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Stamp = tuple[int, int, int]  # a file's inode, size, and modification time in ns
 MAX_POSITIONS = 1 << 31
-_LAYERS, _POSITIONS = "num_hidden_layers", "max_position_embeddings"
+_LAYERS = "num_hidden_layers"
+_POSITIONS = "max_position_embeddings"
 _SIZES = (
-    *(_LAYERS, "hidden_size", "vocab_size", "intermediate_size", "head_dim"),
-    *("num_attention_heads", "num_key_value_heads", _POSITIONS),
+    _LAYERS,
+    "hidden_size",
+    "vocab_size",
+    "intermediate_size",
+    "head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    _POSITIONS,
 )
 _COUNT = re.compile(r"(?:^|_)(?:n|num|depth|layers?|experts?|heads?)(?:_|$)")  # fields that size a list
 _FREE = re.compile(r"positions|ctx|tokens")  # fields that size none

@@ -69,7 +69,10 @@ def pages(manifest: Manifest, batch_size: int, tokens: int | None = None) -> int
         raise OptionError("the bundle's caches are not paged: drop kv_cache_tokens, or build it with --block-size")
     if tokens is not None and (type(tokens) is not int or not rows <= tokens <= limit):
         raise OptionError(f"kv_cache_tokens must be {rows}…{limit} for this bundle, not {tokens}")
-    return (batch_size * capacity if tokens is None else tokens) // rows if rows else 0
+    if not rows:
+        return 0
+    held = batch_size * capacity if tokens is None else tokens
+    return held // rows
 
 
 def plan(

@@ -234,7 +234,9 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
         decoding, live = sum(was.decodes for _, was, _ in done), self._loop.live
         counts = drafts or self._decided  # then somebody decodes
         plain = self._plain(sum(rows) - drafted, decoding) if counts else 0.0
-        token = (plain if decoding == len(done) else self._plain(decoding, decoding)) / decoding if drafts else 0.0
+        token = 0.0
+        if drafts:
+            token = (plain if decoding == len(done) else self._plain(decoding, decoding)) / decoding
         told = counts and live is not None and live.on
         for own, (sequence, was, now) in zip(rows, done, strict=True):
             metrics, emitted = sequence.metrics, now.emitted - was.emitted

@@ -51,7 +51,7 @@ class Planner:
         """
         drafting, alone = [sequence for sequence in sequences if sequence.drafts], self.on_host and len(sequences) == 1
         several, now = self.on_host and not alone and drafting, self.now
-        lead = min([s.lead for s in sequences if s.decodes]) if several else math.inf
+        lead = min(s.lead for s in sequences if s.decodes) if several else math.inf
         for sequence in sequences:
             sequence.shape = None
         for sequence in drafting:

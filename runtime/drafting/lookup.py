@@ -59,7 +59,8 @@ def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool, habits: Hab
     policy.recalled = habits.recall(tokens, sequence.params.cache_salt) if habits and matched < 2 else []
     if policy.recalled:
         matched = 0
-    policy.guess = policy.recalled[0] if policy.recalled else tokens[start] if matched else -1
+    policy.guess = tokens[start] if matched else -1
+    policy.guess = policy.recalled[0] if policy.recalled else policy.guess
     watched = [policy.guess]
     if policy.guess >= 0 and sequence.sampler.foresees and sequence.sampler.follow((), watched, 1) != watched:
         matched, policy.guess, policy.recalled = 0, -1, []  # the constraint forbids the guess

@@ -157,7 +157,8 @@ class RequestMetrics:
         times = "queue_time", "ttft", "tpot", "e2el"
         counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
-        missing = ("ttft", "tpot") if self.first_token is None else ("tpot",) if self.num_output_tokens < 2 else ()
+        missing = ("tpot",) if self.num_output_tokens < 2 else ()
+        missing = ("ttft", "tpot") if self.first_token is None else missing
         return told | dict.fromkeys(missing) | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 

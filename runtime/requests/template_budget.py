@@ -121,7 +121,9 @@ def _flat(value: Any) -> int:
     """Return the units of a shallow copy; for a tuple of everything in it, because its hash reads all."""
     if isinstance(value, str):
         return len(value)
-    return NODE * len(value) if isinstance(value, list) else weigh(value) if isinstance(value, tuple) else 0
+    if isinstance(value, list):
+        return NODE * len(value)
+    return weigh(value) if isinstance(value, tuple) else 0
 
 
 def charge_printf(text: str, given: Any) -> None:

@@ -53,7 +53,8 @@ def check_merges(content: bytes) -> None:
     if not (prefix := model.continuing_subword_prefix):
         return
     for merge in msgspec.json.decode(model.merges, type=list[str | list[str]]):
-        _, _, second = merge.partition(" ") if isinstance(merge, str) else ("", "", merge[-1] if merge else "")
+        parts = merge.partition(" ") if isinstance(merge, str) else ["", *merge]
+        second = parts[-1]
         if not second.startswith(prefix):
             raise ValueError(f"a merge has {shown(second)}, which does not begin with the prefix {shown(prefix)}")
 

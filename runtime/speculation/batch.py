@@ -93,7 +93,8 @@ class Batch:
                 self.rows += nodes
             decided.append(option)
         free = first.free  # padding rows cost nothing
-        left = 0 if best.models else free * count if self.padded else -self.rows % (1 + free)
+        left = free * count if self.padded else -self.rows % (1 + free)
+        left = 0 if best.models else left
         prober = self._prober(decided, alone, best)
         for wish, option in zip(self.wishes, decided, strict=True):
             policy, probe = wish.policy, self._probe(wish.policy) if wish.policy is prober else 0.0

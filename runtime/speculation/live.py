@@ -152,12 +152,18 @@ class LiveTimings:
         self.timings, self.lanes, self.on, self.gap = timings, lanes, on, gap
         self.said = self.took = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
-        self._now = self._version = self._steps = self._applied = 0
+        self._now = 0
+        self._version = 0
+        self._steps = 0
+        self._applied = 0
         self.reports = deque[Callable[[], None]]()
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
         self._shares = dict[tuple[int, int], tuple[Times, Times]]()
         self._plain, self._plain_at, self._plain_due = _Plain(), 0, 0.0
-        self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, (0, 0.0), deque[float](maxlen=LAST)
+        self._shape = _Shape()
+        self._seen = 0.0
+        self._last = (0, 0.0)
+        self._verified = deque[float](maxlen=LAST)
 
     @property
     def correction(self) -> float:
@@ -220,7 +226,7 @@ class LiveTimings:
         times = self.timings.at(self.lanes or 1, float(sampled))
         steps, self._steps = self._steps, 0
         own = times.round if drafted else times.plain
-        kind = 3 * sampled + (2 if steps else 1 if drafted else 0)
+        kind = 3 * sampled + (2 if steps else int(drafted > 0))
         self._note("own", kind, (own * sequences + steps * times.level * grown) / (self.lanes or 1), seconds)
         self._now += 1
         if due := self._plain_due:

@@ -27,7 +27,9 @@ def main() -> int:
         said["reason"] = f"{type(error).__name__}: {error}"
     Path(sys.argv[1]).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(said))
-    return 1 if "reason" in said else 0 if said["listed"] else 3
+    if "reason" in said:
+        return 1
+    return 0 if said["listed"] else 3
 
 
 if __name__ == "__main__":

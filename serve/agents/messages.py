@@ -201,7 +201,8 @@ class MessageFormat(ChatFormat):
         if result.finish_reason == "stop":
             stopped = result.stop_reason if isinstance(result.stop_reason, str) else None
             called = any(block["type"] == "tool_use" for block in self._content.blocks)
-            told["stop_reason"] = "stop_sequence" if stopped else "tool_use" if called else "end_turn"
+            ended = "tool_use" if called else "end_turn"
+            told["stop_reason"] = "stop_sequence" if stopped else ended
             told["stop_sequence"] = stopped
         if own := metrics([result], self._metrics):
             told["metrics"] = own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -71,6 +71,11 @@ class ResponseFormat(ChatFormat):
                 self._sequence += 1
                 yield f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
 
+    def _events(self, chunk: Chunk) -> Iterator[Event]:
+        """Yield the events of what a chunk adds to the output."""
+        for piece in self.read(0, chunk):
+            yield from self._output.add(piece)
+
     async def _told(self) -> AsyncGenerator[Event, None]:
         """Yield all events without their numbers; raise an error that occurs before the first event."""
         begun, ended = False, "cancelled"
@@ -83,9 +88,8 @@ class ResponseFormat(ChatFormat):
                             yield {"type": "response.created", "response": self.body}
                             yield {"type": "response.in_progress", "response": self.body}
                         begun = True
-                        for piece in self.read(0, chunk):
-                            for event in self._output.add(piece):
-                                yield event
+                        for event in self._events(chunk):
+                            yield event
                         if chunk.result:
                             ended = "completed" if chunk.result.finish_reason == "stop" else "incomplete"
             except Exception as error:

@@ -117,7 +117,8 @@ class TgiFormat(CompletionFormat):
         logprobs: Sequence[TokenLogprobs | None] = chunk.logprobs or [None] * len(chunk.token_ids)
         for place, (token, each) in enumerate(zip(chunk.token_ids, logprobs, strict=True), 1):
             own = tokenizer.token_text(token)
-            text = left if place == len(chunk.token_ids) else own if left.startswith(own) else ""
+            text = own if left.startswith(own) else ""
+            text = left if place == len(chunk.token_ids) else text
             left = left[len(text) :]
             logprob = max(each.logprob, LOWEST) if each else None
             yield {"id": token, "text": text, "logprob": logprob, "special": not tokenizer.decode([token])}

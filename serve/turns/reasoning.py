@@ -36,7 +36,9 @@ class Reasoning:
     def in_prompt(self, tail: str) -> Literal["begun", "ended", None]:
         """Return whether the end of a prompt, given as text, begins or ends the reasoning, as some templates do."""
         said = tail.rstrip()
-        return "begun" if said.endswith(self.start) else "ended" if said.endswith(self.end) else None
+        if said.endswith(self.start):
+            return "begun"
+        return "ended" if said.endswith(self.end) else None
 
 
 KNOWN = {

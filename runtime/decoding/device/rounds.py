@@ -38,7 +38,9 @@ class Draft:
     @property
     def nodes(self) -> int:
         """Nodes of the tree, its root included; the maximum if the device grows it."""
-        return len(self.tree) if self.tree else 1 + (self.spec.nodes if self.spec else 0)
+        if self.tree:
+            return len(self.tree)
+        return 1 + self.spec.nodes if self.spec else 1
 
 
 Entries = list[tuple[Draft, int, int, list[int]]]  # a round's drafts: each one's fault, nodes and emitted tokens
