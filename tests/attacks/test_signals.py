@@ -82,6 +82,7 @@ def test_more_signals_while_cleaning_up(tmp_path: Path, number: int) -> None:
     body = f"""
 from pathlib import Path
 from specbuild.runtime.bundle.atomic_output import staging
+import shutil
 real = shutil.rmtree
 def slow(*args, **more):
     print("cleaning")

@@ -59,9 +59,7 @@ def outcomes() -> list[str]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("place", "source"), enumerate(RENDERED + COMPILED), ids=lambda value: str(value)[:40].encode("unicode_escape")
-)
+@pytest.mark.parametrize(("place", "source"), [*enumerate(RENDERED + COMPILED)], ids=lambda value: f"{value!r:.40}")
 def test_a_template_without_bounds_is_the_prompts_error(outcomes: list[str], place: int, source: str) -> None:
     said = outcomes[place] if place < len(outcomes) else "no end"
     assert said.startswith("refused: "), said

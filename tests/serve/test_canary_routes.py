@@ -53,15 +53,6 @@ def test_both_arms_give_one_text_and_are_counted(client: RouteClient) -> None:
     assert [name for name, value in series.items() if name.startswith("specbuild:canary_evidence") and value > 0]
 
 
-def test_a_request_that_fails_is_told_with_its_status(client: RouteClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, statuses = type(client.service.canary), list[int]()
-    ends = kind.ended  # type: ignore[union-attr]
-    monkeypatch.setattr(kind, "ended", lambda self, it: (statuses.append(it.status), ends(self, it)))
-    client.refusal(COMPLETIONS, prompt="x", max_tokens=99999)
-    client.events(**SAMPLED)
-    assert statuses == [400, 200]
-
-
 def test_orders(client: RouteClient) -> None:
     for order, phase, weight in (
         *(("pause", "paused", 50), ("resume", "running", 50), ("promote", "promoted", 100)),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from route_client import CHATS, SCHEMA, RouteClient, service_of
-from serving import Log, Server
+from serving import Log
 from turn_texts import calls, json_objects, whole
 
 from specbuild.runtime import Chat, Engine
@@ -76,15 +76,14 @@ def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle: Path, te
 
 
 def test_tools_work_with_it(bundle: Path) -> None:
-    with Server(str(bundle), "--port", "0", "--chat-template", "hermes") as server, server.client() as client:
+    with Engine.load(bundle, chat_template=template_text("hermes")) as engine:
+        client = RouteClient(service_of(engine, bundle, Log()), Log())
         for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            asked = TOOLS | {"tool_choice": choice, "parallel_tool_calls": False}
-            message = client.post(CHATS, json=asked).json()["choices"][0]["message"]
+            told = client.ask(CHATS, **TOOLS, tool_choice=choice, parallel_tool_calls=False)
+            message = told["choices"][0]["message"]
             (call,) = message["tool_calls"]
             jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
-            result = {"role": "tool", "tool_call_id": call["id"], "content": "31"}
-            more = client.post(CHATS, json=TOOLS | {"messages": [USER, message, result]})
-            assert more.status_code == 200
-        prompt = client.post("/tokenize", json={"messages": [USER, message, result]}).json()["tokens"]
-        text = client.post("/detokenize", json={"tokens": prompt}).json()["prompt"]
-        assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in text
+            said = [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "31"}]
+            assert client.ask(CHATS, **TOOLS | {"messages": said})
+        prompt = engine.tokenizer.decode(client.ask("/tokenize", messages=said)["tokens"], False)
+        assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in prompt

@@ -99,12 +99,6 @@ def test_keys(path: str, given: str, wanted: int) -> None:
     assert status(gate("k1", "k2"), path=path, headers={"authorization": given} if given else {}) == wanted
 
 
-@pytest.mark.parametrize(("ui", "method", "wanted"), [(True, "GET", 200), (True, "POST", 401), (False, "GET", 401)])
-def test_the_page_alone_needs_no_key(ui: bool, method: str, wanted: int) -> None:
-    assert status(gate("k1", ui=ui), path="/", method=method) == wanted
-    assert status(gate("k1", ui=ui), path="/ui/models", method=method) == 401
-
-
 @pytest.mark.parametrize(
     ("target", "path"),
     [

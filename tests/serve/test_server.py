@@ -118,9 +118,11 @@ def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> Non
         assert (server.wait(), server.other) == (0, [])
 
 
-def test_what_takes_longer_than_a_drain_gets_a_clean_error(start: Callable[..., Server]) -> None:
+def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_path: Path) -> None:
+    """By a Unix socket, which is gone with its server."""
+    flags = ("--uds", str(tmp_path / "s"), "--shutdown-timeout", "0.1")
     with (
-        start("--shutdown-timeout", "0.1") as server,
+        Server(str(bundle), *flags) as server,
         server.client() as client,
         ThreadPoolExecutor(1) as pool,
         begun(client, LONG) as lines,
@@ -133,6 +135,7 @@ def test_what_takes_longer_than_a_drain_gets_a_clean_error(start: Callable[..., 
         reply = waiting.result()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
         assert server.wait() == 0
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
@@ -154,38 +157,25 @@ def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: P
         assert any(line["level"] == "error" and "planted" in line["message"] for line in server.lines)
 
 
-def test_a_unix_socket(bundle: Path, tmp_path: Path) -> None:
-    with Server(str(bundle), "--uds", str(tmp_path / "s")) as server, server.client() as client:
-        assert client.post(COMPLETIONS, json=SHORT).status_code == 200
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    assert not (tmp_path / "s").exists()
-
-
-def test_tls(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
     authority, certificate, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
     ours = authority.issue_cert("127.0.0.1")
     ours.cert_chain_pems[0].write_to_path(str(certificate))
     ours.private_key_pem.write_to_path(str(key))
     verify = ssl.create_default_context()
     authority.configure_trust(verify)
-    flags = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
-    with start(*flags) as server, server.client(verify=verify) as client:
+    flags = ("--port", "0", "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    with Server(f"a={bundle}", f"b={bundle}", *flags) as server, server.client(verify=verify) as client:
         assert server.url.startswith("https://")
-        with begun(client, SHORT) as lines:
-            assert [*lines][-1] == "data: [DONE]"
         with pytest.raises(httpx.HTTPError):
             httpx.get(server.url.replace("https", "http") + "/health")
-        assert client.get("/health").status_code == 200
-
-
-def test_two_bundles_in_one_process(bundle: Path) -> None:
-    with Server(f"a={bundle}", f"b={bundle}", "--port", "0") as server, server.client() as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["a", "b"]
         texts = [client.post(COMPLETIONS, json=SHORT | {"model": name}).json() for name in "ab"]
         assert [each["model"] for each in texts] == ["a", "b"]
         assert texts[0]["choices"][0]["text"] == texts[1]["choices"][0]["text"]
         assert client.post(COMPLETIONS, json=SHORT).status_code == 400
+        with begun(client, SHORT | {"model": "a"}) as lines:
+            assert [*lines][-1] == "data: [DONE]"
         told = client.get("/metrics").text
         assert all(f'specbuild:num_requests_running{{model_name="{name}"}}' in told for name in "ab")
 

@@ -108,6 +108,7 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+@pytest.mark.slow
 def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
     with Server(str(bundle), *FLAGS) as server:
         command = [sys.executable, "-c", READER, server.url.removeprefix("http://")]

@@ -25,6 +25,7 @@ def test_the_page_needs_no_key_and_what_it_asks_needs_one(make_client: Make) -> 
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.text == PAGE.read_text(encoding="utf-8")
     assert client.get("/ui/models").status_code == client.post("/", json={"inputs": "x"}).status_code == 401
+    assert make_client(api_keys=("secret",)).get("/").status_code == 401
     reply = client.get("/ui/models", headers={"Authorization": "Bearer secret"})
     assert reply.json() == [{"name": "pycode", "chats": True}]
 
