@@ -28,7 +28,7 @@ MESSAGE: dict[str, Any] = {"model": "pycode", "messages": SAID, "extra_body": {"
 @pytest.fixture(scope="module")
 def keyed(bundle: Path, chat_template: str) -> Iterator[Server]:
     flags = ["--port", "0", "--api-key", "secret", "--api-key", "other", "--chat-template", chat_template]
-    with Server(str(bundle), *flags, "--max-model-len", "160", "--request-timeout", "5") as server:
+    with Server(str(bundle), *flags) as server:
         yield server
 
 
@@ -142,7 +142,7 @@ def test_models_and_errors_of_its_kinds(client: openai.OpenAI, keyed: Server) ->
     with pytest.raises(openai.NotFoundError):
         client.completions.create(**TEXT | {"model": "gpt"})
     with pytest.raises(openai.BadRequestError, match="tokens") as refused:
-        client.completions.create(**TEXT | {"prompt": "x " * 400})
+        client.completions.create(**TEXT | {"prompt": "x " * 4000})
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
         openais(keyed, "none").models.list()
