@@ -41,7 +41,17 @@ WRONG: dict[Any, dict[str, tuple[Any, ...]]] = {
         **{"candidate": ("chain:4", "model=", "asked"), "baseline": ("off", "speculation=auto"), "interval": (0,)},
         **{"weight": (0, 60, math.nan), "max_weight": (5, 100), "step_weight": (-1, 101), "alpha": (0, 1)},
         **{"margin": (0, 11), "action": ("undo",), "ignore": (("colour",),), "sticky": ("user",), "state": (NONE,)},
-        "objective": (*(("errors=0",), ("cut=1",), ("errors=nan",), ("errors=0.1,errors=0.2",), ("colour=1",), ("",)),),
+        "objective": (
+            *(
+                ("errors=0",),
+                ("cut=1",),
+                ("errors=nan",),
+                ("invalid=few",),
+                ("errors=0.1,errors=0.2",),
+                ("colour=1",),
+                ("",),
+            ),
+        ),
     },
     CostOptions: {
         **{"price_per_hour": NO_NUMBER, "currency": ("usd", "EURO"), "ledger_rotate": ("weekly", "0MB")},
@@ -62,7 +72,7 @@ WRONG: dict[Any, dict[str, tuple[Any, ...]]] = {
         **{"downscale_delay_s": (-1.0,), "max_ongoing_requests": (0,), "target_ongoing_requests": (-2.0,)},
         **{"max_queued_requests": (-2,), "routing": ("hash",)},
     },
-    Reading: {"tool_call_parser": ("x", "regex:("), "reasoning_parser": ("x",)},
+    Reading: {"tool_call_parser": ("x",), "reasoning_parser": ("x",)},
 }
 
 

@@ -27,7 +27,14 @@ STRUCTURES: list[dict[str, Any]] = [
     *({"json": '{"items":' * 500 + "{}" + "}" * 500}, {"json_object": True, "after": "</nothing>"}),
 ]
 LONG = "x " * 3000
-IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+IMAGE, EMPTY, USED = (
+    {"role": "user", "content": [part]}
+    for part in (
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "text"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +101,16 @@ def test_what_is_wrong_together_or_for_this_model(
     [
         (MESSAGES, {"max_tokens": 4, "messages": SAID, "stop_sequences": [""]}, "stop_sequences"),
         (MESSAGES, {"max_tokens": 4, "messages": SAID, "tool_choice": {"type": "tool"}}, "tool_choice"),
-        (MESSAGES, {"max_tokens": 4, "messages": [IMAGE]}, "messages.0.content.0"),
+        *((MESSAGES, {"max_tokens": 4, "messages": [said]}, "messages.0.content.0") for said in (IMAGE, EMPTY, USED)),
         (MESSAGES, {"max_tokens": 4, "messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
         (MESSAGES, {"max_tokens": 4, "messages": SAID, "tools": [{"type": "web_search_1", "name": "w"}]}, "tools.0"),
         ("/v1/messages/count_tokens", {"messages": []}, "messages"),
         ("/v1/messages/count_tokens", {"messages": SAID, "colour": "red"}, "unknown field 'colour'"),
         ("/generate", {"inputs": "x", "parameters": {"stop": ["x" * 5000]}}, "parameters.stop"),
-        ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 5000}}, "parameters.max_new_tokens"),
+        *(
+            (path, {"inputs": "x", "parameters": {"max_new_tokens": 5000}}, "parameters.max_new_tokens")
+            for path in ("/generate", "/generate_stream", "/")
+        ),
         ("/generate_stream", {"inputs": "x", "parameters": {"colour": 0}}, "unknown field 'parameters.colour'"),
         ("/", {"inputs": 5}, "inputs"),
     ],

@@ -50,9 +50,9 @@ def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
 
 def test_probes_beside_a_load_that_stays_become_rare() -> None:
     queue = SimulatedQueue(parse(["tpot=0.035,p99"]))
-    queue.run(900.0, 8.0)
+    queue.run(1800.0, 8.0)
     broke = [at for at, step in queue.steps if step.message.startswith("it broke again")]
-    assert 2 <= len(broke) <= 4
+    assert 2 <= len(broke) <= 6
     gaps = [later - at for at, later in pairwise(broke)]
     assert max(gaps) > 2 * HOLD
     kept = [level > 0 for at, level in queue.levels if at > BACK]
@@ -204,7 +204,7 @@ def test_a_step_of_load_on_a_machine_that_others_use(slow: float, noise: tuple[f
 def test_what_never_helps_is_tried_ever_more_rarely() -> None:
     steering, at, ends = by_hand()
     tried, now = list[float](), 0.0
-    while now < 2500:
+    while now < 4000:
         now += 1
         step = at(now)
         ends(2.0)

@@ -47,14 +47,14 @@ def test_it_fits_whatever_is_loaded(bundle: Path, options: dict[str, Any]) -> No
     assert ran
 
 
-def test_a_model_that_fails_is_not_served(hash_engine: Any) -> None:
+def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ExecutionError("planted")
 
-    engine = hash_engine()
-    engine.loop.round = broken
-    with pytest.raises(ExecutionError, match="planted"):
-        warm_up(engine)
+    with Engine.load(bundle) as engine:
+        monkeypatch.setattr(engine.scheduler._loop, "round", broken)
+        with pytest.raises(ExecutionError, match="planted"):
+            warm_up(engine)
 
 
 def test_nothing_counts_it(bundle: Path, tmp_path: Path) -> None:
