@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from campaign.parameters import ODD
 
 from specbuild.runtime import RequestMetrics, SamplingParams, TokenLogprobs
 from specbuild.runtime.errors import MAX_MESSAGE, ExecutionError, OptionError, message_of, shown
@@ -52,10 +53,9 @@ class Items(dict[Any, Any]):
 
 
 VALUES: list[Any] = [
-    *(math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000, 2**64, -1, 1e-300, 1e300, 10**18),
-    *(True, None, "", "x", "9" * 5000, "x" * 10**7, b"x" * 10**6, "\ud800", Lying("x" * 300), Hostile(), object(), str),
-    *([], {}, (), {1}, [Hostile()], [[]], [None], ["x"] * 10_000, list(range(10_000)), Items(), np.zeros(3)),
-    *(np.float64("nan"), np.float32(-1), np.int64(-1), np.bool_(True), np.array("x")),
+    *(value for value in ODD if not isinstance(value, str) or len(value) < 10**5),
+    *(10**400, -(10**400), "9" * 5000, "x" * 10**7, b"x" * 10**6, "\ud800", Lying("x" * 300), Hostile(), Items()),
+    *([Hostile()], ["x"] * 10_000, list(range(10_000)), np.zeros(3), np.float64("nan"), np.int64(-1), np.array("x")),
     *({10**5000: 1}, {"9" * 5000: 1}, {1: 10**5000}, {"x" * 10**6: 1}, {1: Hostile()}),
 ]
 

@@ -1,4 +1,4 @@
-"""A service over the reference pair, in this process, behind a client."""
+"""A service over the reference pair, in this process, behind a client; and a server in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from serving import CHAT_TEMPLATE, Log
+from route_client import RouteClient, service_of
+from serving import CHAT_TEMPLATE, Log, Server
 
-from specbuild.runtime import AsyncEngine, Bundle, Engine
-from specbuild.serve.admission import Admission
-from specbuild.serve.answer import Service
-from specbuild.serve.app import make_app
-from specbuild.serve.canary import Canary
-from specbuild.serve.canary_routes import CanaryMetrics
-from specbuild.serve.drift import Drift
-from specbuild.serve.metrics import Metrics
-from specbuild.serve.models import Models, ServedModel
-from specbuild.serve.options import ServeOptions
-from specbuild.serve.oracle import Oracle
-from specbuild.serve.parameters import defaults_of
+from specbuild.runtime import Engine
 
 
 @pytest.fixture(scope="module")
@@ -37,34 +26,34 @@ def log() -> Log:
 
 
 @pytest.fixture
-def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[..., TestClient]]:
-    """`make_client(**ServeOptions)`: a client of the service; `client.service` is what it talks to."""
+def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[..., RouteClient]]:
+    """`make_client(**ServeOptions)`: a client of the service."""
     with ExitStack() as stack:
 
-        def make(**given: Any) -> TestClient:
-            options = ServeOptions(**given)
-            admission = Admission(engine.batch_size, options.max_waiting, options.max_queued_tokens)
-            model = ServedModel(
-                ("pycode", "alias"), bundle, AsyncEngine(engine), defaults_of(Bundle.open(bundle)), admission
-            )
-            models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
-            oracle = Oracle(models, options, metrics, log) if options.shadow else None  # type: ignore[arg-type]
-            keys = len(options.api_keys)
-            canary = Canary(models, options.canary, log, keys) if options.canary else None  # type: ignore[arg-type]
-            drift = Drift(models, options.drift, log) if options.drift else None  # type: ignore[arg-type]
-            for each in (CanaryMetrics(canary) if canary else None, drift):
-                if each:
-                    metrics.registry.register(each)
-            watchers = [each for each in (oracle, canary, drift) if each]
-            service = Service(models, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
-            client = TestClient(make_app(service, log), raise_server_exceptions=False)
-            client.service = service  # type: ignore[attr-defined]
+        def make(**given: Any) -> RouteClient:
+            service = service_of(engine, bundle, log, **given)
             stack.callback(service.pool.shutdown)
-            return client
+            return RouteClient(service, log)
 
         yield make
 
 
 @pytest.fixture
-def client(make_client: Callable[..., TestClient]) -> TestClient:
+def client(make_client: Callable[..., RouteClient]) -> RouteClient:
     return make_client()
+
+
+@pytest.fixture(scope="session")
+def chat_template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a template."""
+    path = tmp_path_factory.mktemp("template") / "chat.jinja"
+    path.write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def server(bundle: Path, chat_template: str) -> Iterator[Server]:
+    """A server of chats and the page, which a page from a file may ask too."""
+    flags = ("--port", "0", "--max-num-seqs", "2", "--ui", "--allowed-origins", '["null"]')
+    with Server(str(bundle), *flags, "--chat-template", chat_template) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""Answers: what is kept of a request when it has ended, however it ended."""
+"""Answers: what streams say of each token, and what is logged and traced of a request, however it ended."""
 
 from __future__ import annotations
 
@@ -9,27 +9,52 @@ from threading import Event
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from route_client import ASKED, CHATS, COMPLETIONS, RouteClient
 from serving import Log
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.serve.generation import EventStream
 
-ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 12, "temperature": 0}
+PLAIN = {"speculation": "off"}
 
 
-def test_a_stream_is_logged_when_it_has_ended(client: TestClient, log: Log) -> None:
-    client.post("/v1/completions", json=ASKED | {"stream": True})
-    (line,) = [line for line in log.lines if line["path"] == "/v1/completions"]
-    assert (line["status"], line["output_tokens"], line["finish_reason"]) == (200, 12, "length")
-    assert line["ttft"] > 0
-    assert line["draft_tokens"] >= line["accepted_tokens"]
+def test_token_ids_are_all_there_even_where_no_text_is(client: RouteClient) -> None:
+    found = client.choice(max_tokens=40, temperature=1, seed=4, ignore_eos=True, return_token_ids=True)
+    assert len(found["token_ids"]) == 40
 
 
-def test_prompts_are_kept_where_that_is_asked_for(make_client: Callable[..., TestClient], log: Log) -> None:
-    text = make_client(log_requests=True).post("/v1/completions", json=ASKED).json()["choices"][0]["text"]
-    assert json.loads(log.lines[-1]["prompt"])["prompt"] == "def main("
-    assert json.loads(log.lines[-1]["text"]) == [text]
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_tokens_without_text_come_with_an_empty_one(client: RouteClient, path: str) -> None:
+    """All that is said may become a stop string, until the end: clients read the text of every event."""
+    fields = {"ignore_eos": True, "return_token_ids": True}
+    whole = client.choice(path, **fields)
+    parts = [event["choices"][0] for event in client.events(path, **fields, **PLAIN, stop=[whole["text"] + "x"])]
+    texts = [part.get("delta", part).get("content" if path == CHATS else "text", "") for part in parts]
+    assert texts == [*[""] * (len(parts) - 1), whole["text"]]
+    assert [token for part in parts for token in part["token_ids"]] == whole["token_ids"]
+    assert len(parts) > 1
+
+
+def test_each_token_says_whether_it_was_drafted(client: RouteClient) -> None:
+    fields: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "return_token_sources": True}
+    drafted = fields | {"speculation": "chain:4"}
+    sources, counts = client.choice(**drafted)["token_sources"], client.ask(**drafted)["metrics"]
+    assert "".join(each["text"] for each in sources) == client.choice(**drafted)["text"]
+    accepted = counts["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert sum(each["drafted"] for each in sources) == accepted > 0
+    assert not any(each["drafted"] for each in client.choice(**fields, **PLAIN)["token_sources"])
+    assert not client.choice()["token_sources"]
+
+
+def test_a_stream_is_logged_when_it_has_ended(make_client: Callable[..., RouteClient], log: Log) -> None:
+    """Prompts and texts are in the log where that is asked for."""
+    client = make_client(log_requests=True)
+    text, _ = client.ask()["choices"][0]["text"], client.events()
+    for line in log.lines:
+        assert {"status": 200, "output_tokens": 12, "finish_reason": "length"}.items() <= line.items()
+        assert line["ttft"] > 0
+        assert line["draft_tokens"] >= line["accepted_tokens"]
+        assert (json.loads(line["prompt"])["prompt"], json.loads(line["text"])) == ("def main(", [text])
 
 
 class Span:
@@ -46,65 +71,73 @@ class Span:
 
 
 @pytest.fixture
-def span(client: TestClient) -> Span:
+def span(client: RouteClient) -> Span:
     span = Span()
-    object.__setattr__(client.service, "traces", span)  # type: ignore[attr-defined]
+    object.__setattr__(client.service, "traces", span)
     return span
 
 
-def rejections(client: TestClient) -> list[str]:
-    return [
-        line
-        for line in client.get("/metrics").text.splitlines()
-        if line.startswith("specbuild:admission_rejections_total{")
-    ]
+def rejections(client: RouteClient) -> list[str]:
+    return [name for name in client.series() if name.startswith("specbuild:admission_rejections_total")]
 
 
-def test_a_fault_amid_a_stream_is_logged_and_traced(
-    client: TestClient, log: Log, span: Span, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note, left, begun = Emission.note, [3], Event()
-
-    def broken(self: Emission, *given: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            assert begun.wait(60), "no response begins"
-            raise ValueError("planted")
-        note(self, *given)
+@pytest.fixture
+def fails_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`fails_after(count)`: the model's own fault after so many tokens, once a response has begun."""
+    note, begun = Emission.note, Event()
 
     def begin(events: Any) -> EventStream:
         begun.set()
         return EventStream(events)
 
-    monkeypatch.setattr(Emission, "note", broken)
+    def fail(count: int) -> None:
+        left = [count]
+
+        def broken(self: Emission, *given: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                assert not count or begun.wait(60), "no response begins"
+                raise ValueError("planted")
+            note(self, *given)
+
+        monkeypatch.setattr(Emission, "note", broken)
+
     monkeypatch.setattr("specbuild.serve.answer.EventStream", begin)
-    client.post("/v1/completions", json=ASKED | {"stream": True, "speculation": "off"})
+    return fail
+
+
+def test_a_fault_before_the_first_token_is_a_status(client: RouteClient, fails_after: Callable[[int], None]) -> None:
+    fails_after(0)
+    for stream in (False, True):
+        status, error = client.refusal(COMPLETIONS, prompt="x", stream=stream)
+        assert (status, "planted" in error["message"]) == (500, True)
+    assert client.admission.requests == 0
+
+
+def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(
+    client: RouteClient, log: Log, span: Span, fails_after: Callable[[int], None]
+) -> None:
+    fails_after(3)
+    events = client.events(**PLAIN)
+    assert "planted" in events[-1]["error"]["message"]
     assert (log.lines[-1]["status"], "planted" in log.lines[-1]["error"]) == (200, True)
-    assert span.ends == [(3, "500")]
-    assert not rejections(client)
+    assert (span.ends, rejections(client)) == ([(3, "500")], [])
 
 
-def test_a_refusal_is_traced_and_counted(client: TestClient, span: Span) -> None:
-    client.service.drain()  # type: ignore[attr-defined]
-    try:
-        assert client.post("/v1/completions", json=ASKED | {"stream": True}).status_code == 503
-    finally:
-        client.service.models.all[0].admission.draining = False  # type: ignore[attr-defined]
+def test_a_refusal_is_traced_and_counted(client: RouteClient, span: Span) -> None:
+    client.service.drain()
+    assert client.refusal(COMPLETIONS, prompt="x", stream=True)[0] == 503
     assert span.ends == [(0, "draining")]
-    assert rejections(client) == ['specbuild:admission_rejections_total{model_name="pycode",reason="draining"} 1.0']
+    assert rejections(client) == ['specbuild:admission_rejections_total{model_name="pycode",reason="draining"}']
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_no_error_of_ours(client: TestClient, log: Log, span: Span, stream: bool) -> None:
-    body = json.dumps(ASKED | {"stream": stream, "max_tokens": 900, "ignore_eos": True}).encode()
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
-    }
+def test_a_client_that_leaves_is_no_error_of_ours(client: RouteClient, log: Log, span: Span, stream: bool) -> None:
+    fields = {"stream": stream, "max_tokens": 900, "ignore_eos": True}
+    body = json.dumps(ASKED[COMPLETIONS] | fields).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "raw_path": COMPLETIONS.encode()}
+    scope |= {"query_string": b"", "headers": headers}
 
     async def main() -> None:
         sent, left = asyncio.Event(), [{"type": "http.request", "body": body, "more_body": False}]
@@ -125,5 +158,4 @@ def test_a_client_that_leaves_is_no_error_of_ours(client: TestClient, log: Log, 
     asyncio.run(main())
     assert (log.lines[-1]["status"], log.lines[-1]["error"]) == (200 if stream else 499, "the client left")
     assert [error for _, error in span.ends] == ["499"]
-    assert client.service.models.all[0].admission.requests == 0  # type: ignore[attr-defined]
-    assert not rejections(client)
+    assert (client.admission.requests, rejections(client)) == (0, [])

@@ -1,70 +1,45 @@
-"""Arms: what is refused of a canary, and who is drawn for which arm."""
+"""Arms: who is drawn for which arm, which models are compared, and by which metrics."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
+import ended
 import pytest
+from serving import Log
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve import arms
+from specbuild.serve import arms, ceilings
 from specbuild.serve.arms import CanaryOptions, Draws
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"candidate": "chain:4"}, "speculation=TREE"),
-        ({"candidate": "model="}, "model=NAME"),
-        ({"baseline": "off"}, "canary_baseline"),
-        ({"candidate": "speculation=off", "baseline": "speculation=off"}, "nothing to compare"),
-        ({"weight": 0}, "canary_weight"),
-        ({"weight": 60}, "canary_max_weight"),
-        ({"max_weight": 100}, "below 100"),
-        ({"weight": float("nan")}, "canary_weight"),
-        ({"step_weight": -1}, "canary_step_weight"),
-        ({"interval": 0}, "canary_interval"),
-        ({"alpha": 1}, "canary_alpha"),
-        ({"margin": 0}, "canary_margin"),
-        ({"action": "undo"}, "undo"),
-        ({"ignore": ("colour",)}, "canary_ignore"),
-        ({"sticky": "user"}, "session, request"),
-        ({"state": Path("no/such/folder/state.json")}, "canary_state"),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        CanaryOptions(**{"candidate": "speculation=auto"} | given)
+from specbuild.serve.comparison import arms_of, metrics_of, scorer_of
+from specbuild.serve.models import Models
 
 
 def test_what_each_arm_is_drafted_by() -> None:
     one = CanaryOptions(candidate="speculation=chain:4", baseline="speculation=off")
-    assert (one.speculation(True), one.speculation(False), one.model) == ("chain:4", "off", None)
+    assert (one.speculation(True), one.speculation(False), one.model, one.speculates_in_both) == (
+        *("chain:4", "off", None, False),
+    )
     other = CanaryOptions(candidate="model=b")
-    assert (other.speculation(True), other.speculation(False), other.model) == (None, None, "b")
-    assert (one.speculates_in_both, other.speculates_in_both) == (False, True)
+    assert (other.speculation(True), other.speculation(False), other.model, other.speculates_in_both) == (
+        *(None, None, "b", True),
+    )
 
 
 def test_a_key_keeps_its_arm_and_counts_once() -> None:
-    draws = Draws("salt")
-    first = [draws.draw(f"key{number}", 0.3) for number in range(2000)]
-    again = [draws.draw(f"key{number}", 0.3) for number in range(2000)]
+    draws, keys = Draws("salt"), [f"key{number}" for number in range(2000)]
+    first, again, more = ([draws.draw(key, weight) for key in keys] for weight in (0.3, 0.3, 0.6))
     assert [each.candidate for each in first] == [each.candidate for each in again]
     assert all(each.fresh for each in first)
     assert not any(each.fresh for each in again)
     assert 520 < sum(each.candidate for each in first) < 680
-    assert [each.number for each in first + again] == list(range(4000))
-    more = [draws.draw(f"key{number}", 0.6) for number in range(2000)]
+    assert [each.number for each in [*first, *again]] == list(range(4000))
     assert all(later.candidate for earlier, later in zip(first, more, strict=True) if earlier.candidate)
 
 
 def test_another_salt_draws_others_and_no_key_each_time_anew() -> None:
-    one, other = Draws("a"), Draws("b")
-    assert [one.draw(str(n), 0.5).candidate for n in range(64)] != [
-        other.draw(str(n), 0.5).candidate for n in range(64)
-    ]
-    alone = [one.draw(None, 0.5) for _ in range(1000)]
+    one, other = ([Draws(salt).draw(str(n), 0.5).candidate for n in range(64)] for salt in "ab")
+    assert one != other
+    draws = Draws("a")
+    alone = [draws.draw(None, 0.5) for _ in range(1000)]
     assert all(each.fresh for each in alone)
     assert 430 < sum(each.candidate for each in alone) < 570
 
@@ -72,5 +47,57 @@ def test_another_salt_draws_others_and_no_key_each_time_anew() -> None:
 def test_keys_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "KEYS", 2)
     draws = Draws("salt")
-    assert [draws.draw(key, 0.5).fresh for key in "abaca"] == [True, True, False, True, False]
-    assert draws.draw("b", 0.5).fresh
+    assert [draws.draw(key, 0.5).fresh for key in "abacab"] == [True, True, False, True, False, True]
+
+
+def test_the_first_model_is_compared_with_itself_or_with_another() -> None:
+    models = ended.models("a", "b", "c").all
+    a, b, _ = models
+    for candidate, found in (("speculation=chain:4", (a, a)), ("model=b", (a, b)), ("model=a", (b, a))):
+        assert arms_of(models, CanaryOptions(candidate=candidate)) == found
+    for candidate, baseline in (
+        *(("model=x", "asked"), ("speculation=tree", "asked"), ("speculation=chain:8", "asked")),
+        ("speculation=off", "speculation=chain:9"),
+    ):
+        with pytest.raises(OptionError):
+            arms_of(models, CanaryOptions(candidate=candidate, baseline=baseline))
+    with pytest.raises(OptionError):
+        arms_of(models[:1], CanaryOptions(candidate="model=a"))
+
+
+def test_what_is_compared() -> None:
+    """Acceptance and quality between bundles alone; what is ignored decides nothing."""
+
+    def names(quality: bool, candidate: str = "speculation=off", *ignore: str) -> list[str]:
+        return [each.name for each in metrics_of(CanaryOptions(candidate=candidate, ignore=ignore), quality)]
+
+    assert names(False) == ["ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid"]
+    assert names(True, "model=b") == [*names(False), "acceptance", "quality"]
+    assert names(False, "speculation=off", "ttft", "invalid") == ["tpot", "e2el", "errors", "cut", "tokens"]
+    with pytest.raises(OptionError, match="ignore fewer"):
+        names(False, "speculation=off", "ttft", "tpot", "errors")
+
+
+def test_other_tokenizers_have_no_quality(log: Log) -> None:
+    a, b = Models([ended.served("a"), ended.served("b", "another")]).all
+    options = CanaryOptions(candidate="model=b")
+    assert scorer_of(a, a, options, log) is not None  # type: ignore[arg-type]
+    assert not log.lines
+    assert scorer_of(a, b, options, log) is None  # type: ignore[arg-type]
+    assert "tokenizers" in log.lines[-1]["message"]
+
+
+def test_ceilings_of_shares_and_times() -> None:
+    """They may be mixed and repeated; a request says nothing of what it has not."""
+    found = ceilings.parse(["errors=0.01,ttft=0.5,tpot=0.05,p99", " cut = 0.3 ", "e2el=2,p50"])
+    assert {each.name: (each.of, each.above, pytest.approx(each.share)) for each in found} == {
+        "errors<=0.01": ("errors", None, 0.01),
+        "cut<=0.3": ("cut", None, 0.3),
+        "ttft_p99<=0.5": ("ttft", 0.5, 0.01),
+        "tpot_p99<=0.05": ("tpot", 0.05, 0.01),
+        "e2el_p50<=2": ("e2el", 2.0, 0.5),
+    }
+    told = {"errors": 0.0, "cut": 0.25, "ttft": 0.6}
+    assert dict(ceilings.held(found, told)) == {"errors<=0.01": 0.0, "cut<=0.3": 0.25, "ttft_p99<=0.5": 1.0}
+    with pytest.raises(OptionError, match="no time before it"):
+        ceilings.parse(["errors=0.1,p99"])

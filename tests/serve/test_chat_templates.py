@@ -8,36 +8,21 @@ from typing import Any
 
 import jsonschema
 import pytest
-from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import Log, Server
-from turn_texts import calls, whole
+from route_client import CHATS, SCHEMA, RouteClient, service_of
+from serving import Log
+from turn_texts import calls, json_objects, whole
 
-from specbuild.runtime import AsyncEngine, Chat, Engine
+from specbuild.runtime import Chat, Engine
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.chat import ChatTemplate
-from specbuild.serve.admission import Admission
-from specbuild.serve.answer import Service
-from specbuild.serve.app import make_app
 from specbuild.serve.chat_templates import SHIPPED, template_text
-from specbuild.serve.metrics import Metrics
-from specbuild.serve.models import Models, ServedModel
-from specbuild.serve.options import ServeOptions
-from specbuild.serve.parameters import DEFAULTS
 from specbuild.serve.turns.hermes import Hermes
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-SCHEMA = CITY | {"additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 USER = {"role": "user", "content": "Rome?"}
-ASKED: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": 60, "temperature": 0}
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-arguments = st.dictionaries(st.text(max_size=3), values, max_size=3)
+TOOLS: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": 60, "temperature": 0}
 texts = st.text(max_size=8).filter(lambda text: "<" not in text and text == text.strip())
 
 
@@ -60,7 +45,8 @@ def test_the_hermes_template() -> None:
     assert json.loads(told.partition("<tools>\n")[2].partition("\n</tools>")[0]) == TOOL
 
 
-@given(texts, st.lists(arguments, min_size=1, max_size=3))
+@settings(deadline=None)
+@given(texts, st.lists(json_objects, min_size=1, max_size=3))
 def test_calls_are_rendered_as_they_are_read(content: str, given_arguments: list[dict[str, Any]]) -> None:
     made = [{"function": {"name": f"f{n}", "arguments": each}} for n, each in enumerate(given_arguments)]
     text = render(USER, {"role": "assistant", "content": content, "tool_calls": made})
@@ -84,24 +70,20 @@ def test_a_template_by_its_name_or_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("template", "param"), [("{{ messages[0].content }}", "tools"), (None, "messages")])
 def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle: Path, template: str | None, param: str) -> None:
     with Engine.load(bundle, chat_template=template) as engine:
-        model = ServedModel(("pycode",), bundle, AsyncEngine(engine), DEFAULTS, Admission(1, 8))
-        service = Service(Models([model]), ServeOptions(), Metrics({"pycode": engine}))
-        reply = TestClient(make_app(service, Log())).post("/v1/chat/completions", json=ASKED)
-    told = reply.json()["error"]
-    assert (reply.status_code, told["param"]) == (400, param)
-    assert "--chat-template hermes" in told["message"]
+        status, error = RouteClient(service_of(engine, bundle, Log()), Log()).refusal(CHATS, **TOOLS)
+    assert (status, error["param"]) == (400, param)
+    assert "--chat-template hermes" in error["message"]
 
 
 def test_tools_work_with_it(bundle: Path) -> None:
-    with Server(str(bundle), "--port", "0", "--chat-template", "hermes") as server, server.client() as client:
+    with Engine.load(bundle, chat_template=template_text("hermes")) as engine:
+        client = RouteClient(service_of(engine, bundle, Log()), Log())
         for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            asked = ASKED | {"tool_choice": choice, "parallel_tool_calls": False}
-            message = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]
+            told = client.ask(CHATS, **TOOLS, tool_choice=choice, parallel_tool_calls=False)
+            message = told["choices"][0]["message"]
             (call,) = message["tool_calls"]
             jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
-            result = {"role": "tool", "tool_call_id": call["id"], "content": "31"}
-            more = client.post("/v1/chat/completions", json=ASKED | {"messages": [USER, message, result]})
-            assert more.status_code == 200
-        prompt = client.post("/tokenize", json={"messages": [USER, message, result]}).json()["tokens"]
-        text = client.post("/detokenize", json={"tokens": prompt}).json()["prompt"]
-        assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in text
+            said = [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "31"}]
+            assert client.ask(CHATS, **TOOLS | {"messages": said})
+        prompt = engine.tokenizer.decode(client.ask("/tokenize", messages=said)["tokens"], False)
+        assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in prompt

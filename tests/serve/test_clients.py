@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote: the `openai` package, and schemathesis against the served schema."""
+"""Clients that nobody here wrote: `openai`, `anthropic` and their helpers, and schemathesis against the schema."""
 
 from __future__ import annotations
 
@@ -8,100 +8,157 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
-from serving import CHAT_TEMPLATE, Server
+from route_client import SAID, SCHEMA
+from serving import Server
 
 from specbuild.runtime import Bundle
 
 pytestmark = pytest.mark.slow
-SAID: Any = [{"role": "user", "content": "a loop"}]
+TOOL: Any = {"name": "weather", "strict": True, "parameters": SCHEMA}
+CALLED = {"tool_choice": "required", "parallel_tool_calls": False}
+TEXT: dict[str, Any] = {"model": "pycode", "prompt": "def main(", "max_tokens": 8, "temperature": 0}
+CHAT: dict[str, Any] = {"model": "pycode", "messages": SAID, "temperature": 0}
+RESPONSE: dict[str, Any] = {"model": "pycode", "input": "a loop", "temperature": 0}
+MESSAGE: dict[str, Any] = {"model": "pycode", "messages": SAID, "extra_body": {"temperature": 0}}
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    template = tmp_path_factory.mktemp("serve") / "chat.jinja"
-    template.write_text(CHAT_TEMPLATE)
-    flags = ["--port", "0", "--api-key", "secret", "--chat-template", str(template)]
-    with Server(str(bundle), *flags, "--max-model-len", "48", "--request-timeout", "2") as server:
+def keyed(bundle: Path, chat_template: str) -> Iterator[Server]:
+    flags = ["--port", "0", "--api-key", "secret", "--api-key", "other", "--chat-template", chat_template]
+    with Server(str(bundle), *flags) as server:
         yield server
 
 
+def openais(server: Server, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def anthropics(server: Server, key: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
+
+
 @pytest.fixture
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
+def client(keyed: Server) -> openai.OpenAI:
+    return openais(keyed, "secret")
 
 
-def test_completions(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model="pycode", prompt="def main(", max_tokens=8, temperature=0, logprobs=2)
-    assert whole.usage
-    assert whole.usage.completion_tokens == 8
-    logprobs = whole.choices[0].logprobs
-    assert logprobs
-    assert logprobs.tokens
-    assert len(logprobs.tokens) == 8
-    chunks = client.completions.create(model="pycode", prompt="def main(", max_tokens=8, temperature=0, stream=True)
+@pytest.fixture
+def other(keyed: Server) -> anthropic.Anthropic:
+    return anthropics(keyed, "secret")
+
+
+def test_completions_and_chats(client: openai.OpenAI) -> None:
+    whole: Any = client.completions.create(**TEXT, logprobs=2)
+    assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.tokens) == 8
+    chunks: Any = client.completions.create(**TEXT, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-
-
-def test_chats(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "pycode", "messages": SAID, "max_completion_tokens": 8, "seed": 1, "n": 2}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    assert [choice.message.role for choice in whole.choices] == ["assistant", "assistant"]
-    logprobs = whole.choices[0].logprobs
-    assert logprobs
-    assert logprobs.content
-    assert len(logprobs.content[0].top_logprobs) == 2
-    texts, usage = ["", ""], None
-    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert usage
-    assert whole.usage
-    assert usage.total_tokens == whole.usage.total_tokens
+    asked = CHAT | {"max_completion_tokens": 8}
+    told: Any = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    assert len(told.choices[0].logprobs.content[0].top_logprobs) == 2
+    *parts, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == told.choices[0].message.content
+    assert last.usage.total_tokens == told.usage.total_tokens
 
 
 def test_the_helper_that_collects_a_stream(client: openai.OpenAI, bundle: Path) -> None:
     """It takes no text that was cut at a length for a whole one."""
     end = str(Bundle.open(bundle).manifest.eos_token_ids[0])
-    asked: dict[str, Any] = {"model": "pycode", "messages": SAID, "max_tokens": 8, "temperature": 0}
-    asked |= {"logit_bias": {end: 100}, "extra_body": {"min_tokens": 4}}
+    asked = CHAT | {"max_tokens": 8, "logit_bias": {end: 100}, "extra_body": {"min_tokens": 4}}
     with client.chat.completions.stream(**asked) as stream:
-        final = stream.get_final_completion()
-    whole = client.chat.completions.create(**asked)
-    assert whole.choices[0].message.content
-    assert final.choices[0].message.content == whole.choices[0].message.content
+        final = stream.get_final_completion().choices[0].message.content
+    assert final == client.chat.completions.create(**asked).choices[0].message.content != ""
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_chats_call_tools(client: openai.OpenAI) -> None:
+    """The helper that parses arguments takes a strict call, and its message goes back as it came."""
+    asked = CHAT | CALLED | {"tools": [{"type": "function", "function": TOOL}]}
+    whole: Any = client.chat.completions.parse(**asked).choices[0]
+    call = whole.message.tool_calls[0].function
+    assert (whole.finish_reason, call.name) == ("tool_calls", "weather")
+    assert call.parsed_arguments["city"] in ("Rome", "Oslo")
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final: Any = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert final.message.tool_calls[0].function.arguments == call.arguments
+    said: Any = client.chat.completions.create(**asked).choices[0].message
+    back = [said.model_dump(), {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "sun"}]
+    assert client.chat.completions.create(**CHAT | {"messages": [*SAID, *back]}, max_tokens=2).choices
+
+
+def test_responses_call_tools(client: openai.OpenAI, keyed: Server) -> None:
+    """The stream's helper puts the call together, and the answer goes back by the package's own items."""
+    asked = RESPONSE | CALLED | {"tools": [{"type": "function", **TOOL}]}
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        (call,) = stream.get_final_response().output
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert "response.function_call_arguments.done" in kinds
+    whole: Any = client.responses.parse(**asked).output[0]
+    assert (whole.type, whole.arguments) == (call.type, call.arguments)  # type: ignore[union-attr]
+    back: Any = [*SAID, whole.model_dump(exclude={"parsed_arguments"}, exclude_none=True)]
+    back.append({"type": "function_call_output", "call_id": whole.call_id, "output": "sun"})
+    kept = client.responses.create(model="pycode", input=back, max_output_tokens=2)
+    assert client.responses.retrieve(kept.id).output_text == kept.output_text
+    with pytest.raises(openai.NotFoundError):
+        openais(keyed, "other").responses.retrieve(kept.id)
+    client.responses.delete(kept.id)
+
+
+def test_messages_whole_streamed_and_counted(other: anthropic.Anthropic, keyed: Server) -> None:
+    asked = MESSAGE | {"max_tokens": 12}
+    whole: Any = other.messages.create(**asked)
+    with other.messages.stream(**asked) as stream:
+        text, final = "".join(stream.text_stream), stream.get_final_message()
+    assert text == whole.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 12) == (whole.stop_reason, 12)
+    counted = other.messages.count_tokens(model="pycode", messages=SAID).input_tokens  # type: ignore[arg-type]
+    assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.BadRequestError):
+        other.messages.create(**asked | {"extra_body": {"temperature": -1.0}})
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropics(keyed, "none").messages.create(**asked)
+
+
+def test_messages_call_tools(other: anthropic.Anthropic) -> None:
+    """The stream's helper puts the call together, and its result goes back by the package's own blocks."""
+    asked = MESSAGE | {"max_tokens": 90, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    wanted: Any = {"type": "any", "disable_parallel_tool_use": True}
+    with other.messages.stream(**asked, tool_choice=wanted) as stream:
+        final: Any = stream.get_final_message()
+    (call,) = other.messages.create(**asked, tool_choice=wanted).content
+    assert (call.type, final.stop_reason, final.content[0].input) == ("tool_use", "tool_use", call.input)
+    back = [{"role": "assistant", "content": [call.model_dump(exclude_none=True)]}]
+    back.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sun"}]})
+    assert other.messages.create(**asked | {"messages": [*SAID, *back]}).usage.output_tokens
+
+
+def test_models_and_errors_of_its_kinds(client: openai.OpenAI, keyed: Server) -> None:
     assert [model.id for model in client.models.list()] == ["pycode"]
     assert client.models.retrieve("pycode").owned_by == "specbuild"
-
-
-def test_errors_are_of_its_kinds(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="gpt", prompt="x")
+        client.completions.create(**TEXT | {"model": "gpt"})
     with pytest.raises(openai.BadRequestError, match="tokens") as refused:
-        client.completions.create(model="pycode", prompt="x " * 100)
+        client.completions.create(**TEXT | {"prompt": "x " * 4000})
     assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError):
-        client.completions.create(model="pycode", prompt="x", extra_body={"colour": 1})
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="other").models.list()
+        openais(keyed, "none").models.list()
 
 
 @pytest.mark.soak(only=("30",))
 @pytest.mark.parametrize("examples", ["3", "30"])
-def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, examples: str) -> None:
+def test_schemathesis_finds_nothing(bundle: Path, chat_template: str, tmp_path: Path, examples: str) -> None:
     """Every route, with data by the schema and against it: no fault of the server, no response but its own.
 
     One worker: with two, one sets the limit of recursion while the other parses, which Python 3.11 takes for a fault.
     """
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", checks]
-    command += ["--header", "Authorization: Bearer secret", "--max-examples", examples, "--seed", "1", "--workers", "1"]
-    command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = f"--checks {checks} --max-examples {examples} --seed 1 --workers 1 --phases examples,coverage,fuzzing"
+    flags = ("--port", "0", "--max-model-len", "48", "--request-timeout", "2", "--chat-template", chat_template)
+    with Server(str(bundle), *flags) as server:
+        run = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *command.split()]
+        done = subprocess.run([*run, "--suppress-health-check", "all"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

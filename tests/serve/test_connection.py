@@ -5,61 +5,51 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import uvicorn
+from serving import running
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from specbuild.serve import limits
 from specbuild.serve.connection import Connection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def app(scope: Scope, receive: Receive, send: Send) -> None:
+async def app(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.sleep(float(Request(scope).headers.get("wait", 0)))
     await Response("here")(scope, receive, send)
 
 
-def serve(client: Client) -> None:
-    async def main() -> None:
-        server = uvicorn.Server(uvicorn.Config(app, port=0, http=Connection, lifespan="off", log_config=None))
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
-        await asyncio.wait_for(client(reader, writer), 10)
-        writer.close()
-        server.should_exit = True
-        await serving
-
-    asyncio.run(main())
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`serve(client)`: a server whose client has little time."""
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.3)
 
+    async def main(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, http=Connection, lifespan="off", log_config=None))
+        async with running(server.serve()):
+            while not server.started:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+            await asyncio.wait_for(client(reader, writer), 10)
+            writer.close()
 
-async def ended(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.read()
-    except ConnectionError:
-        return b""
+    return lambda client: asyncio.run(main(client))
 
 
-def test_silence_is_ended() -> None:
+def test_silence_is_ended(serve: Callable[..., None]) -> None:
     async def client(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-        assert await ended(reader) == b""
+        assert await reader.read() == b""
 
     serve(client)
 
 
 @pytest.mark.parametrize("before", [b"", REQUEST])
-def test_headers_that_trickle_are_ended(before: bytes) -> None:
+def test_headers_that_trickle_are_ended(serve: Callable[..., None], before: bytes) -> None:
     """In the first request, and in one that follows another."""
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,12 +66,12 @@ def test_headers_that_trickle_are_ended(before: bytes) -> None:
             if reader.at_eof():
                 break
             await asyncio.sleep(0.05)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5, "all of it would take thirty seconds"
 
     serve(client)
 
 
-def test_what_is_asked_for_in_time_may_take_longer() -> None:
+def test_what_is_asked_for_in_time_may_take_longer(serve: Callable[..., None]) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):
             writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.5\r\n"))

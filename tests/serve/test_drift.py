@@ -11,49 +11,42 @@ from typing import Any
 
 import ended
 import pytest
-from fastapi.testclient import TestClient
-from serving import Log
+from route_client import RouteClient
+from serving import Log, running
 
-from specbuild.runtime.errors import OptionError
+from specbuild.builder.quantize.texts import lines
+from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.serve.arms import Draw
 from specbuild.serve.drift import Drift, DriftOptions
+from specbuild.serve.sample import Sample
 from specbuild.serve.scoring import Score
 
 SIZE = 500
+MODELS = ended.models("m")
 
 
-def drift_of(log: Log, file: Path, **given: Any) -> Drift:
-    return Drift(ended.models("m"), DriftOptions(reference=file, size=SIZE, **given), log)  # type: ignore[arg-type]
+@pytest.fixture
+def drift_of(log: Any, tmp_path: Path) -> Callable[..., Drift]:
+    """`drift_of(**DriftOptions)`: a watch whose reference is one file."""
+    return lambda **given: Drift(MODELS, DriftOptions(reference=tmp_path / "reference.json", size=SIZE, **given), log)
 
 
 def traffic(drift: Drift, count: int, chance: float = 0.7, seed: int = 1, **more: Any) -> None:
     """Texts whose drafts of four come true with that chance."""
     rng = random.Random(seed)
-    model = drift._models["m"]
     for _ in range(count):
         rounds = tuple(next((d for d in range(4) if rng.random() > chance), 4) for _ in range(12))
         text = ended.result(tokens=rng.randint(5, 50), reason=rng.choice(["stop", "length"]), accepted=rounds)
-        drift.ended(ended.generation(model, text, **more))
+        drift.ended(ended.generation(MODELS.all[0], text, **more))
     ended.settle(drift)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"size": 10}, "drift_size"),
-        ({"score": 2}, "drift_score"),
-        ({"sample_share": -1}, "drift_sample_share"),
-        ({"reference": Path("no/such/file")}, "no folder"),
-        ({"sample": Path("no/such/file")}, "no folder"),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        DriftOptions(**{"reference": Path("file")} | given)
+def collected(drift: Drift, signal: str = "tokens") -> list[float]:
+    return drift.watched[MODELS.all[0].name].collected[signal]
 
 
-def test_a_stale_draft_is_told_with_what_to_do(log: Log, tmp_path: Path) -> None:
-    drift = drift_of(log, tmp_path / "reference.json")
+def test_a_stale_draft_is_told_with_what_to_do(log: Log, drift_of: Callable[..., Drift]) -> None:
+    drift = drift_of()
     traffic(drift, SIZE + 200)
     assert not log.lines
     traffic(drift, 500, chance=0.55, seed=2)
@@ -61,61 +54,58 @@ def test_a_stale_draft_is_told_with_what_to_do(log: Log, tmp_path: Path) -> None
     assert {line["signal"] for line in stale} >= {"acceptance", "acceptance_1"}
     assert all(line["recent"] < line["reference"] for line in stale)
     assert any("specbuild distill" in line["message"] for line in log.lines)
-    assert drift.watched["m"].alarms["acceptance"] > 0
-    assert drift.watched["m"].alarms["tokens"] == 0
+    assert drift.watched["m"].alarms["acceptance"] > drift.watched["m"].alarms["tokens"] == 0
     told = {sample.labels["signal"]: sample.value for sample in next(iter(drift.collect())).samples}
     assert told["acceptance"] > 0.25 > told["tokens"]
 
 
 def test_the_reference_is_kept_and_belongs_to_its_bundle(
-    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Log, drift_of: Callable[..., Drift], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "reference.json"
-    traffic(drift_of(log, file), SIZE - 100)
-    again = drift_of(log, file)
-    assert (len(again.watched["m"].collected["tokens"]), again.watched["m"].signals) == (SIZE - 100, {}), "not full"
+    traffic(drift_of(), SIZE - 100)
+    again = drift_of()
+    assert (len(collected(again)), again.watched["m"].signals) == (SIZE - 100, {}), "not full"
     traffic(again, 100, seed=3)
-    again = drift_of(log, file)
+    again = drift_of()
     assert again.watched["m"].signals.keys() >= {"tokens", "cut", "acceptance", "acceptance_4"}
     traffic(again, 500, chance=0.55, seed=2)
     assert log.lines
     monkeypatch.setattr(ended, "DIGEST", "e" * 64)
     with pytest.raises(OptionError, match="something else"):
-        drift_of(log, file)
+        Drift(ended.models("m"), again._options, log)  # type: ignore[arg-type]
 
 
-def test_what_a_killed_server_has_collected_is_nearly_all_kept(log: Log, tmp_path: Path) -> None:
-    file = tmp_path / "reference.json"
-    drift = drift_of(log, file)
+def test_what_a_killed_server_has_collected_is_nearly_all_kept(drift_of: Callable[..., Drift]) -> None:
+    drift = drift_of()
     for number in range(SIZE // 2 + 1):
         drift.tell("m", {"tokens": float(number)})
-    kept = drift_of(log, file).watched["m"].collected["tokens"]
-    assert len(kept) == SIZE // 2
-    assert not drift_of(log, file).watched["m"].collected["cut"]
+    assert (len(collected(drift_of())), collected(drift_of(), "cut")) == (SIZE // 2, [])
 
 
 @pytest.mark.parametrize("part", ["models", "filling"])
 @pytest.mark.parametrize("models", [[], {"m": {"colour": [1.0]}}, {"m": {"tokens": []}}, {"m": {"tokens": ["x"]}}])
-def test_a_reference_that_is_none_is_refused(log: Log, tmp_path: Path, part: str, models: Any) -> None:
-    file = tmp_path / "reference.json"
-    file.write_text(json.dumps({"drift": {"m": ended.DIGEST}, "models": {}, part: models}))
+def test_a_reference_that_is_none_is_refused(
+    drift_of: Callable[..., Drift], tmp_path: Path, part: str, models: Any
+) -> None:
+    told = {"drift": {"m": ended.DIGEST}, "models": {}, part: models}
+    (tmp_path / "reference.json").write_text(json.dumps(told))
     with pytest.raises(OptionError, match="is no state"):
-        drift_of(log, file)
+        drift_of()
 
 
-def test_a_canarys_candidates_and_failures_are_left_out(log: Log, tmp_path: Path) -> None:
-    drift = drift_of(log, tmp_path / "reference.json")
-    traffic(drift, 5, draw=Draw(True, 0.5, 0))
-    traffic(drift, 5, status=499)
-    assert not drift.watched["m"].collected["tokens"]
-    traffic(drift, 5, draw=Draw(False, 0.5, 0))
-    assert len(drift.watched["m"].collected["tokens"]) == 5
+def test_a_canarys_candidates_and_failures_are_left_out(drift_of: Callable[..., Drift]) -> None:
+    drift = drift_of()
+    for more, count in (({"draw": Draw(True, 0.5, 0)}, 0), ({"status": 499}, 0), ({"draw": Draw(False, 0.5, 0)}, 5)):
+        traffic(drift, 5, **more)
+        assert len(collected(drift)) == count
 
 
-def test_texts_are_sampled_where_asked_for_and_a_full_disk_ends_that(log: Log, tmp_path: Path) -> None:
+def test_texts_are_sampled_where_asked_for_and_a_full_disk_ends_that(
+    log: Log, drift_of: Callable[..., Drift], tmp_path: Path
+) -> None:
     sample = tmp_path / "folder" / "live.jsonl"
     sample.parent.mkdir()
-    drift = drift_of(log, tmp_path / "reference.json", sample=sample, sample_share=0.5)
+    drift = drift_of(sample=sample, sample_share=0.5)
     traffic(drift, 60)
     assert 15 < len(sample.read_text().splitlines()) < 45
     sample.unlink()
@@ -124,32 +114,43 @@ def test_texts_are_sampled_where_asked_for_and_a_full_disk_ends_that(log: Log, t
     assert [line["message"] for line in log.lines] == ["no more texts are sampled"]
 
 
-def test_scores_are_signals(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drift = drift_of(log, tmp_path / "reference.json", score=1.0)
-    monkeypatch.setattr(drift._scorers["m"], "offer", lambda prompt, tokens, tell: tell(Score(-1.5, 2.0, None)))
+def test_a_sample_has_texts_for_distill_in_files_that_stay_small(tmp_path: Path) -> None:
+    sample, engine = Sample(tmp_path / "live.jsonl", limit=150), ended.Engine()
+    for token in range(10):
+        sample.add(engine, "m", [token], [3])  # type: ignore[arg-type]
+    assert {path.name for path in tmp_path.iterdir()} == {"live.jsonl", "live-before.jsonl"}
+    assert all(path.stat().st_size <= 150 for path in tmp_path.iterdir())
+    assert list(lines(sample.path, None))[-1] == "9 3"
+    assert json.loads(sample.path.read_text().splitlines()[-1])["token_ids"] == [9, 3]
+    assert sample.path.stat().st_mode & 0o077 == 0
+    with pytest.raises(OutputError, match="another place"):
+        Sample(tmp_path / "no" / "live.jsonl").add(engine, "m", [1], [2])  # type: ignore[arg-type]
+
+
+def test_scores_are_signals(drift_of: Callable[..., Drift], monkeypatch: pytest.MonkeyPatch) -> None:
+    def offer(scorer: Any, prompt: list[int], tokens: list[int], tell: Any) -> None:
+        tell(Score(-1.5, 2.0, None))
+
+    monkeypatch.setattr("specbuild.serve.scoring.Scorer.offer", offer)
+    drift = drift_of(score=1.0)
     traffic(drift, 3)
-    collected = drift.watched["m"].collected
-    assert (collected["logprob"], collected["entropy"]) == ([-1.5] * 3, [2.0] * 3)
+    assert (collected(drift, "logprob"), collected(drift, "entropy")) == ([-1.5] * 3, [2.0] * 3)
 
 
-def test_a_server_watches_its_texts(make_client: Callable[..., TestClient], tmp_path: Path) -> None:
+def test_a_server_watches_its_texts(make_client: Callable[..., RouteClient], tmp_path: Path) -> None:
     client = make_client(drift=DriftOptions(reference=tmp_path / "reference.json"))
-    asked = {"prompt": "def main(", "max_tokens": 8, "logprobs": 0}
-    assert client.post("/v1/completions", json=asked).status_code == 200
-    (drift,) = client.service.watchers  # type: ignore[attr-defined]
+    client.ask(max_tokens=8, logprobs=0)
+    (drift,) = client.service.watchers
     ended.settle(drift)
-    collected = drift.watched["pycode"].collected
-    assert collected["tokens"] == [8]
-    assert collected["logprob"][0] < 0, "known for nothing where a client asks for it"
-    assert 'drift_alarms_total{model_name="pycode",signal="tokens"} 0.0' in client.get("/metrics").text
+    found = drift.watched["pycode"].collected  # type: ignore[attr-defined]
+    assert found["tokens"] == [8]
+    assert found["logprob"][0] < 0, "known for nothing where a client asks for it"
+    assert client.series()['specbuild:drift_alarms_total{model_name="pycode",signal="tokens"}'] == 0.0
 
 
-def test_it_runs_until_it_is_cancelled(log: Log, tmp_path: Path) -> None:
+def test_it_runs_until_it_is_cancelled(drift_of: Callable[..., Drift]) -> None:
     async def run() -> None:
-        task = asyncio.create_task(drift_of(log, tmp_path / "reference.json", score=0.5).run())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with running(drift_of(score=0.5).run()):
+            await asyncio.sleep(0.01)
 
     asyncio.run(run())

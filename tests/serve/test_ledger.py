@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Log, Server
+from route_client import COMPLETIONS
+from serving import Log, Server, running
 
 from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
@@ -24,115 +25,107 @@ from specbuild.serve import ledger as module
 from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.ledger import Ledger
 
-ASKED = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+GREEDY = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
-class Model:
-    """As much of a served model as a ledger needs."""
-
-    def __init__(self) -> None:
-        self.name = "m"
-        self.engine = SimpleNamespace(engine=SimpleNamespace(stats=SimpleNamespace(total=0.0), correction=1.5))
-
-
-def ended(model: Model, number: int = 0, samples: int = 1, plain: float = 4.0, **more: Any) -> Any:
+def ended(model: Any, number: int = 0, samples: int = 1, plain: float = 4.0, **more: Any) -> Any:
     """A generation that has ended, of samples that were busy for two seconds each."""
-    found = {}
+    found, engine = {}, model.engine.engine
     for choice in range(samples):
         metrics = RequestMetrics(7, 0, "auto", num_output_tokens=5, num_cached_tokens=3)
         metrics.busy_time, metrics.plain_time = 2.0, plain
         metrics.speculative_decoding.record(4, 3)
         found[choice] = Result("", [1] * 5, "length", metrics)
-        model.engine.engine.stats.total += 2.0
-    fields = {"served": model, "engine": model.engine.engine, "request_id": f"r{number}", "tenant": "t", "arm": None}
+        engine.stats.total += 2.0
+    fields = {"served": model, "engine": engine, "request_id": f"r{number}", "tenant": "t", "arm": None}
     return SimpleNamespace(**fields | {"body": SimpleNamespace(user="ann"), "results": found} | more)
 
 
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "l.jsonl"
 
 
 @pytest.fixture
-def make(tmp_path: Path, log: Log) -> Callable[..., Any]:
-    """`make(**CostOptions)`: a ledger in `l.jsonl` and its model."""
+def make(file: Path, log: Any) -> Callable[..., Any]:
+    """`make(**CostOptions)`: a ledger in the file, and as much of a served model as it needs."""
 
-    def found(**given: Any) -> tuple[Ledger, Model]:
-        options = CostOptions(ledger=tmp_path / "l.jsonl", price_per_hour=3.6, owner=("team=search",), **given)
-        ledger, model = Ledger(options, log), Model()  # type: ignore[arg-type]
-        ledger.begin([model])  # type: ignore[list-item]
+    def found(**given: Any) -> tuple[Ledger, Any]:
+        ledger = Ledger(CostOptions(ledger=file, price_per_hour=3.6, owner=("team=search",), **given), log)
+        engine = SimpleNamespace(stats=SimpleNamespace(total=0.0), correction=1.5)
+        model: Any = SimpleNamespace(name="m", engine=SimpleNamespace(engine=engine))
+        ledger.begin([model])
         return ledger, model
 
     return found
 
 
-def test_a_request_has_a_row_of_all_its_samples(make: Any, tmp_path: Path) -> None:
+def names(*files: Path) -> list[str | None]:
+    return [row.request_id for row in read([*files]).requests]
+
+
+def busy(*files: Path) -> float:
+    return sum(row.busy_seconds["m"] for row in read([*files]).machines)
+
+
+def test_a_request_has_a_row_of_all_its_samples(make: Any, file: Path) -> None:
     ledger, model = make(currency="EUR")
     ledger.ended(ended(model, 1, samples=2))
     ledger.ended(ended(model, 2, plain=float("nan"), arm="baseline"))
     ledger.ended(ended(model, 3, results={}))  # its client left
-    found = read([tmp_path / "l.jsonl"])
-    one, two = found.requests
-    assert (one.prompt_tokens, one.cached_tokens, one.output_tokens, one.draft_tokens, one.accepted_tokens) == (
-        *(14, 6, 10, 8, 6),
-    )
+    one, two = read([file]).requests
+    counts = one.prompt_tokens, one.cached_tokens, one.output_tokens, one.draft_tokens, one.accepted_tokens
+    assert counts == (14, 6, 10, 8, 6)
     assert (one.request_id, one.model, one.user, one.tenant, one.speculation) == ("r1", "m", "ann", "t", "auto")
     assert (one.busy_seconds, one.plain_seconds, one.correction, one.finish_reasons) == (4.0, 8.0, 1.5, {"length": 2})
     assert (two.plain_seconds, two.arm, one.arm) == (None, "baseline", None)
     ledger.close()
     ledger.close()
-    first, last = read([tmp_path / "l.jsonl"]).machines
+    first, last = read([file]).machines
     assert (first.busy_seconds, last.busy_seconds) == ({"m": 0.0}, {"m": 8.0})
     assert (last.price_per_hour, last.currency, last.labels) == (3.6, "EUR", {"team": "search"})
     ledger.ended(ended(model, 4))
-    assert len(read([tmp_path / "l.jsonl"]).requests) == 2, "it is closed"
+    assert names(file) == ["r1", "r2"], "it is closed"
 
 
-def test_a_ledger_goes_on_behind_a_line_that_was_cut_off(make: Any, tmp_path: Path) -> None:
-    ledger, model = make()
-    ledger.ended(ended(model, 1))
-    ledger.close()
-    with (tmp_path / "l.jsonl").open("ab") as file:
-        file.write(b'{"time":"2026-')
-    ledger, model = make()
-    ledger.ended(ended(model, 2))
-    ledger.close()
-    found = read([tmp_path / "l.jsonl"])
-    assert ([row.request_id for row in found.requests], found.torn) == (["r1", "r2"], 1)
-    assert len({row.server for row in found.machines}) == 2
+def test_a_ledger_goes_on_behind_a_line_that_was_cut_off(make: Any, file: Path) -> None:
+    for number in (1, 2):
+        ledger, model = make()
+        ledger.ended(ended(model, number))
+        ledger.close()
+        if number == 1:
+            with file.open("ab") as torn:
+                torn.write(b'{"time":"2026-')
+    assert (names(file), read([file]).torn) == (["r1", "r2"], 1)
+    assert len({row.server for row in read([file]).machines}) == 2
 
 
-def test_one_server_alone_writes_a_file(make: Any, tmp_path: Path) -> None:
+def test_one_server_alone_writes_a_file(make: Any, log: Any, tmp_path: Path) -> None:
     ledger, _ = make()
     with pytest.raises(OptionError, match="another server"):
         make()
     ledger.close()
     make()[0].close()
-    for path in (tmp_path, tmp_path / "none" / "l.jsonl"):
-        with pytest.raises(OptionError, match="cannot be a ledger"):
-            Ledger(CostOptions(ledger=path), Log())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="--ledger"):
-        Ledger(CostOptions(), Log())  # type: ignore[arg-type]
+    for path in (tmp_path, tmp_path / "none" / "l.jsonl", None):
+        with pytest.raises(OptionError, match="ledger"):
+            Ledger(CostOptions(ledger=path), log)
 
 
-def run(ledger: Ledger, until: Callable[[], bool]) -> None:
+def run(ledger: Ledger, holds: Callable[[], bool]) -> None:
     """Let it run until something is so."""
 
-    async def both() -> None:
-        task = asyncio.create_task(ledger.run())
-        for _ in range(2000):
-            if until():
-                break
-            await asyncio.sleep(0.005)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    async def wait() -> None:
+        async with running(ledger.run()):
+            for _ in range(2000):
+                if holds():
+                    return
+                await asyncio.sleep(0.005)
 
-    asyncio.run(both())
-    assert until()
+    asyncio.run(wait())
+    assert holds()
 
 
-def test_rows_are_synced_and_the_machine_is_told_of(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_synced_and_the_machine_is_told_of(make: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, sync = list[int](), os.fsync
     monkeypatch.setattr(module, "SYNC_SECONDS", 0.01)
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), sync(file)))
@@ -140,14 +133,14 @@ def test_rows_are_synced_and_the_machine_is_told_of(make: Any, tmp_path: Path, m
     ledger.ended(ended(model))
     run(ledger, lambda: bool(synced))
     monkeypatch.setattr(module, "MACHINE_SECONDS", 0.0)
-    run(ledger, lambda: len(read([tmp_path / "l.jsonl"]).machines) > 2)
+    run(ledger, lambda: len(read([file]).machines) > 2)
     ledger.close()
-    assert sum(row.busy_seconds["m"] for row in read([tmp_path / "l.jsonl"]).machines) == 2.0
+    assert busy(file) == 2.0
 
 
 @pytest.mark.parametrize("by", ["day", "1KB"])
 def test_a_file_that_is_full_or_of_yesterday_is_put_aside(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+    make: Any, file: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr(module, "SYNC_SECONDS", 0.01)
     ledger, model = make(ledger_rotate=by)
@@ -156,77 +149,71 @@ def test_a_file_that_is_full_or_of_yesterday_is_put_aside(
     if by == "day":
         today = module._today()
         monkeypatch.setattr(module, "_today", lambda: today.replace(year=today.year + 1))
-    run(ledger, lambda: len([*tmp_path.iterdir()]) == 2)
+    run(ledger, lambda: len([*file.parent.iterdir()]) == 2)
     ledger.ended(ended(model, 4))
     ledger.close()
-    files = sorted(tmp_path.glob("l*.jsonl"), key=lambda path: path.name == "l.jsonl")
-    assert [row.request_id for row in read(files).requests] == [f"r{n}" for n in range(5)]
-    assert all(read([file]).machines for file in files), "each can be priced alone"
-    assert sum(row.busy_seconds["m"] for row in read(files).machines) == 10.0
+    files = sorted(file.parent.glob("l*.jsonl"), key=lambda path: path == file)
+    assert names(*files) == [f"r{n}" for n in range(5)]
+    assert all(read([each]).machines for each in files), "each can be priced alone"
+    assert busy(*files) == 10.0
 
 
 def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, model = make()
-    monkeypatch.setattr(os, "write", lambda file, data: 3)
-    ledger.ended(ended(model, 1))
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: 3)
+        ledger.ended(ended(model, 1))
     ledger.ended(ended(model, 2, request_id=None, served=None))
     ledger.close()
-    assert ["r1" in str(line.get("row")) for line in log.lines] == [True, False]
-    assert [line["level"] for line in log.lines] == ["error", "error"]
+    assert [(line["level"], "r1" in str(line.get("row"))) for line in log.lines] == [("error", True), ("error", False)]
 
 
 def serving(bundle: Path, ledger: Path) -> Server:
     return Server(str(bundle), "--port", "0", "--ledger", str(ledger), "--price-per-hour", "3.6")
 
 
-def test_requests_add_up_to_the_machine(bundle: Path, tmp_path: Path) -> None:
+def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
     """Several at once, whole and streamed, with samples and without speculation; and metrics say the same."""
-    file = tmp_path / "l.jsonl"
     ways = [{}, {"stream": True}, {"n": 2, "temperature": 1.0}, {"speculation": "off"}, {"speculation": "chain:2"}]
+    bodies = [GREEDY | way | {"user": f"u{n}"} for n, way in enumerate(ways * 3)]
     with serving(bundle, file) as server, server.client() as client:
         with ThreadPoolExecutor(4) as pool:
-            bodies = [ASKED | way | {"user": f"u{n}"} for n, way in enumerate(ways * 3)]
-            answers = [*pool.map(lambda body: client.post("/v1/completions", json=body).status_code, bodies)]
-        assert answers == [200] * 15
+            assert {*pool.map(lambda body: client.post(COMPLETIONS, json=body).status_code, bodies)} == {200}
         told = dict(line.rpartition(" ")[::2] for line in client.get("/metrics").text.splitlines() if line[0] != "#")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
     found = read([file])
     assert sorted(row.user or "" for row in found.requests) == sorted(f"u{n}" for n in range(15))
-    busy = sum(row.busy_seconds for row in found.requests)
+    spent = sum(row.busy_seconds for row in found.requests)
     machine = sum(row.busy_seconds["pycode"] for row in found.machines)
-    assert busy == pytest.approx(machine, rel=0.01)
+    assert spent == pytest.approx(machine, rel=0.01)
     assert machine <= sum(row.seconds for row in found.machines)
-    assert float(told['specbuild:busy_seconds_total{model_name="pycode"}']) == pytest.approx(busy, rel=1e-6)
+    assert float(told['specbuild:busy_seconds_total{model_name="pycode"}']) == pytest.approx(spent, rel=1e-6)
     cost = float(told['specbuild:cost_total{currency="USD",model_name="pycode"}'])
-    assert cost == pytest.approx(busy / 1000, rel=1e-6)
+    assert cost == pytest.approx(spent / 1000, rel=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, tmp_path: Path, stream: bool) -> None:
-    file, answered, enough = tmp_path / "l.jsonl", list[str](), threading.Event()
+def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, file: Path, stream: bool) -> None:
+    answered, enough = list[str](), threading.Event()
     with serving(bundle, file) as server, server.client() as client:
 
         def ask(number: int) -> None:
             with suppress(httpx.HTTPError):
                 for turn in range(1000):
-                    name = f"{number}-{turn}"
-                    body = ASKED | {"request_id": name, "stream": stream, "max_tokens": 3 + turn % 5}
-                    if client.post("/v1/completions", json=body).status_code == 200:  # read to its end
-                        answered.append(name)
+                    body = {"request_id": f"{number}-{turn}", "stream": stream, "max_tokens": 3 + turn % 5}
+                    if client.post(COMPLETIONS, json=GREEDY | body).status_code == 200:  # read to its end
+                        answered.append(f"{number}-{turn}")
                     if len(answered) > 40:
                         enough.set()
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        assert enough.wait(60)
-        server.signal(signal.SIGKILL)
-        for thread in threads:
-            thread.join()
-    assert not {*answered} - {row.request_id for row in read([file]).requests}
+        with ThreadPoolExecutor(4) as pool:
+            for number in range(4):
+                pool.submit(ask, number)
+            assert enough.wait(60)
+            server.signal(signal.SIGKILL)
+    assert not {*answered} - {*names(file)}
     with serving(bundle, file) as server:
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from route_client import RouteClient
 from text_tokenizers import KINDS, MARK, SIZE
 
 from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
@@ -66,6 +65,7 @@ def places(parts: list[bytes]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=12), shows=st.booleans())
 def test_offsets_count_the_characters_of_the_text(kind: str, ids: list[int], shows: bool) -> None:
     """Where tokens are bytes, each offset is the character that the token's first byte is of."""
@@ -89,40 +89,41 @@ def test_a_special_token_counts_where_a_prompt_spells_it() -> None:
     assert [begins.next(token or 0) for token in (mark, a, mark, b)] == [0, 0, 1, 1 + len(MARK)]
 
 
-def completed(client: TestClient, body: dict[str, Any]) -> tuple[str, dict[str, list[Any]]]:
-    """Text, tokens and offsets, the same whole and streamed, where none is told before its text is."""
-    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
-    lines = client.post("/v1/completions", json=body | {"stream": True}).text.split("\n")
-    parts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
-    text, told = "", {name: list[Any]() for name in ("tokens", "text_offset")}
-    for part in parts:
-        text += part["text"]
-        for name, values in told.items():
-            values += part["logprobs"][name]
-        assert all(offset <= len(text) for offset in told["text_offset"])
-    assert (text, told) == (choice["text"], {name: choice["logprobs"][name] for name in told})
-    return text, told
+def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, int]]]:
+    """Text, and tokens with their offsets, the same whole and streamed, where none is told before its text is."""
+
+    def told(choice: Any) -> list[tuple[str, int]]:
+        return [*zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)]
+
+    (whole,) = client.ask(**fields, logprobs=0)["choices"]
+    text, offsets = "", list[tuple[str, int]]()
+    for event in client.events(**fields, logprobs=0):
+        text += event["choices"][0]["text"]
+        offsets += told(event["choices"][0])
+        assert all(offset <= len(text) for _, offset in offsets)
+    assert (text, offsets) == (whole["text"], told(whole))
+    return text, offsets
 
 
 @pytest.mark.parametrize("echo", [False, True])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))
-def test_text_offsets_of_random_texts(client: TestClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:
+def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:
     """Hot enough for parts of characters; with a stop string, whose tokens begin where the text ends."""
-    body = {"prompt": prompt, "echo": echo, "logprobs": 0, "max_tokens": 12, "temperature": 3, "seed": seed}
-    text, told = completed(client, body)
+    fields: dict[str, Any] = {"prompt": prompt, "echo": echo, "temperature": 3, "seed": seed}
+    text, told = completed(client, **fields)
     if stops and text[-4:-2]:
-        text, told = completed(client, body | {"stop": [text[-4:-2]]})
-    assert told["text_offset"] == sorted(told["text_offset"])
-    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        text, told = completed(client, **fields, stop=[text[-4:-2]])
+    assert [offset for _, offset in told] == sorted(offset for _, offset in told)
+    for token, offset in told:
         assert offset <= len(text)
         if "\ufffd" not in token and not token.startswith("<|"):
             assert text[offset:].startswith(token) or (stops and token.startswith(text[offset:]))
 
 
-def test_offsets_are_characters_of_the_echo(client: TestClient) -> None:
+def test_offsets_are_characters_of_the_echo(client: RouteClient) -> None:
     """Tokens of a few bytes each: every character has at least one that begins in it."""
     prompt = "🎉猫e\u0301"
-    text, told = completed(client, {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0})
+    text, told = completed(client, prompt=prompt, echo=True, max_tokens=1)
     assert text.startswith(prompt)
-    assert {offset for offset in told["text_offset"] if offset < len(prompt)} == {0, 1, 2, 3}
+    assert {offset for _, offset in told if offset < len(prompt)} == {0, 1, 2, 3}

@@ -17,12 +17,9 @@ from specbuild.serve.logs import DEBUG, LOGGERS, MAX_TEXT, Records, RequestLog, 
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tracebacks are off, and loggers are as they were."""
     monkeypatch.delenv(DEBUG, raising=False)
-
-
-@pytest.fixture
-def restored() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(each.handlers, each.propagate) for each in loggers]
     yield
@@ -30,26 +27,29 @@ def restored() -> Iterator[None]:
         each.handlers, each.propagate = handlers, propagate
 
 
-def test_a_request_is_a_line() -> None:
-    stream = io.StringIO()
-    log = RequestLog(stream)
-    log.ended(request_id="a\nb\ud800", status=200, user=None, seconds=0.12345678, prompt="secret", text="secret")
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_request_is_a_line(stream: io.StringIO) -> None:
+    log, texts = RequestLog(stream), {"prompt": "secret", "text": "secret"}
+    log.ended(request_id="a\nb\ud800", status=200, user=None, seconds=0.12345678, **texts)
     log.ended(request_id="c", status=503, path="x" * 10_000)
-    first, second = map(json.loads, stream.getvalue().splitlines())
+    first, second = lines(stream)
     assert (first["request_id"], first["level"], first["seconds"]) == ("a\nb\ud800", "info", 0.123457)
-    assert "secret" not in stream.getvalue()
-    assert "user" not in first
+    assert not {"user", *texts} & first.keys()
+    assert datetime.fromisoformat(first["time"]).utcoffset() == timedelta(0)
     assert (second["level"], len(second["path"])) == ("error", MAX_TEXT)
+    RequestLog(stream, log_requests=True).ended(status=200, **texts)
+    assert texts.items() <= lines(stream)[-1].items(), "where that is asked for"
 
 
-def test_texts_are_logged_where_that_is_asked_for() -> None:
-    stream = io.StringIO()
-    RequestLog(stream, log_requests=True).ended(status=200, prompt="p", text="t")
-    assert (json.loads(stream.getvalue())["prompt"], json.loads(stream.getvalue())["text"]) == ("p", "t")
-
-
-def test_nobody_who_reads_is_no_error() -> None:
-    stream = io.StringIO()
+def test_nobody_who_reads_is_no_error(stream: io.StringIO) -> None:
     stream.close()
     RequestLog(stream).event("info", "x")
     reader, writer = os.pipe()
@@ -61,33 +61,20 @@ def test_nobody_who_reads_is_no_error() -> None:
     pipe.detach().close()
 
 
-class Unsayable:
-    def __str__(self) -> str:
-        raise ValueError("no")
-
-
-@pytest.mark.parametrize("value", ["\ud800", "a\x00\x1b[31m\x7f\x85\u2028\r\nb", "é" * 9, {"a": [1]}, b"\xff"])
-def test_whatever_is_in_a_field_is_one_line_of_ascii(value: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((each, each) for each in ("\ud800", "a\x00\x1b[31m\x7f\x85\u2028\r\nb", "é" * 9, {"a": [1]})),
+        *((b"\xff", "b'\\xff'"), (float("nan"), "nan"), (float("inf"), "inf")),
+    ],
+)
+def test_whatever_is_in_a_field_is_one_line_of_ascii(value: Any, shown: Any) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii", newline="\n")
     RequestLog(stream).event("info", "x", value=value)
     text = raw.getvalue().decode("ascii")
-    assert text.endswith("\n")
-    assert text[:-1].isprintable()
-    shown = json.loads(text)["value"]
-    assert shown == (value if isinstance(value, str | dict) else str(value))
-
-
-def test_times_are_utc_and_no_number_breaks_json() -> None:
-    stream = io.StringIO()
-    RequestLog(stream).event("info", "x", rate=float("nan"), most=float("inf"))
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    told = json.loads(stream.getvalue(), parse_constant=refuse)
-    assert (told["rate"], told["most"]) == ("nan", "inf")
-    assert datetime.fromisoformat(told["time"]).utcoffset() == timedelta(0)
+    assert (text[-1], text[:-1].isprintable()) == ("\n", True)
+    assert json.loads(text)["value"] == shown
 
 
 def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
@@ -99,24 +86,20 @@ def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
                 log.event("error", "inner")
             return super().write(text)
 
-    stream = Stream()
-    log = RequestLog(stream)
+    log = RequestLog(stream := Stream())
     thread = threading.Thread(target=log.event, args=("info", "outer"), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
-    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["inner", "outer"]
+    assert [line["message"] for line in lines(stream)] == ["inner", "outer"]
 
 
 def test_threads_do_not_mix_their_lines() -> None:
     class Stream(io.StringIO):
         def write(self, text: str) -> int:
-            for part in text:
-                super().write(part)
-            return len(text)
+            return sum(super(Stream, self).write(part) for part in text)
 
-    stream, together = Stream(), threading.Barrier(4)
-    log = RequestLog(stream)
+    log, together = RequestLog(stream := Stream()), threading.Barrier(4)
 
     def work(name: int) -> None:
         together.wait()
@@ -128,28 +111,29 @@ def test_threads_do_not_mix_their_lines() -> None:
         each.start()
     for each in threads:
         each.join()
-    ids = {json.loads(line)["request_id"] for line in stream.getvalue().splitlines()}
-    assert len(ids) == 200
+    assert len({line["request_id"] for line in lines(stream)}) == 200
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no")
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (("",), ""),
-        (("\n  \nlate",), "late"),
-        (("%d of %d", "x"), "%d of %d"),
-        ((Unsayable(),), "Unsayable"),
-        (("100%",), "100%"),
+        *((("",), ""), (("\n  \nlate",), "late"), (("%d of %d", "x"), "%d of %d"), (("100%",), "100%")),
+        ((UnreadableError(),), "UnreadableError"),
     ],
 )
-def test_a_record_that_cannot_be_shown_raises_nothing(record: tuple[Any, ...], said: str) -> None:
-    stream, logger = io.StringIO(), logging.Logger("some.library")
+def test_a_record_that_cannot_be_shown_raises_nothing(stream: io.StringIO, record: tuple[Any, ...], said: str) -> None:
+    logger = logging.Logger("some.library")
     logger.addHandler(Records(RequestLog(stream)))
     logger.warning(*record)
-    assert json.loads(stream.getvalue())["message"] == said
+    assert lines(stream)[0]["message"] == said
 
 
-def test_tracebacks_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracebacks_where_they_are_asked_for(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise KeyError("k\nl")
 
@@ -158,20 +142,12 @@ def test_tracebacks_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert error_of(raised.value) == {"error": "KeyError: 'k\\nl'"}
     assert error_of(UnreadableError()) == {"error": "UnreadableError: "}
     monkeypatch.setenv(DEBUG, "1")
-    stream = io.StringIO()
     RequestLog(stream).event("error", "x", **error_of(raised.value))
-    (line,) = stream.getvalue().splitlines()
-    assert "in fail" in json.loads(line)["traceback"]
+    (line,) = lines(stream)
+    assert "in fail" in line["traceback"]
 
 
-class UnreadableError(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no")
-
-
-@pytest.mark.usefixtures("restored")
-def test_libraries_warnings_are_lines() -> None:
-    stream = io.StringIO()
+def test_libraries_warnings_are_lines(stream: io.StringIO) -> None:
     install(RequestLog(stream))
     logging.getLogger("specbuild.runtime").warning("slow\nvery")
     try:
@@ -180,7 +156,7 @@ def test_libraries_warnings_are_lines() -> None:
         logging.getLogger("uvicorn.error").exception("failed")
     logging.getLogger("uvicorn.error").info("started")
     logging.getLogger("opentelemetry.exporter").warning("not sent")
-    first, second, third = map(json.loads, stream.getvalue().splitlines())
-    assert (third["message"], third["logger"]) == ("not sent", "opentelemetry.exporter")
+    first, second, third = lines(stream)
     assert (first["level"], first["message"], first["logger"]) == ("warning", "slow", "specbuild.runtime")
     assert (second["level"], second["error"]) == ("error", "KeyError: 'k'")
+    assert (third["message"], third["logger"]) == ("not sent", "opentelemetry.exporter")

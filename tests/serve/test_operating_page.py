@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fastapi.testclient import TestClient
+from route_client import RouteClient
 
 from specbuild.cli.operating_flags import OPTIONS
 from specbuild.serve.arms import CanaryOptions
@@ -24,7 +24,7 @@ def templates() -> dict[str, Any]:
 
 
 @pytest.fixture
-def exposed(make_client: Callable[..., TestClient], tmp_path: Path) -> str:
+def exposed(make_client: Callable[..., RouteClient], tmp_path: Path) -> str:
     canary = CanaryOptions(candidate="speculation=chain:2")
     client = make_client(canary=canary, drift=DriftOptions(reference=tmp_path / "reference.json"))
     return client.get("/metrics").text

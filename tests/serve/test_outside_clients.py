@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from serving import CHAT_TEMPLATE, Server
+from serving import Server
 
 from specbuild.runtime import Engine, TokenLogprobs
 
@@ -39,14 +38,6 @@ def environment(folder: Path, *packages: str) -> Path:
     if done.returncode:
         pytest.skip(f"{packages[0]} cannot be installed here: {done.stderr.strip().splitlines()[-1][:200]}")
     return folder / "bin"
-
-
-@pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    template = tmp_path_factory.mktemp("serve") / "chat.jinja"
-    template.write_text(CHAT_TEMPLATE)
-    with Server(str(bundle), "--port", "0", "--chat-template", str(template)) as server:
-        yield server
 
 
 def test_lm_eval_scores_as_the_engine_does(

@@ -7,96 +7,61 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from route_client import SAID
 
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import BundleError
-from specbuild.serve.errors import ApiError
-from specbuild.serve.fields import ChatRequest, CompletionRequest
+from specbuild.serve.chat import chat_of
+from specbuild.serve.completions import prompts_of
+from specbuild.serve.fields import ChatRequest, CompletionRequest, Message
 from specbuild.serve.parameters import DEFAULTS, Caller, defaults_of, sampling
 
 NOBODY = Caller()
 
 
-def completion(**fields: Any) -> CompletionRequest:
-    return CompletionRequest.model_validate({"prompt": "x"} | fields)
+def completion(caller: Caller = NOBODY, room: int = 100, **fields: Any) -> SamplingParams:
+    return sampling(CompletionRequest.model_validate({"prompt": "x"} | fields), DEFAULTS, room, caller)
 
 
-def chat(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]} | fields)
+def chat(**fields: Any) -> SamplingParams:
+    return sampling(ChatRequest.model_validate({"messages": SAID} | fields), DEFAULTS, 100, NOBODY)
 
 
-def of(body: Any, room: int = 100, caller: Caller = NOBODY) -> SamplingParams:
-    return sampling(body, DEFAULTS, room, caller)
-
-
-def test_openais_defaults() -> None:
-    assert (of(completion()).max_new_tokens, of(completion(), room=9).max_new_tokens) == (16, 9)
-    assert of(chat()).max_new_tokens == 100
-    assert (of(chat()).temperature, of(chat()).speculation, of(chat()).logprobs) == (1.0, "auto", None)
-
-
-def test_the_checkpoints_defaults_and_what_is_asked() -> None:
+def test_openais_defaults_and_the_checkpoints() -> None:
+    assert (completion().max_new_tokens, completion(room=9).max_new_tokens, chat().max_new_tokens) == (16, 9, 100)
+    assert chat(max_completion_tokens=100).max_new_tokens == 100
+    assert (chat().temperature, chat().speculation, chat().logprobs, completion().deadline) == (1.0, "auto", None, None)
     own = DEFAULTS | {"temperature": 0.6, "top_k": 50}
-    params = sampling(completion(top_k=-1), own, 10, NOBODY)
+    params = sampling(CompletionRequest(prompt="x", top_k=-1), own, 10, NOBODY)
     assert (params.temperature, params.top_k) == (0.6, 0)
 
 
-@pytest.mark.parametrize(("seed", "ours"), [(7, 7), (-1, 2**64 - 1), (2**64 - 1, 2**64 - 1)])
-def test_seeds_of_either_sign(seed: int, ours: int) -> None:
-    assert of(completion(seed=seed)).seed == ours
-
-
-def test_a_length_that_does_not_fit_is_refused_and_its_two_names_are_one() -> None:
-    assert of(chat(max_completion_tokens=100)).max_new_tokens == 100
-    for body in (completion(max_tokens=101), chat(max_tokens=101), chat(max_completion_tokens=101)):
-        with pytest.raises(ApiError) as refused:
-            of(body)
-        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(ApiError, match="one limit"):
-        of(chat(max_tokens=1, max_completion_tokens=1))
-
-
 @pytest.mark.parametrize(
-    ("fields", "speculation"),
+    ("fields", "name", "value"),
     [
-        ({"speculation": "best:4"}, "best:4"),
-        ({"speculation": "off", "disable_spec_decode": True, "num_speculative_tokens": 0}, "off"),
-        ({"disable_spec_decode": False}, "auto"),
-        ({"num_speculative_tokens": 3}, "chain:3"),
+        *(({"seed": seed}, "seed", ours) for seed, ours in ((7, 7), (-1, 2**64 - 1), (2**64 - 1, 2**64 - 1))),
+        ({"speculation": "best:4"}, "speculation", "best:4"),
+        ({"speculation": "off", "disable_spec_decode": True, "num_speculative_tokens": 0}, "speculation", "off"),
+        ({"disable_spec_decode": False}, "speculation", "auto"),
+        ({"num_speculative_tokens": 3}, "speculation", "chain:3"),
+        ({"logprobs": 3}, "logprobs", 3),
     ],
 )
-def test_speculation_by_three_names(fields: dict[str, Any], speculation: str) -> None:
-    assert of(completion(**fields)).speculation == speculation
+def test_fields_of_a_completion(fields: dict[str, Any], name: str, value: Any) -> None:
+    assert getattr(completion(**fields), name) == value
 
 
-def test_ways_that_contradict_each_other() -> None:
-    with pytest.raises(ApiError, match="speculation and disable_spec_decode contradict"):
-        of(completion(speculation="auto", disable_spec_decode=True))
-    with pytest.raises(ApiError, match="speculation"):
-        of(completion(speculation="sideways"))
+def test_logprobs_of_a_chat() -> None:
+    assert [chat(logprobs=True, top_logprobs=k).logprobs for k in (None, 0, 5)] == [0, 0, 5]
+    assert chat(logprobs=False).logprobs is None
 
 
-def test_logprobs_of_both_kinds() -> None:
-    assert of(completion(logprobs=3)).logprobs == 3
-    assert [of(chat(logprobs=True, top_logprobs=k)).logprobs for k in (None, 0, 5)] == [0, 0, 5]
-    assert of(chat(logprobs=False)).logprobs is None
-    with pytest.raises(ApiError, match="needs logprobs"):
-        of(chat(top_logprobs=2))
-
-
-def test_the_shorter_deadline_counts() -> None:
-    assert of(completion(), caller=Caller(timeout=5)).deadline == 5
-    assert of(completion(deadline=2), caller=Caller(timeout=5)).deadline == 2
-    assert of(completion()).deadline is None
-
-
-def test_caches_are_kept_apart_by_caller_and_by_salt() -> None:
+def test_callers_have_a_deadline_and_caches_of_their_own() -> None:
+    assert [completion(Caller(timeout=5), deadline=own).deadline for own in (None, 2)] == [5, 2]
     salts = [
-        of(completion(**({"cache_salt": salt} if salt else {})), caller=Caller(tenant)).cache_salt
-        for tenant in (None, "a", "b")
-        for salt in (None, "x", "y")
+        completion(Caller(tenant), cache_salt=salt).cache_salt for tenant in (None, *"ab") for salt in (None, *"xy")
     ]
     assert salts[0] is None
     assert len({*salts}) == 9
@@ -113,14 +78,26 @@ def with_generation_config(bundle: Path, text: str) -> Bundle:
 
 def test_defaults_of_a_bundle(bundle_copy: Path) -> None:
     assert defaults_of(Bundle.open(bundle_copy)) == DEFAULTS
-    told = {"temperature": 0.2, "top_p": 0.9, "eos_token_id": 3}
-    assert defaults_of(with_generation_config(bundle_copy, json.dumps(told))) == DEFAULTS | {
-        "temperature": 0.2,
-        "top_p": 0.9,
-    }
+    own = {"temperature": 0.2, "top_p": 0.9}
+    told = with_generation_config(bundle_copy, json.dumps(own | {"eos_token_id": 3}))
+    assert defaults_of(told) == DEFAULTS | own
+    for text in ("[]", "{", '{"temperature": "hot"}', '{"top_p": 7}'):
+        with pytest.raises(BundleError, match=r"generation_config\.json is unusable"):
+            defaults_of(with_generation_config(bundle_copy, text))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"temperature": "hot"}', '{"top_p": 7}'])
-def test_defaults_that_are_none(bundle_copy: Path, text: str) -> None:
-    with pytest.raises(BundleError, match=r"generation_config\.json is unusable"):
-        defaults_of(with_generation_config(bundle_copy, text))
+@pytest.mark.parametrize("prompts", [["x"], [[1, 2]], ["x", "y"], [[1], [2]], [[]]])
+def test_one_prompt_or_several(prompts: list[Any]) -> None:
+    assert prompts_of(CompletionRequest(prompt=prompts)) == prompts
+    if len(prompts) == 1:
+        assert prompts_of(CompletionRequest(prompt=prompts[0], best_of=2, n=2)) == prompts
+
+
+def test_a_chat_is_as_its_template_reads_it() -> None:
+    parts = [{"type": "text", "text": "a"}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]
+    said += [{"role": "user", "content": parts}, {"role": "assistant", "content": "x", "reasoning_content": "y"}]
+    chat = chat_of([Message.model_validate(each | {"mood": 1}) for each in said], {"thinking": True}, False)
+    assert list(chat.messages) == said
+    assert (chat.variables, chat.add_generation_prompt) == ({"thinking": True}, False)
+    assert chat_of([Message(role="user", content="x")], None).add_generation_prompt

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from serving import CHAT_TEMPLATE, Server
+from serving import Server
 
 from specbuild.runtime import Engine, LoadOptions, SamplingParams
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
@@ -39,18 +39,28 @@ def replica(app: Any, *models: Any) -> Any:
     return made
 
 
+def called(app: Any, body: bytes = b"") -> Any:
+    """The batches of messages of a call."""
+
+    async def run() -> list[Any]:
+        return [each async for each in replica(app).call(SCOPE, body, NOTHING)]
+
+    return asyncio.run(run())
+
+
+def part(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
 def test_messages_come_as_they_are_made_and_the_first_names_the_replica() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert await receive() == {"type": "http.request", "body": b"asked", "more_body": False}
         await send(START)
-        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send(part(b"a"))
         await asyncio.sleep(0.01)
-        await send({"type": "http.response.body", "body": b"b"})
+        await send(part(b"b", more=False))
 
-    async def run() -> list[Any]:
-        return [each async for each in replica(app).call(SCOPE, b"asked", NOTHING)]
-
-    first, second = asyncio.run(run())
+    first, second = called(app, b"asked")
     assert first[0]["headers"] == [(b"x-replica", b"r1")]
     assert [first[1]["body"], second[0]["body"]] == [b"a", b"b"]
 
@@ -60,7 +70,7 @@ def test_leaving_an_answer_cancels_what_makes_it() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
-        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send(part(b"a"))
         await receive()
         try:
             await receive()  # until the client leaves
@@ -82,12 +92,8 @@ def test_what_an_application_raises_reaches_the_front() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("a bug")
 
-    async def run() -> None:
-        async for _ in replica(app).call(SCOPE, b"", NOTHING):
-            pass
-
     with pytest.raises(ValueError, match="a bug"):
-        asyncio.run(run())
+        called(app)
 
 
 def test_health_is_the_workers() -> None:
@@ -134,10 +140,8 @@ def test_an_application_is_made_of_plain_values(bundle: Path) -> None:
 
 
 @pytest.mark.soak
-def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, tmp_path: Path) -> None:
-    template = tmp_path / "chat.jinja"
-    template.write_text(CHAT_TEMPLATE)
-    flags = ["--ray", "--num-replicas", "2", "--port", "0", "--chat-template", str(template)]
+def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, chat_template: str) -> None:
+    flags = ["--ray", "--num-replicas", "2", "--port", "0", "--chat-template", chat_template]
     server = Server(str(bundle), *flags)
     try:
         url, body = server.url, {"prompt": "def main(argv):", "max_tokens": 16, "temperature": 0.8}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 import ended
 from ray.exceptions import RayActorError
-from serving import Log
+from serving import Log, running
 
 from specbuild.runtime import LoadOptions
 from specbuild.serve import ray_canary, remote_bundle
@@ -53,67 +53,68 @@ def body(**given: Any) -> CompletionRequest:
     return CompletionRequest(prompt="x", **given)
 
 
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(work())
+@pytest.fixture
+def replicas_of(bundle: Path, log: Any) -> Callable[..., Any]:
+    """`await replicas_of(**CanaryOptions)`: a judge, and two replicas that ask it."""
 
-
-def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(bundle: Path) -> None:
-    async def work() -> None:
-        options, log = canary_options(), Log()
+    async def make(**more: Any) -> tuple[JudgeReplica, list[ReplicaCanary]]:
+        options = canary_options(**more)
         judge = await judge_of(bundle, options)
-        replicas = [ReplicaCanary(ended.models("m"), options, log, Handle(judge)) for _ in range(2)]  # type: ignore[arg-type]
+        handle: Any = Handle(judge)
+        return judge, [ReplicaCanary(ended.models("m"), options, log, handle) for _ in range(2)]
+
+    return make
+
+
+def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(replicas_of: Callable[..., Any]) -> None:
+    async def work() -> None:
+        judge, replicas = await replicas_of()
         for session in map(str, range(12)):
-            found = []
-            for number in range(6):
-                replica = replicas[number % 2]
-                found.append(await replica.arm(replica._arms.baseline, body(session=session), None))
+            turns = [replica for _ in range(3) for replica in replicas]
+            found = [await each.arm(each._arms.baseline, body(session=session), None) for each in turns]
             assert len({way for _, way, _ in found}) == 1
             assert [draw.fresh for _, _, draw in found if draw] == [True] + [False] * 5
             assert len({draw.number for _, _, draw in found if draw}) == 6
         status, view = await judge.ask(None)
         assert (status, sum(view["requests"].values())) == (200, 72)
 
-    run(work)
+    asyncio.run(work())
 
 
-def test_one_verdict_comes_of_what_all_report(bundle: Path, tmp_path: Path) -> None:
+def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
+    """And the state survives the judge."""
+
     async def work() -> None:
-        options, log = canary_options(state=tmp_path / "canary.json"), Log()
-        judge = await judge_of(bundle, options)
-        replicas = [ReplicaCanary(ended.models("m"), options, log, Handle(judge)) for _ in range(2)]  # type: ignore[arg-type]
-        running = [asyncio.ensure_future(each.run()) for each in replicas]
-        for number in range(2000):
-            replica = replicas[number % 2]
-            model, way, draw = await replica.arm(replica._arms.baseline, body(), None)
-            slow = 2.0 if way else 1.0
-            replica.ended(ended.generation(model, ended.result(0.1 * slow, 0.01 * slow), draw=draw))
-            await asyncio.sleep(0)
-            if judge._judge.phase == "rolled back":
-                break
-        assert judge._judge.phase == "rolled back"
-        replica = replicas[0]
-        assert await replica.arm(replica._arms.baseline, body(), None) == (replica._arms.baseline, None, None)
-        assert 'specbuild:canary_verdict{model_name="m",verdict="rollback"} 1.0' in await judge.metrics()
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        state = tmp_path / "canary.json"
+        judge, replicas = await replicas_of(state=state)
+        async with running(*(each.run() for each in replicas)):
+            for number in range(2000):
+                replica = replicas[number % 2]
+                model, way, draw = await replica.arm(replica._arms.baseline, body(), None)
+                slow = 2.0 if way else 1.0
+                replica.ended(ended.generation(model, ended.result(0.1 * slow, 0.01 * slow), draw=draw))
+                await asyncio.sleep(0)
+                if (await judge.ask(None))[1]["phase"] == "rolled back":
+                    break
+            baseline = replicas[0]._arms.baseline
+            assert await replicas[0].arm(baseline, body(), None) == (baseline, None, None)
+            assert 'specbuild:canary_verdict{model_name="m",verdict="rollback"} 1.0' in await judge.metrics()
         await judge.__del__()
-        again = await judge_of(bundle, options)
-        assert again._judge.phase == "rolled back", "the state survives the judge"
+        again = await judge_of(bundle, canary_options(state=state))
+        assert (await again.ask(None))[1]["phase"] == "rolled back"
 
-    run(work)
+    asyncio.run(work())
 
 
-def test_orders(bundle: Path) -> None:
+def test_orders(replicas_of: Callable[..., Any]) -> None:
     async def work() -> None:
-        judge = await judge_of(bundle, canary_options())
-        assert (await judge.ask("pause"))[1]["phase"] == "paused"
-        assert (await judge.ask("promote"))[1]["phase"] == "promoted"
+        judge, _ = await replicas_of()
+        assert [(await judge.ask(order))[1]["phase"] for order in ("pause", "promote")] == ["paused", "promoted"]
         status, told = await judge.ask("pause")
         assert (status, "the canary is promoted" in told["error"]["message"]) == (400, True)
         assert (await judge.ask("dance"))[0] == 404
 
-    run(work)
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -128,4 +129,4 @@ def test_without_a_judge_requests_run_as_they_ask(bundle: Path, silent: bool, mo
         assert await replica.arm(served, body(), None) == (served, None, None)
         assert log.lines[-1]["message"] == "the canary's judge does not answer"
 
-    run(work)
+    asyncio.run(work())

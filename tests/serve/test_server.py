@@ -8,46 +8,54 @@ import signal
 import socket
 import ssl
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trustme
-from serving import Server
+from route_client import ASKED, COMPLETIONS
+from serving import Server, until
 
-ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 16, "temperature": 0}
-LONG = ASKED | {"max_tokens": 900, "ignore_eos": True, "speculation": "off"}
+SHORT: dict[str, Any] = ASKED[COMPLETIONS]
+LONG = SHORT | {"max_tokens": 900, "ignore_eos": True, "speculation": "off"}
 BREAKABLE = [sys.executable, str(Path(__file__).resolve().parents[1] / "support" / "breakable_server.py")]
 
 
-@pytest.fixture(scope="module")
-def server(bundle: Path) -> Iterator[Server]:
-    with Server(str(bundle), "--port", "0", "--max-num-seqs", "2") as server:
-        yield server
+@pytest.fixture
+def start(bundle: Path) -> Callable[..., Server]:
+    """`start(*flags)`: a server at any free port."""
+    return lambda *flags, **more: Server(str(bundle), "--port", "0", *flags, **more)
 
 
-def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.01)
-
-
-def running(server: Server) -> int:
+def load(server: Server) -> tuple[int, int]:
+    """Samples that run, and requests."""
     with server.client() as client:
-        return int(next(iter(client.get("/load").json()["models"].values()))["running"])
+        told = client.get("/load").json()
+    return sum(model["running"] for model in told["models"].values()), told["server_load"]
 
 
-def begun(client: httpx.Client, body: dict[str, Any]) -> tuple[Any, Iterator[str]]:
-    """A stream whose first event has come."""
-    stream = client.stream("POST", "/v1/completions", json=body | {"stream": True})
-    lines = stream.__enter__().iter_lines()
-    next(lines)
-    return stream, lines
+@contextmanager
+def begun(client: httpx.Client, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+    """The lines of a stream whose first event has come."""
+    with client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        yield (line for line in lines if line)
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[socket.socket]:
+    """A connection that knows nothing of HTTP, and reads little at a time."""
+    url = httpx.URL(server.url)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        raw.settimeout(30)
+        raw.connect((url.host, url.port))
+        yield raw
 
 
 def test_it_says_what_it_serves(server: Server) -> None:
@@ -64,136 +72,112 @@ def test_it_says_what_it_serves(server: Server) -> None:
     ):
         assert word in told
     with server.client() as client:
-        assert client.post("/v1/completions", json=ASKED).status_code == 200
+        assert client.post(COMPLETIONS, json=SHORT).status_code == 200
     assert not server.other
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     with server.client() as client:
-        if stream:
-            opened, _lines = begun(client, LONG)
-            assert running(server) == 1
-            opened.__exit__(None, None, None)
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/completions", json=LONG, timeout=0.3)
-    until(lambda: running(server) == 0, 10)
+        with begun(client, LONG):
+            assert load(server)[0] == 1
+        until(lambda: load(server)[0] == 0, 10)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(COMPLETIONS, json=LONG, timeout=0.3)
+    until(lambda: load(server)[0] == 0, 10)
 
 
 @pytest.mark.slow
 def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
-    host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
     body = json.dumps(LONG | {"stream": True, "return_token_ids": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.socket() as stalled:
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        stalled.connect((host, port))
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with connected(server) as stalled:
         stalled.sendall(head.encode() + b"\r\n\r\n" + body)
-        until(lambda: running(server) == 1)
+        until(lambda: load(server)[0] == 1)
         with server.client() as client:
-            assert client.post("/v1/completions", json=ASKED).json()["usage"]["completion_tokens"] == 16
-        until(lambda: running(server) == 0)  # what it does not read is kept for it, and no slot
+            assert client.post(COMPLETIONS, json=SHORT).json()["usage"]["completion_tokens"] == 12
+        until(lambda: load(server)[0] == 0)  # what it does not read is kept for it, and no slot
 
 
-def test_sigterm_finishes_what_was_accepted(bundle: Path) -> None:
-    with Server(str(bundle), "--port", "0", "--max-num-seqs", "1") as server, server.client() as client:
-        stream, lines = begun(client, LONG | {"max_tokens": 700})
-        results: list[httpx.Response] = []
-        waiting = threading.Thread(
-            target=lambda: results.append(httpx.post(f"{server.url}/v1/completions", json=ASKED, timeout=60))
-        )
-        waiting.start()
-        until(lambda: server.client().get("/load").json()["server_load"] == 2)
+def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> None:
+    with (
+        start("--max-num-seqs", "1") as server,
+        server.client() as client,
+        ThreadPoolExecutor(1) as pool,
+        begun(client, LONG | {"max_tokens": 700}) as lines,
+    ):
+        waiting = pool.submit(client.post, COMPLETIONS, json=SHORT)
+        until(lambda: load(server)[1] == 2)
         server.signal(signal.SIGTERM)
         with server.client() as other:
             until(lambda: other.get("/health/ready").status_code == 503)
-            refused = other.post("/v1/completions", json=ASKED)
+            refused = other.post(COMPLETIONS, json=SHORT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-        told = [line for line in lines if line]
-        assert told[-1] == "data: [DONE]"
-        assert '"finish_reason":"length"' in told[-2]
-        stream.__exit__(None, None, None)
-        waiting.join()
-        assert results[0].status_code == 200
-        assert server.wait() == 0
-        assert not server.other
+        *_, last, done = lines
+        assert ('"finish_reason":"length"' in last, done) == (True, "data: [DONE]")
+        assert waiting.result().status_code == 200
+        assert (server.wait(), server.other) == (0, [])
 
 
-def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path) -> None:
-    with Server(str(bundle), "--port", "0", "--shutdown-timeout", "0.1") as server, server.client() as client:
-        stream, lines = begun(client, LONG)
-        results: list[httpx.Response] = []
-        waiting = threading.Thread(
-            target=lambda: results.append(httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=60))
-        )
-        waiting.start()
-        until(lambda: running(server) == 2)
+def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_path: Path) -> None:
+    """By a Unix socket, which is gone with its server."""
+    flags = ("--uds", str(tmp_path / "s"), "--shutdown-timeout", "0.1")
+    with (
+        Server(str(bundle), *flags) as server,
+        server.client() as client,
+        ThreadPoolExecutor(1) as pool,
+        begun(client, LONG) as lines,
+    ):
+        waiting = pool.submit(client.post, COMPLETIONS, json=LONG)
+        until(lambda: load(server)[0] == 2)
         server.signal(signal.SIGTERM)
-        told = [line for line in lines if line]
-        assert (told[-1], '"error"' in told[-2]) == ("data: [DONE]", True)
-        stream.__exit__(None, None, None)
-        waiting.join()
-        assert (results[0].status_code, results[0].json()["error"]["code"]) == (503, "draining")
-        assert server.wait() == 0
-
-
-def test_a_second_signal_stops_at_once(bundle: Path) -> None:
-    with Server(str(bundle), "--port", "0") as server, server.client() as client:
-        _stream, _lines = begun(client, LONG)
-        server.signal(signal.SIGINT)
-        until(lambda: any("draining" in line["message"] for line in server.lines))
-        server.signal(signal.SIGINT)
-        assert server.wait(10) == 1
-        assert not server.other
-
-
-def test_a_dead_worker_ends_the_server(bundle: Path, tmp_path: Path) -> None:
-    env = {"BREAK": str(tmp_path / "now")}
-    with Server(str(bundle), "--port", "0", program=BREAKABLE, env=env) as server, server.client() as client:
-        stream, lines = begun(client, LONG)
-        (tmp_path / "now").touch()
-        told = [line for line in lines if line]
-        assert '"error"' in told[-2]
-        stream.__exit__(None, None, None)
-        assert server.wait() == 1
-        assert any(line["level"] == "error" and "planted" in line["message"] for line in server.lines)
-
-
-def test_a_unix_socket(bundle: Path, tmp_path: Path) -> None:
-    with Server(str(bundle), "--uds", str(tmp_path / "s")) as server, server.client() as client:
-        assert client.post("/v1/completions", json=ASKED).status_code == 200
-        server.signal(signal.SIGTERM)
+        *_, last, done = lines
+        assert ('"error"' in last, done) == (True, "data: [DONE]")
+        reply = waiting.result()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
         assert server.wait() == 0
     assert not (tmp_path / "s").exists()
 
 
-def test_tls(bundle: Path, tmp_path: Path) -> None:
-    authority, files = trustme.CA(), (tmp_path / "cert.pem", tmp_path / "key.pem")
+def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
+    with start() as server, server.client() as client:
+        stream = begun(client, LONG)
+        stream.__enter__()
+        server.signal(signal.SIGINT)
+        until(lambda: any("draining" in line["message"] for line in server.lines))
+        server.signal(signal.SIGINT)
+        assert (server.wait(10), server.other) == (1, [])
+
+
+def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: Path) -> None:
+    env = {"BREAK": str(tmp_path / "now")}
+    with start(program=BREAKABLE, env=env) as server, server.client() as client, begun(client, LONG) as lines:
+        (tmp_path / "now").touch()
+        assert '"error"' in [*lines][-2]
+        assert server.wait() == 1
+        assert any(line["level"] == "error" and "planted" in line["message"] for line in server.lines)
+
+
+def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
+    authority, certificate, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
     ours = authority.issue_cert("127.0.0.1")
-    ours.cert_chain_pems[0].write_to_path(str(files[0]))
-    ours.private_key_pem.write_to_path(str(files[1]))
+    ours.cert_chain_pems[0].write_to_path(str(certificate))
+    ours.private_key_pem.write_to_path(str(key))
     verify = ssl.create_default_context()
     authority.configure_trust(verify)
-    flags = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
-    with Server(str(bundle), "--port", "0", *flags) as server, server.client(verify=verify) as client:
+    flags = ("--port", "0", "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    with Server(f"a={bundle}", f"b={bundle}", *flags) as server, server.client(verify=verify) as client:
         assert server.url.startswith("https://")
-        with client.stream("POST", "/v1/completions", json=ASKED | {"stream": True}) as stream:
-            assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
         with pytest.raises(httpx.HTTPError):
             httpx.get(server.url.replace("https", "http") + "/health")
-        assert client.get("/health").status_code == 200
-
-
-def test_two_bundles_in_one_process(bundle: Path) -> None:
-    with Server(f"a={bundle}", f"b={bundle}", "--port", "0") as server, server.client() as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["a", "b"]
-        texts = [client.post("/v1/completions", json=ASKED | {"model": name}).json() for name in ("a", "b")]
+        texts = [client.post(COMPLETIONS, json=SHORT | {"model": name}).json() for name in "ab"]
         assert [each["model"] for each in texts] == ["a", "b"]
         assert texts[0]["choices"][0]["text"] == texts[1]["choices"][0]["text"]
-        assert client.post("/v1/completions", json=ASKED).status_code == 400
-        for name in ("a", "b"):
-            assert f'specbuild:num_requests_running{{model_name="{name}"}}' in client.get("/metrics").text
+        assert client.post(COMPLETIONS, json=SHORT).status_code == 400
+        with begun(client, SHORT | {"model": "a"}) as lines:
+            assert [*lines][-1] == "data: [DONE]"
+        told = client.get("/metrics").text
+        assert all(f'specbuild:num_requests_running{{model_name="{name}"}}' in told for name in "ab")
 
 
 def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> None:
@@ -201,9 +185,9 @@ def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> Non
     asked = [
         *(("HEAD", "/health", 200), ("GET", "http://host/health", 200), ("HEAD", "http://host:1/v1/models", 200)),
         *(("OPTIONS", "/v1/models", 204), ("DELETE", "/v1/models", 405), ("GET", "http://host/nowhere?x=1", 404)),
-        *(("HEAD", "/v1/completions", 405), ("GET", "/health", 200)),
+        *(("HEAD", COMPLETIONS, 405), ("GET", "/health", 200)),
     ]
-    with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port), 10) as raw:
+    with connected(server) as raw:
         for method, target, status in asked:
             raw.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             reply = http.client.HTTPResponse(raw, method=method)
@@ -214,13 +198,10 @@ def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> Non
             assert ("allow" in reply.headers) == (status in (204, 405))
 
 
-@pytest.mark.parametrize("status", [413, 431])
-def test_too_much_of_anything(server: Server, status: int) -> None:
-    host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
-    big = b"x" * 70_000 if status == 431 else b"x"
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: " + big + b"\r\nContent-Length: 999999999\r\n\r\n"
-    with socket.create_connection((host, port), 10) as raw:
-        raw.sendall(head)
-        line = raw.makefile("rb").readline()
-    assert line.split()[1] == str(status).encode()
-    until(lambda: running(server) == 0)
+@pytest.mark.parametrize(("size", "status"), [(1, b"413"), (70_000, b"431")])
+def test_too_much_of_anything(server: Server, size: int, status: bytes) -> None:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX: {'x' * size}\r\nContent-Length: 999999999\r\n\r\n"
+    with connected(server) as raw:
+        raw.sendall(head.encode())
+        assert raw.makefile("rb").readline().split()[1] == status
+    until(lambda: load(server)[0] == 0)

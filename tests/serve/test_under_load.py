@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from crowd import Case, Crowd, Outcome, Quiet, cases
-from serving import Server
+from serving import Server, until
 
 from specbuild.runtime import Engine
 
@@ -36,13 +35,6 @@ while response.readline():
 def quiet(bundle: Path) -> Iterator[Quiet]:
     with Engine.load(bundle, batch_size=4) as engine:
         yield Quiet(engine)
-
-
-def until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.01)
 
 
 def load(server: Server) -> tuple[int, int, int]:
@@ -116,6 +108,7 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+@pytest.mark.slow
 def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
     with Server(str(bundle), *FLAGS) as server:
         command = [sys.executable, "-c", READER, server.url.removeprefix("http://")]

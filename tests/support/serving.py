@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,26 @@ class Log:
 
     def event(self, level: str, message: str, **told: Any) -> None:
         self.lines.append({"level": level, "message": message, **told})
+
+
+def until(holds: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """`async with running(watcher.run()):` has what runs for ever run meanwhile, and cancels it then."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Server:

@@ -15,6 +15,12 @@ ATOMS = (
     *('{"name":"é","arguments":{', '"a":tru', "name[ARGS]{", '<call>f({"a":1})</call>', "[", "]", ",", ";", "{", "}"),
     *('"', "\n", " ", "x"),
 )
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+json_objects = st.dictionaries(st.text(max_size=3), json_values, max_size=4)
 texts = st.lists(st.sampled_from(ATOMS), max_size=8).map("".join)
 cuts = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 

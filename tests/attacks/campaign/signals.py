@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from .processes import Ended, Process
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 FINISHED = 300.0  # seconds of computing that a whole command may take
 MIB = 1 << 20
+INTERRUPTED = ("build", "tune", "tune", "generate", "generate", "generate", "distill")
 
 
 class SignalsAttack(Attack):
@@ -60,9 +61,9 @@ class SignalsAttack(Attack):
             ],
         }[name]
 
-    def interrupted(self, rng: random.Random, place: Path) -> None:
+    def interrupted(self, rng: random.Random, place: Path, names: Sequence[str] = INTERRUPTED) -> None:
         """A signal at any moment: what was there stays whole, nothing is left beside it, the next run works."""
-        name = rng.choice(("build", "tune", "tune", "generate", "generate", "generate", "distill"))
+        name = rng.choice(names)
         number, fresh = rng.choice(SIGNALS), name == "build" and rng.random() < 0.3
         if not fresh:
             shutil.copytree(self.older, place / "out")

@@ -1,65 +1,68 @@
-"""Items become messages of a chat."""
+"""Items become messages of a chat, and pieces become items."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from route_client import SCHEMA
 
 from specbuild.serve.agents.conversation import chat_of, messages_of
 from specbuild.serve.agents.fields import Item, ResponsesRequest
-from specbuild.serve.errors import ApiError
+from specbuild.serve.agents.items import Output
+from specbuild.serve.turns.pieces import Piece
 
-TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
-
-
-def asked(**fields: Any) -> ResponsesRequest:
-    return ResponsesRequest.model_validate({"input": "hello"} | fields)
+TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
 
 
 def test_a_request_is_a_chat() -> None:
-    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
-    chat = chat_of(asked(instructions="be brief", max_output_tokens=5, top_k=3, text=form), [])
-    assert [(each.role, each.content) for each in chat.messages] == [("system", "be brief"), ("user", "hello")]
-    assert (chat.max_tokens, chat.top_k) == (5, 3)
-    assert chat.response_format
-    assert chat.response_format.json_schema
-    assert chat.response_format.json_schema.schema_ == {"type": "object"}
-    chat = chat_of(asked(tools=[TOOL], tool_choice={"type": "function", "name": "f"}), [])
-    assert chat.tools
-    assert chat.tools[0].function.strict
-    assert not isinstance(chat.tool_choice, str)
+    form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    asked = {"input": "hello", "instructions": "be brief", "max_output_tokens": 5, "top_k": 3, "text": form}
+    called = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}
+    chat = chat_of(ResponsesRequest.model_validate(asked | called), []).model_dump(by_alias=True, exclude_none=True)
+    assert [(each["role"], each["content"]) for each in chat["messages"]] == [("system", "be brief"), ("user", "hello")]
+    assert (chat["max_tokens"], chat["top_k"]) == (5, 3)
+    assert chat["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert (chat["tools"][0]["function"]["strict"], chat["tool_choice"]["function"]["name"]) == (True, "f")
+    required = ResponsesRequest.model_validate({"input": "x", "tools": [TOOL], "tool_choice": "required"})
+    assert chat_of(required, []).tool_choice == "required"
 
 
 def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    said = [{"type": "output_text", "text": "yes", "annotations": []}]
     given: list[Any] = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"role": "user", "content": parts},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "yes", "annotations": []}],
-        },
+        {"type": "message", "role": "assistant", "content": said},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "3"},
         {"role": "developer", "content": "d"},
     ]
-    messages = messages_of([Item.model_validate(each) for each in given])
-    assert [each["role"] for each in messages] == ["user", "assistant", "tool", "system"]
-    assert (messages[0]["content"], messages[1]["content"], messages[1]["reasoning_content"]) == ("ab", "yes", "so")
-    assert [call["id"] for call in messages[1]["tool_calls"]] == ["1", "2"]
-    assert messages[2] == {"role": "tool", "tool_call_id": "1", "content": "3"}
+    user, assistant, tool, system = messages_of([Item.model_validate(each) for each in given])
+    assert (user["content"], assistant["content"], assistant["reasoning_content"]) == ("ab", "yes", "so")
+    assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
+    assert tool == {"role": "tool", "tool_call_id": "1", "content": "3"}
+    assert system == {"role": "system", "content": "d"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0 is a function_call without call_id"),
-        ({"input": [{"content": "x"}]}, "without role"),
-        ({"temperature": -1.0}, "temperature"),
-    ],
-)
-def test_what_is_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ApiError, match=told):
-        chat_of(asked(**fields), [])
+@given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))
+def test_each_item_is_begun_heard_and_ended_before_the_next(kinds: list[str]) -> None:
+    output, number, pieces = Output(), -1, list[Piece]()
+    for kind in kinds:
+        number += kind == "call"
+        pieces.append(Piece(kind, "x", max(number, 0)))  # type: ignore[arg-type]
+        if kind == "call":
+            pieces.append(Piece("arguments", "{}", number))
+    events = [event for piece in pieces for event in output.add(piece)] + list(output.close("incomplete"))
+    names = {"reasoning": "reasoning", "content": "message", "call": "function_call"}
+    runs = [each for place, each in enumerate(kinds) if each == "call" or kinds[place - 1 : place] != [each]]
+    assert [item["type"] for item in output.items] == [names[each] for each in runs]
+    ends = [event["type"].rpartition(".")[2] for event in events if ".output_item." in event["type"]]
+    assert ends == ["added", "done"] * len(runs)
+    assert [item["status"] for item in output.items] == (["completed"] * len(runs))[1:] + ["incomplete"] * bool(runs)
+    heard = "".join(event["delta"] for event in events if event["type"].endswith(".delta"))
+    assert len(heard) == sum({"call": 2}.get(each, 1) for each in kinds)
+    assert list(output.close("completed")) == []

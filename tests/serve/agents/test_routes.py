@@ -1,4 +1,4 @@
-"""/v1/responses from a client's side: shapes, streams, conversations, keys, cancelling."""
+"""/v1/responses and /v1/messages from a client's side: the chat's texts and calls, conversations, keys, cancelling."""
 
 from __future__ import annotations
 
@@ -8,133 +8,138 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from route_client import CHATS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
 
-ASKED: dict[str, Any] = {"input": "a loop", "temperature": 0, "max_output_tokens": 12}
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+CALLS = {  # by route, what makes it call the tool
+    RESPONSES: {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 60},
+    MESSAGES: {
+        "tools": [{"name": "weather", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "tool", "name": "weather"},
+        "max_tokens": 60,
+    },
+}
 A, B = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
-
-
-def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    lines = client.post("/v1/responses", json=ASKED | fields | {"stream": True}).text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-
-
-def shape(body: dict[str, Any]) -> list[Any]:
-    return [item.get("content") or (item["name"], item["arguments"]) for item in body["output"]]
-
-
-def test_a_text_is_the_chats(client: TestClient) -> None:
-    chat = {"messages": [{"role": "user", "content": "a loop"}], "temperature": 0, "max_tokens": 12}
-    said = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
-    body = client.post("/v1/responses", json=ASKED).json()
-    assert body["output"][0]["content"][0]["text"] == said
-    assert (body["object"], body["status"]) == ("response", "incomplete")
-    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert body["usage"]["output_tokens"] == 12
-    events = streamed(client)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == said
-    assert events[-1]["type"] == "response.incomplete"
-    assert shape(events[-1]["response"]) == shape(body)
-
-
 REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id instructions output
 error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs
 temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
 prompt_cache_key"""  # of a response, by Open Responses' schema
 
 
-def test_a_response_has_every_field_that_open_responses_requires(client: TestClient) -> None:
-    """Numbers say how tokens were chosen, also where the request left that to the model."""
-    whole = client.post("/v1/responses", json={"input": "a loop", "max_output_tokens": 2}).json()
-    for body in (whole, *(event["response"] for event in streamed(client) if "response" in event)):
+def shape(body: dict[str, Any]) -> list[Any]:
+    return [item.get("content") or (item["name"], item["arguments"]) for item in body["output"]]
+
+
+def test_a_response_is_the_chats_text(client: RouteClient) -> None:
+    said, body = client.choice(CHATS)["text"], client.ask(RESPONSES)
+    assert body["output"][0]["content"][0]["text"] == said
+    assert (body["object"], body["status"]) == ("response", "incomplete")
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["usage"]["output_tokens"] == 12
+    events = client.events(RESPONSES)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == said
+    assert events[-1]["type"] == "response.incomplete"
+    assert shape(events[-1]["response"]) == shape(body)
+
+
+def test_a_response_has_every_field_that_open_responses_requires(client: RouteClient) -> None:
+    """It says what was asked; numbers say how tokens were chosen, also where that was left to the model."""
+    asked: dict[str, Any] = {"metadata": {"a": "b"}, "instructions": "brief", "user": "me", "temperature": None}
+    whole = client.ask(RESPONSES, **asked)
+    del asked["temperature"]
+    assert asked.items() <= whole.items()
+    assert whole["metrics"]["speculative_decoding"]
+    numbers = ("top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature")
+    for body in (whole, *(event["response"] for event in client.events(RESPONSES) if "response" in event)):
         assert set(REQUIRED.split()) <= body.keys()
-        assert all(
-            isinstance(body[name], int | float)
-            for name in ("top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature")
-        )
+        assert all(isinstance(body[name], int | float) for name in numbers)
         assert body["completed_at"] is None, "a limit ended it"
-    fields = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 60, "top_p": 0.5}
-    called = client.post("/v1/responses", json=ASKED | fields).json()
+    called = client.ask(RESPONSES, **CALLS[RESPONSES], top_p=0.5)
     assert (called["status"], called["temperature"], called["top_p"]) == ("completed", 0, 0.5)
     assert called["created_at"] <= called["completed_at"] <= time.time()
 
 
-def test_a_call_is_an_item(client: TestClient) -> None:
-    fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 60}
-    body = client.post("/v1/responses", json=ASKED | fields).json()
+def test_a_response_calls_a_tool(client: RouteClient) -> None:
+    body, events = client.ask(RESPONSES, **CALLS[RESPONSES]), client.events(RESPONSES, **CALLS[RESPONSES])
     (call,) = body["output"]
     assert (call["type"], call["name"], body["status"]) == ("function_call", "weather", "completed")
     assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo")
-    events = streamed(client, **fields)
     deltas = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
     assert ("".join(deltas), events[-1]["type"]) == (call["arguments"], "response.completed")
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
-    again = client.post("/v1/responses", json=ASKED | {"input": [output], "previous_response_id": body["id"]})
-    assert again.status_code == 200
+    assert client.ask(RESPONSES, input=[output], previous_response_id=body["id"])
 
 
-def test_a_conversation_goes_on_and_can_be_deleted(client: TestClient) -> None:
-    first = client.post("/v1/responses", json=ASKED).json()
-    assert client.get(f"/v1/responses/{first['id']}").json() == first
-    more = ASKED | {"input": "and then", "previous_response_id": first["id"]}
-    second = client.post("/v1/responses", json=more).json()
-    said = first["output"][0]["content"][0]["text"]
-    whole = [{"role": "user", "content": "a loop"}, {"role": "assistant", "content": said}]
-    same = client.post("/v1/responses", json=ASKED | {"input": [*whole, {"role": "user", "content": "and then"}]})
-    assert shape(same.json()) == shape(second)
-    assert client.get(f"/v1/responses/{second['id']}/input_items").json()["data"][0]["content"] == "and then"
-    assert client.delete(f"/v1/responses/{first['id']}").json()["deleted"]
-    assert client.get(f"/v1/responses/{first['id']}").status_code == 404
-    gone = client.post("/v1/responses", json=more)
-    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "previous_response_id")
-    unkept = client.post("/v1/responses", json=ASKED | {"store": False}).json()
-    assert client.get(f"/v1/responses/{unkept['id']}").status_code == 404
+def test_a_conversation_goes_on_and_can_be_deleted(client: RouteClient) -> None:
+    first = client.ask(RESPONSES)
+    path, more = f"{RESPONSES}/{first['id']}", {"input": "and then", "previous_response_id": first["id"]}
+    assert client.get(path).json() == first
+    second, said = client.ask(RESPONSES, **more), first["output"][0]["content"][0]["text"]
+    whole = [*SAID, {"role": "assistant", "content": said}, {"role": "user", "content": "and then"}]
+    assert shape(client.ask(RESPONSES, input=whole)) == shape(second)
+    assert client.get(f"{RESPONSES}/{second['id']}/input_items").json()["data"][0]["content"] == "and then"
+    assert client.delete(path).json()["deleted"]
+    assert client.get(path).status_code == 404
+    status, error = client.refusal(RESPONSES, **more)
+    assert (status, error["param"]) == (404, "previous_response_id")
+    assert client.get(f"{RESPONSES}/{client.ask(RESPONSES, store=False)['id']}").status_code == 404
 
 
-def test_no_other_key_reads_or_deletes_it(make_client: Callable[..., TestClient]) -> None:
-    client = make_client(api_keys=("a", "b"))
-    number = client.post("/v1/responses", json=ASKED, headers=A).json()["id"]
-    path = f"/v1/responses/{number}"
-    assert client.get(path, headers=A).status_code == 200
-    assert [client.get(path, headers=B).status_code, client.delete(path, headers=B).status_code] == [404, 404]
-    assert client.post(f"{path}/cancel", headers=B).status_code == 404
-    assert client.post("/v1/responses", json=ASKED | {"previous_response_id": number}, headers=B).status_code == 404
-    assert client.get(path, headers=A).status_code == 200
+def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(make_client: Callable[..., RouteClient]) -> None:
+    with make_client(api_keys=("a", "b")) as client:  # one loop for all requests
+        for background in (False, True):
+            asked = {"input": "x", "background": background, "max_output_tokens": 200}
+            number = client.post(RESPONSES, json=asked, headers=A).json()["id"]
+            path = f"{RESPONSES}/{number}"
+            for call, way in ((client.get, path), (client.delete, path), (client.post, f"{path}/cancel")):
+                assert call(way, headers=B).status_code == 404
+            more = {"input": "x", "previous_response_id": number}
+            assert client.post(RESPONSES, json=more, headers=B).status_code == 404
+            assert client.get(path, headers=A).status_code == 200
 
 
-def test_one_in_the_background_is_polled_and_cancelled(client: TestClient) -> None:
-    with client:  # one loop for all requests
-        asked = ASKED | {"background": True}
-        number = client.post("/v1/responses", json=asked).json()["id"]
-        while (body := client.get(f"/v1/responses/{number}").json())["status"] == "in_progress":
+def test_one_in_the_background_is_polled_and_cancelled(client: RouteClient) -> None:
+    with client:
+        path = f"{RESPONSES}/{client.ask(RESPONSES, background=True)['id']}"
+        while (body := client.get(path).json())["status"] == "in_progress":
             time.sleep(0.01)
-        assert shape(body) == shape(client.post("/v1/responses", json=ASKED).json())
-        assert client.post(f"/v1/responses/{number}/cancel").status_code == 400
-        running = client.post("/v1/responses", json=asked | {"max_output_tokens": 200}).json()
-        reply = client.post(f"/v1/responses/{running['id']}/cancel")
+        assert shape(body) == shape(client.ask(RESPONSES))
+        assert client.post(f"{path}/cancel").status_code == 400
+        path = f"{RESPONSES}/{client.ask(RESPONSES, background=True, max_output_tokens=900)['id']}"
+        reply = client.post(f"{path}/cancel")
         if reply.status_code == 200:  # else it had ended before
-            assert reply.json()["status"] == "cancelled"
-            assert client.get(f"/v1/responses/{running['id']}").json()["status"] == "cancelled"
+            assert reply.json()["status"] == client.get(path).json()["status"] == "cancelled"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"background": True, "stream": True},
-        {"colour": 1},
-        {"previous_response_id": "resp_x"},
-        {"input": [{"role": "user"}]},
-    ],
-)
-def test_what_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
-    reply = client.post("/v1/responses", json=ASKED | fields)
-    assert reply.status_code in (400, 404)
-    assert reply.json()["error"]["message"]
+def test_a_message_is_the_chats_text(client: RouteClient) -> None:
+    said, body, events = client.choice(CHATS)["text"], client.ask(MESSAGES), client.events(MESSAGES)
+    assert body["content"] == [{"type": "text", "text": said}]
+    assert (body["type"], body["role"], body["stop_reason"]) == ("message", "assistant", "max_tokens")
+    assert body["usage"]["output_tokens"] == 12
+    assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == said
+    ends = [event["type"] for event in (events[0], *events[-3:])]
+    assert ends == ["message_start", "content_block_stop", "message_delta", "message_stop"]
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    counted = client.ask(f"{MESSAGES}/count_tokens", messages=SAID)["input_tokens"]
+    assert counted == body["usage"]["input_tokens"] + body["usage"]["cache_read_input_tokens"] > 0
+    stopped = client.ask(MESSAGES, stop_sequences=[said[3:6]])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", said[3:6])
+
+
+def test_a_message_calls_a_tool(client: RouteClient) -> None:
+    body, events = client.ask(MESSAGES, **CALLS[MESSAGES]), client.events(MESSAGES, **CALLS[MESSAGES])
+    (call,) = body["content"]
+    assert (call["type"], call["name"], body["stop_reason"]) == ("tool_use", "weather", "tool_use")
+    assert call["input"]["city"] in ("Rome", "Oslo")
+    deltas = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(deltas)) == call["input"]
+    cut = client.ask(MESSAGES, **CALLS[MESSAGES] | {"max_tokens": 1})
+    assert (cut["content"][0]["input"], cut["stop_reason"]) == ({}, "max_tokens")
+
+
+@pytest.mark.parametrize(("key", "status"), [("secret", 200), ("other", 401)])
+def test_a_key_may_come_by_anthropics_header(make_client: Callable[..., RouteClient], key: str, status: int) -> None:
+    body = {"messages": SAID, "max_tokens": 1}
+    reply = make_client(api_keys=("secret",)).post(MESSAGES, json=body, headers={"x-api-key": key})
+    assert reply.status_code == status

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import BROWSER, DRIVER, chromium
-from serving import CHAT_TEMPLATE, Server
+from serving import Server
 
 from specbuild.serve.page.routes import PAGE
 
 pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason="no chromium and chromedriver")
-
-
-@pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    template = tmp_path_factory.mktemp("page") / "template.jinja"
-    template.write_text(CHAT_TEMPLATE, encoding="utf-8")
-    origins = ("--allowed-origins", '["null"]')  # a page from a file
-    with Server(str(bundle), "--port", "0", "--ui", "--chat-template", str(template), *origins) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -6,30 +6,23 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from turn_texts import json_objects
 
 from specbuild.serve.turns.json_text import CallText, ObjectText
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-objects = st.dictionaries(st.text(max_size=4), values, max_size=4)
 
-
-@given(objects, st.sampled_from([None, 1]), st.booleans())
+@settings(deadline=None)
+@given(json_objects, st.sampled_from([None, 1]), st.booleans())
 def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
     text, reader = json.dumps(value, indent=indent, ensure_ascii=ascii_only), ObjectText()
-    assert reader.feed(text + "}x") == len(text)
-    assert reader.state == "whole"
+    assert (reader.feed(text + "}x"), reader.state) == (len(text), "whole")
 
 
 @given(st.text(alphabet='{}[]",:\\ truefalsn0-1.9eE+/bu', max_size=14))
 def test_what_is_whole_is_json_and_what_is_json_is_whole(text: str) -> None:
-    text = "{" + text
-    reader = ObjectText()
+    text, reader = "{" + text, ObjectText()
     end = reader.feed(text)
     if reader.state == "whole":
         json.loads(text[:end])
@@ -44,11 +37,11 @@ def test_a_depth_without_end_is_broken() -> None:
     assert reader.state == "broken"
 
 
-@given(objects)
+@settings(deadline=None)
+@given(json_objects)
 def test_a_call_has_its_arguments_letter_by_letter(arguments: dict[str, Any]) -> None:
-    text = json.dumps({"id": [1], "name": "f", "arguments": arguments, "more": None})
     call, heard = CallText(), ""
-    for character in text:
+    for character in json.dumps({"id": [1], "name": "f", "arguments": arguments, "more": None}):
         assert call.feed(character) == 1
         heard += call.arguments()
     assert (call.state, call.name, heard) == ("whole", "f", json.dumps(arguments))

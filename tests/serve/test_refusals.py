@@ -1,0 +1,145 @@
+"""What the routes refuse: one line each, that names the caller's own field; and null is no field."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign.attack import Bench
+from campaign.http import HttpAttack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
+
+BAD = {"type": "colour"}
+TOOL, BAD_TOOL = (
+    {"type": "function", "function": {"name": "f", "parameters": each, "strict": True}} for each in (SCHEMA, BAD)
+)
+OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+STRUCTURES: list[dict[str, Any]] = [
+    *({}, {"regex": "a("}, {"regex": "a", "whitespace_pattern": " "}, {"regex": "a", "choice": ["b"]}, {"json": BAD}),
+    *({"json": {"not": {"type": "string"}}}, {"json": {"$ref": "https://example.com/a.json"}}, {"json": {"$ref": "#"}}),
+    *({"json": {"enum": []}}, {"json": json.dumps({"d": "x" * 300_000})}, {"grammar": "start: nothing"}),
+    *({"json": '{"items":' * 500 + "{}" + "}" * 500}, {"json_object": True, "after": "</nothing>"}),
+]
+LONG = "x " * 3000
+IMAGE, EMPTY, USED = (
+    {"role": "user", "content": [part]}
+    for part in (
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "text"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpAttack]:
+    place = tmp_path_factory.mktemp("attack")
+    attack = HttpAttack(Bench(bundle, place))
+    yield attack
+    attack.close()
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 2**32))
+def test_any_field_with_any_value_is_taken_or_refused_by_its_name(attack: HttpAttack, seed: int) -> None:
+    attack.attempt(random.Random(seed), attack.bench.home)
+
+
+BASE: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHATS: {"messages": SAID}, RESPONSES: {"input": "x"}}
+WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
+    COMPLETIONS: [
+        *({"prompt": ""}, {"prompt": None}, {"prompt": "x" * 9000}, {"prompt": [10**6]}, {"suffix": "y"}),
+        *({"prompt": ["x"] * 3, "n": 128}, {"best_of": 3}, {"speculation": "best:4096"}, {"max_tokens": 5000}),
+        *({"num_speculative_tokens": 4096}, {"disable_spec_decode": True, "speculation": "auto"}, {"stop": "\ud800"}),
+        *({"logit_bias": {"9999999999": 1}}, {"structured_outputs": {"regex": "a"}, "ignore_eos": True}),
+        *({"stream": False, "stream_options": {}}, {"min_tokens": 20}),
+    ],
+    CHATS: [
+        *({"messages": [{"role": "user", "content": LONG}]}, {"messages": [IMAGE]}, {"max_completion_tokens": 5000}),
+        *({"chat_template_kwargs": {"messages": 1}}, {"max_completion_tokens": 1, "max_tokens": 1}),
+        *({"top_logprobs": 2}, {"response_format": {"type": "json_schema"}}, {"tool_choice": "required"}),
+        *({"structured_outputs": {"regex": "a"}, "response_format": OF_SCHEMA}, {"tools": [TOOL, TOOL]}),
+        *({"tools": [TOOL], "tool_choice": "required", "response_format": OF_SCHEMA}, {"tools": [BAD_TOOL]}),
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        *({"structured_outputs": each} for each in STRUCTURES),
+    ],
+    RESPONSES: [
+        *({"input": LONG}, {"input": [{"type": "function_call", "name": "f"}]}, {"input": [{"content": "x"}]}),
+        *({"stream": True, "background": True}, {"include": ["x"]}, {"tools": [{"type": "web_search"}]}),
+        *({"text": {"format": {"type": "json_schema", "name": "s", "schema": BAD}}}, {"previous_response_id": "none"}),
+    ],
+    "/tokenize": [{"prompt": LONG}, {"messages": SAID, "prompt": "x"}],
+    "/detokenize": [{"tokens": [10**6]}],
+    "/invocations": [{"inputs": None}],
+    "/predict": [{"instances": []}, {"instances": [{"inputs": "x"}], "colour": 1}],
+    "/ui/line": [{"line": ""}, {"line": "x", "said": [{"role": "system", "content": "y"}]}],
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), [(path, each) for path, listed in WRONG.items() for each in listed])
+def test_what_is_wrong_together_or_for_this_model(
+    make_client: Callable[..., RouteClient], path: str, fields: dict[str, Any]
+) -> None:
+    client = make_client(ui=True)
+    for stream in (False, True) if path in (COMPLETIONS, CHATS) else (None,):
+        status, error = client.refusal(path, **{"stream": stream} | BASE.get(path, {}) | fields)
+        assert status in (400, 404), error
+        assert (error["param"] or "").partition(".")[0] == [*fields][-1], error
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 1000
+        assert client.admission.samples == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (MESSAGES, {"max_tokens": 4, "messages": SAID, "stop_sequences": [""]}, "stop_sequences"),
+        (MESSAGES, {"max_tokens": 4, "messages": SAID, "tool_choice": {"type": "tool"}}, "tool_choice"),
+        *((MESSAGES, {"max_tokens": 4, "messages": [said]}, "messages.0.content.0") for said in (IMAGE, EMPTY, USED)),
+        (MESSAGES, {"max_tokens": 4, "messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        (MESSAGES, {"max_tokens": 4, "messages": SAID, "tools": [{"type": "web_search_1", "name": "w"}]}, "tools.0"),
+        ("/v1/messages/count_tokens", {"messages": []}, "messages"),
+        ("/v1/messages/count_tokens", {"messages": SAID, "colour": "red"}, "unknown field 'colour'"),
+        ("/generate", {"inputs": "x", "parameters": {"stop": ["x" * 5000]}}, "parameters.stop"),
+        *(
+            (path, {"inputs": "x", "parameters": {"max_new_tokens": 5000}}, "parameters.max_new_tokens")
+            for path in ("/generate", "/generate_stream", "/")
+        ),
+        ("/generate_stream", {"inputs": "x", "parameters": {"colour": 0}}, "unknown field 'parameters.colour'"),
+        ("/", {"inputs": 5}, "inputs"),
+    ],
+)
+def test_an_error_that_has_no_place_for_a_field_begins_with_it(
+    client: RouteClient, path: str, fields: dict[str, Any], named: str
+) -> None:
+    status, error = client.refusal(path, **fields)
+    assert status == 400
+    if isinstance(error, dict):
+        assert error["type"] == "invalid_request_error", "Anthropic's name for it"
+        error = error["message"]
+    assert error.startswith(named)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+@pytest.mark.parametrize("content", [b"\x15\xf0", b"{", b"[]", b"", b"[" * 10**5])
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
+def test_a_body_that_is_no_json(client: RouteClient, path: str, content: bytes, kind: str) -> None:
+    reply = client.post(path, content=content, headers={"Content-Type": kind})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_more_prompts_than_there_is_room_for(make_client: Callable[..., RouteClient]) -> None:
+    assert make_client(max_waiting=1).refusal(COMPLETIONS, prompt=["x"] * 30)[1]["param"] == "prompt"
+
+
+def test_a_model_that_is_not_there(client: RouteClient) -> None:
+    status, error = client.refusal(COMPLETIONS, prompt="x", model="gpt")
+    assert (status, error["code"]) == (404, "model_not_found")
+    status, error = client.refusal(MESSAGES, messages=SAID, max_tokens=1, model="gpt")
+    assert (status, error["type"]) == (404, "not_found_error")

@@ -1,0 +1,211 @@
+"""Parsers of turns: calls of every form, reasoning, and content, the same however a text is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from turn_texts import CALL, calls, check, cuts, json_objects, parts, texts, whole
+
+from specbuild.runtime.errors import OptionError
+from specbuild.serve.turns.calls import ListParser, NamedParser, RequiredParser
+from specbuild.serve.turns.hermes import Hermes
+from specbuild.serve.turns.pattern import Pattern, expression, literal
+from specbuild.serve.turns.pieces import Call, Parser, Piece, Turn
+from specbuild.serve.turns.reading import Plain, Reading, TurnReader
+from specbuild.serve.turns.reasoning import KNOWN, Reasoning, ReasoningParser
+
+ARGUMENTS = '{"a": [1, "}"]}'
+F, G = ("f", ARGUMENTS), ("g", "{}")
+EXPRESSION = r"<call>(?P<name>\w+)\((?P<arguments>\{.*?\})\)</call>"
+THINK = KNOWN["qwen3"]
+PARSERS: dict[str, Callable[[], Parser]] = {
+    **{name: Reading(name).free for name in ("hermes", "llama3_json", "mistral", f"regex:{EXPRESSION}")},
+    **{"list": ListParser, "named": lambda: NamedParser("f"), "required": RequiredParser, "plain": Plain},
+    "thinking": lambda: ReasoningParser(THINK, False, Hermes()),
+    "amid thinking": lambda: ReasoningParser(THINK, True, Hermes()),
+    "after": lambda: ReasoningParser(Reasoning("", "</think>"), True, Hermes(), "content"),
+}
+TURNS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {  # by parser: text, content and calls
+    "hermes": [
+        ("plain", "plain", []),
+        (f"Yes.\n<tool_call>\n{CALL}\n</tool_call>\n", "Yes.\n", [F]),
+        (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}", "", [F, F]),
+        (f"<tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>", " and ", [F, F]),
+        ('<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", [G]),
+        ('<tool_call>{"name": "g", "id": 7, "arguments": {"a": "\\u00e9"}}', "", [("g", '{"a": "\\u00e9"}')]),
+        ('<tool_call>{"name": "g", "arguments": {"a": 1', "", [("g", '{"a": 1')]),
+    ],
+    "llama3_json": [
+        ('{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+        ('<|python_tag|>{"type": "function", "name": "g", "parameters": {}}', "", [G]),
+        ('\n{"name": "g", "parameters": {}}; {"name": "g", "arguments": {"b": 2}}\n', "", [G, ("g", '{"b": 2}')]),
+        ('{"name": "g", "parameters": {}} done', " done", [G]),
+    ],
+    "mistral": [
+        (f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [F, F]),
+        (f"So.[TOOL_CALLS][{CALL}", "So.", [F]),
+        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}', "", [("f", '{"a": 1}'), G]),
+        ('[TOOL_CALLS]f[CALL_ID]abc123DEF[ARGS]{"a": 1', "", [("f", '{"a": 1')]),
+    ],
+    f"regex:{EXPRESSION}": [
+        (
+            "So <call>f({})</call>\n<call>g({})</call>\n<call>h({3})</call> x",
+            "So \n<call>h({3})</call> x",
+            [("f", "{}"), G],
+        )
+    ],
+    "list": [
+        (f"[{CALL},{CALL}]", "", [F, F]),
+        (f"[{CALL},", "", [F]),
+        ('[{"name":"stop","arguments":{"a"', "", [("stop", '{"a"')]),
+    ],
+    "required": [
+        (f'[{CALL},{{"name":"g"', "", [F]),
+        (f'[{CALL},{{"name":"g","arguments":', "", [F, ("g", "")]),
+        (f'[{CALL},{{"name":"g","arguments":{{"a', "", [F, ("g", '{"a')]),
+        ('[{"name":"stop","argum', "", [("stop", "")]),
+        ("[", "", []),
+    ],
+    "named": [('{"a"', "", [("f", '{"a"')])],
+}
+CONTENT = {  # by parser: what is no call, and stays as it is
+    "hermes": [
+        *("<tool_call>{broken</tool_call>", '<tool_call>{"name": "g"}</tool_call>', "<tool_call> 3", "<tool_cal"),
+        *('<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"name": "g", "arguments": "a"}'),
+    ],
+    "llama3_json": [
+        '{"name": "Bob", "age": 3}',
+        'See {"name": "f", "parameters": {}}',
+        "<|python_tag|>print(1)",
+        "<|py",
+    ],
+    "mistral": ["[TOOL_CALLS] not a name {", "[TOOL_CALLS] of these", "[TOOL_CALLS][3]", "[TOOL_CALLS]" + "x" * 300],
+    "list": ['[{"name":"stop","argum', "[ ", "said"],
+    "plain": [f"<tool_call>{CALL}"],
+}
+ROWS = [(name, *row) for name, rows in TURNS.items() for row in rows]
+ROWS += [(name, text, text, []) for name, listed in CONTENT.items() for text in listed]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(deadline=None)
+@given(texts, cuts)
+def test_any_cut_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
+    if name in ("required", "thinking", "amid thinking"):  # which drop what has no meaning there
+        assert parts(PARSERS[name](), text, sizes) == whole(PARSERS[name](), text)
+    else:
+        check(PARSERS[name], text, sizes)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "called"), ROWS)
+def test_calls_and_content(name: str, text: str, content: str, called: list[tuple[str, str]]) -> None:
+    turn = whole(PARSERS[name](), text)
+    assert (turn.content, calls(turn)) == (content, called)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("fg"), json_objects), min_size=1, max_size=3), st.floats(0, 1), cuts)
+def test_a_list_that_a_limit_cuts_is_calls_alone(given_calls: list[Any], share: float, sizes: list[int]) -> None:
+    """Whole and in parts: those before the cut are whole, and the last has what came of its arguments."""
+    shown = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in given_calls]
+    text = ",".join(f'{{"name":"{name}","arguments":{arguments}}}' for name, arguments in shown)
+    text = f"[{text}]"
+    cut = text[: round(share * len(text))]
+    turn = whole(RequiredParser(), cut)
+    assert parts(RequiredParser(), cut, sizes) == turn
+    found = calls(turn)
+    assert (turn.content, turn.reasoning, found[:-1]) == ("", "", shown[: len(found)][:-1])
+    for (name, arguments), (whole_name, whole_arguments) in zip(found, shown, strict=False):
+        assert name == whole_name
+        assert whole_arguments.startswith(arguments)
+    if cut == text:
+        assert found == shown
+
+
+def test_arguments_come_as_they_are_written_and_what_may_begin_a_call_is_held() -> None:
+    parser, said = Hermes(), ["a <too", 'l_call>\n{"name": "f", "arguments": ', '{"a"', ": 1}", "}\n</tool_call>"]
+    assert [[piece.text for piece in parser.feed(each)] for each in said] == [["a "], [], ["f", '{"a"'], [": 1}"], []]
+    assert parser.end() == []
+    parser.feed("b <too")
+    assert [piece.text for piece in parser.feed("t")] == ["<toot"]
+
+
+def test_pieces_make_a_turn() -> None:
+    pieces = [Piece("reasoning", "so"), Piece("content", "a"), Piece("call", "f"), Piece("call", "g", 1)]
+    pieces += [Piece("arguments", "{", 1), Piece("arguments", "{}", 0), Piece("arguments", "}", 1)]
+    assert Turn.of(pieces) == Turn("so", "a", [Call("f", "{}"), Call("g", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "turn"),
+    [
+        ("<think>so</think>yes", False, Turn("so", "yes")),
+        ("\n<think>so</think>yes", True, Turn("so", "yes")),
+        ("so</think>yes", True, Turn("so", "yes")),
+        ("so</think>yes", False, Turn("", "so</think>yes")),
+        ("so it is </thi", True, Turn("so it is </thi")),
+        ("yes <think>so</think>", False, Turn("", "yes <think>so</think>")),
+        ("<think>a</think>b</think>", False, Turn("a", "b</think>")),
+        (f"<think><tool_call>{CALL}</think>", False, Turn(f"<tool_call>{CALL}", "")),
+    ],
+)
+def test_reasoning_and_content(text: str, inside: bool, turn: Turn) -> None:
+    assert whole(ReasoningParser(THINK, inside, Hermes()), text) == turn
+    called = whole(ReasoningParser(THINK, True, Hermes()), f"so</think><tool_call>{CALL}")
+    assert (called.reasoning, calls(called)) == ("so", [F])
+
+
+@pytest.mark.parametrize(
+    ("tail", "done"), [("<think>\n", "begun"), ("<think>\n\n</think>\n\n", "ended"), ("assistant\n", None), ("", None)]
+)
+def test_what_a_prompt_has_done(tail: str, done: str | None) -> None:
+    assert THINK.in_prompt(tail) == done
+
+
+def test_names() -> None:
+    assert Reasoning.of("<a>,</a>") == Reasoning("<a>", "</a>")
+    assert Reasoning.of("deepseek_r1").always
+    for name in ("other", ",a", "a,a"):
+        with pytest.raises(OptionError, match="START,END"):
+            Reasoning.of(name)
+    assert Reading(reasoning_parser="qwen3").markers(False) == ("<think>", "</think>")
+    assert "[TOOL_CALLS]" in Reading("mistral").markers(True)
+    assert [Reading(name).constrains for name in ("hermes", "mistral")] == [True, False]
+
+
+@pytest.mark.parametrize(("several", "count"), [(True, 2), (False, 1)])
+def test_nothing_follows_the_one_call_where_there_may_not_be_several(several: bool, count: int) -> None:
+    text, reader = f"First.<tool_call>{CALL}</tool_call>" * 2, TurnReader(Hermes(), several)
+    pieces = reader.feed(text[:40], ended=False) + reader.feed(text[40:], ended=True)
+    assert len(reader.turn.calls) == reader.turn.content.count("First.") == count
+    assert Turn.of(pieces) == reader.turn
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("(", "<call>(?P<name>a)", r"(?P<name>\w+)(?P<arguments>\{\})", r"a|b(?P<name>\w+)(?P<arguments>\{\})"),
+        *(r"a*(?P<name>\w+)(?P<arguments>\{\})", "x" * 2000),
+    ],
+)
+def test_expressions_that_are_refused(wrong: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        expression(wrong)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given_expression", "found"),
+    [
+        *((r"\[call\] (a|b)", "[call] "), ("ab?c", "a"), ("ab+c", "ab"), (r"ab\w", "ab"), (r"a[|]b|c", "")),
+        *(("(?i)a", ""), (r"a\|b", "a|b"), (r"a\Z\\", "a")),
+    ],
+)
+def test_the_literal_that_every_match_begins_with(given_expression: str, found: str) -> None:
+    assert literal(given_expression) == found
+    assert [piece.text for piece in Pattern(expression(EXPRESSION)).feed("So <ca")] == ["So "]
