@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .SECONDARY:
 
-.PHONY: demo serve-demo docs test test-all soak exactness structured operating tools attack lint kernels bench dist clean
+.PHONY: demo serve-demo docs test test-all nightly soak exactness structured operating tools attack lint kernels bench dist clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -26,7 +26,7 @@ serve-demo: $(BUNDLE)/manifest.json
 	BIN=$(BIN) sh scripts/release/serve_demo.sh $(BUNDLE) '$(PROMPT)'
 
 # Each process has a file at a time; more of them than cores are slower.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 MADE := build/made
 # The long sweeps are scripts, which take what the tests and the benchmarks share.
 SOAK := PYTHONPATH=.:tests/support $(BIN)/python tests/soak
@@ -39,6 +39,9 @@ test: $(VENV)/.ready
 # What `make test` runs, and the tests that take longer.
 test-all: test
 	$(PYTEST) --tier slow --made=$(MADE)
+
+# What CI leaves out.
+nightly: test-all soak
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: exactness structured operating tools

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,11 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
+SKIPS = (  # what CI's machine lacks
+    "NVIDIA GPU",
+    "TensorRT's headers",
+    "tensorrt_lean",
+)
 LONG = (  # begun first and in this order, to end together
     *("test_one_text.py", "test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
     *("test_proof.py", "test_card_bundles.py", "test_card.py"),
@@ -39,9 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier`: which tests run, see CONTRIBUTING.md; `--made`: what `make test-all` takes from `make test`."""
     tiers = ("fast", "slow", "all", "soak")
     parser.addoption("--tier", choices=tiers, default="all", help="all: the fast and the slow ones; soak: the longest")
+    parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in SKIPS")
     parser.addoption("--made", type=Path, help="where shared files are kept for another run of the same sources")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """In a soak, property tests that do not say how many cases they draw themselves draw many more."""
     from hypothesis import settings
@@ -49,6 +57,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("soak", max_examples=2000, deadline=None)
     if config.getoption("--tier") == "soak":
         settings.load_profile("soak")
+        config.option.timeout = 0  # of pytest-timeout
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `--strict-skips`, what is skipped because of a capability that a machine should have fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--strict-skips") or reporter is None:
+        return
+    reasons = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", ())}
+    if unknown := sorted(reason for reason in reasons if not re.search("|".join(SKIPS), reason)):
+        reporter.write_line(f"skipped, but tests/conftest.py does not list why: {'; '.join(unknown)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -157,9 +157,11 @@ class RequestMetrics:
         times = "queue_time", "ttft", "tpot", "e2el"
         counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
-        missing = ("tpot",) if self.num_output_tokens < 2 else ()
-        missing = ("ttft", "tpot") if self.first_token is None else missing
-        return told | dict.fromkeys(missing) | {"speculative_decoding": self.speculative_decoding.to_dict()}
+        if self.first_token is None:
+            told["ttft"] = None
+        if self.first_token is None or self.num_output_tokens < 2:
+            told["tpot"] = None
+        return told | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 
 def _between(start: float | None, end: float | None) -> float:
