@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -94,14 +93,6 @@ def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
         torch.testing.assert_close(logits[node], reference(model, PROMPT + path)[-1], rtol=1e-4, atol=1e-4)
 
 
-def test_logit_nodes_select(model: Any) -> None:
-    expected = reference(model, PROMPT)
-    chain = [node - 1 for node in range(len(PROMPT))]
-    with as_portable(model) as module:
-        logits, _ = step(module, caches(model), PROMPT, chain, 0, [6, 1])
-    torch.testing.assert_close(logits, expected[[6, 1]], rtol=1e-4, atol=1e-4)
-
-
 def state(model: Any) -> tuple[Any, ...]:
     rotation = modeling_llama.apply_rotary_pos_emb
     return model.config._attn_implementation, model.model.rotary_emb, rotation, set(model.state_dict())
@@ -116,38 +107,6 @@ def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
     assert inside != before
     assert state(model) == before
     torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
-
-
-def test_a_model_in_training_is_in_training_afterwards(make_model: Make) -> None:
-    model = make_model(num_hidden_layers=1).train()
-    with as_portable(model):
-        assert not model.training
-    assert all(module.training for module in model.modules())
-
-
-def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
-    model = make_model(num_hidden_layers=1)
-    before = state(model)
-    with pytest.raises(RuntimeError, match="stop"), as_portable(model):
-        raise RuntimeError("stop")
-    assert state(model) == before
-
-
-@pytest.mark.slow
-def test_the_model_is_as_it_was_after_an_export(make_model: Make) -> None:
-    model = make_model(num_hidden_layers=1)
-    before, logits = state(model), reference(model, PROMPT)
-    export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
-    assert state(model) == before
-    torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
-
-
-def test_one_attention_per_layer(graph: ir.Model) -> None:
-    kinds = Counter((node.domain, node.op_type) for node in graph.graph)
-    assert kinds["specbuild", "TreeAttention"] == 2
-    assert kinds["", "ReduceMean"] == 5  # nothing is fused yet
-    assert kinds["", "RotaryEmbedding"] == 4
-    assert not kinds["", "Softmax"]
 
 
 def test_inputs_and_outputs_as_documented(graph: ir.Model) -> None:
@@ -168,17 +127,6 @@ def test_inputs_and_outputs_as_documented(graph: ir.Model) -> None:
     assert signature(graph.graph.inputs) == inputs | past
     assert list(signature(graph.graph.inputs)) == [*inputs, *past]
     assert signature(graph.graph.outputs) == {"logits": ("FLOAT", ["batch", "logit_nodes", "97"])} | present
-
-
-def test_attention_takes_each_layers_own_cache(graph: ir.Model) -> None:
-    attentions = [node for node in graph.graph if node.op_type == "TreeAttention"]
-    for layer, node in enumerate(attentions):
-        names = [value.name if value else None for value in node.inputs]
-        index = ["position_ids", "parents", "cache_len", "tree_offset"]
-        assert names[3:] == [f"past_key.{layer}", f"past_value.{layer}", *index]
-        assert [value.name for value in node.outputs[1:]] == [f"present_key.{layer}", f"present_value.{layer}"]
-        assert node.attributes["scale"].as_float() == pytest.approx(16**-0.5)
-        assert node.attributes["window"].as_int() == node.attributes["softcap"].as_float() == 0
 
 
 def test_windows_count_positions(model: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specbuild.builder.frontend.repeated_layers import Repeated, repeated
@@ -26,10 +25,6 @@ def test_alike_but_for_their_weights(make_model: Make) -> None:
     repeats = found(model)
     assert repeats
     assert (repeats.path, repeats.like, repeats.traced) == ("model.layers", dict.fromkeys(range(2, 6), 1), [0, 1])
-
-
-def test_few_layers_are_traced(make_model: Make) -> None:
-    assert found(make_model(num_hidden_layers=3)) is None
 
 
 def test_settings_tell_layers_apart(make_model: Make) -> None:
@@ -94,9 +89,3 @@ def test_what_fails_meanwhile_leaves_the_model_as_it_was(make_model: Make) -> No
         raise KeyError
     assert list(model.model.layers) == whole
     assert not any(layer._forward_hooks for layer in whole)
-
-
-def test_layers_in_no_list_of_the_module(make_model: Make) -> None:
-    model = make_model(num_hidden_layers=5)
-    layers = nn.ModuleList(list(model.model.layers))
-    assert repeated(model, layers, [0] * 5, lambda: None) is None

@@ -308,10 +308,3 @@ def test_a_model_of_another_family(family: str) -> None:
     fit(model, replace(found, columns=5, tokens=None))
     torch.testing.assert_close(logits(model, ids), before[:, order])
     assert model.config.tie_word_embeddings == (family == "gemma2")
-
-
-def test_a_model_that_cannot_be_fitted() -> None:
-    model = random_model("llama")
-    model.lm_head = torch.nn.Identity()
-    with pytest.raises(CheckpointError, match="no plain embedding and head: use another model"):
-        fit(model, Vocabulary("reordered", 2, 2, None, 2, sources=(1, 0)))
