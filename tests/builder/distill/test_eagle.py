@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from transformers import DynamicCache, PreTrainedModel
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.eagle import DECAY, EagleStudent
 from specbuild.builder.distill.student import Lesson
-from specbuild.builder.frontend.checkpoint import find, load
-from specbuild.builder.frontend.eagle3_head import find_head, load_head
 
 VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
 
@@ -81,20 +78,6 @@ def test_unrolls_as_it_drafts(student: EagleStudent, lesson: Lesson) -> None:
     assert float(loss) == pytest.approx(mean, abs=1e-5)
 
 
-def test_agreement_is_with_the_text(student: EagleStudent, lesson: Lesson) -> None:
-    """A text of the head's own choices is agreed with at its first step, everywhere but at the first token."""
-    tokens = lesson.tokens.clone()
-    for place in range(2, LENGTH):
-        logits = drafting(student, Lesson(tokens, lesson.ids, lesson.probs, lesson.taps), place - 2, 1)[0]
-        tokens[:, place] = student.net.tokens[logits.argmax(-1)]
-    student.net.set_attn_implementation("specbuild_unrolled")
-    agrees = student.agreement(Lesson(tokens, lesson.ids, lesson.probs, lesson.taps), 2)
-    assert agrees[:, 1:-1, 0].all()
-    assert not agrees[:, 0].any()
-    assert not agrees[:, -1].any()
-    assert not agrees[:, -2, 1].any()
-
-
 def test_learns(student: EagleStudent, lesson: Lesson) -> None:
     """All but the target's embedding is trained, and what it learns at every depth shows."""
     before = {name: weight.clone() for name, weight in student.net.named_parameters()}
@@ -129,18 +112,6 @@ def test_starts_from_the_target(model: PreTrainedModel, student: EagleStudent) -
         assert torch.equal(one, other)
     other = EagleStudent.start(model, tokens, depth=1, intermediate_size=20, seed=1)
     assert not torch.equal(student.net.fc.weight, other.net.fc.weight)
-
-
-def test_saves_what_is_read(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    target = find(str(make_checkpoint(tmp_path / "target")))
-    model = load(target, "sdpa")
-    student = EagleStudent.start(model, torch.arange(100, 150), depth=2)
-    (tmp_path / "head").mkdir()
-    student.save(tmp_path / "head")
-    found = find_head(str(tmp_path / "head"), target)
-    assert found.taps == student.taps
-    head = load_head(found, model.get_input_embeddings().weight)
-    assert all(torch.equal(weight, student.net.state_dict()[name]) for name, weight in head.state_dict().items())
 
 
 def test_takes_up_its_steps_one_by_one(student: EagleStudent, lesson: Lesson) -> None:

@@ -78,26 +78,22 @@ def test_masks_are_not_trained_under_a_window(asked: Callable[..., Any], target:
     found = checkpoints.find(str(target))
     few = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 4096}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128}
-    for window, kind in ((26, "parallel"), (27, "parallel"), (26, "chain")):
-        local = replace(found, config=MistralConfig(**few, **heads, sliding_window=window))
-        if (window, kind) == (26, "parallel"):
-            with pytest.raises(OptionError, match="cannot be trained under a window of 26: use --kind chain"):
-                Plan.of(asked(kind=kind), local)
-        else:
-            assert Plan.of(asked(kind=kind), local).shape is not None
+    local = {window: replace(found, config=MistralConfig(**few, **heads, sliding_window=window)) for window in (26, 27)}
+    with pytest.raises(OptionError, match="cannot be trained under a window of 26: use --kind chain"):
+        Plan.of(asked(kind="parallel"), local[26])
+    assert Plan.of(asked(kind="parallel"), local[27]).shape is not None
+    assert Plan.of(asked(kind="chain"), local[26]).shape is not None
 
 
 @pytest.mark.parametrize(
-    ("draft", "options", "message"),
+    ("draft", "options", "named"),
     [
-        ({}, {"layers": 2, "num_kv_heads": 2}, "{} has --layers 1, not 2: drop it"),
-        ({}, {"num_kv_heads": 4}, "{} has --num-kv-heads 2, not 4: drop it"),
-        ({"draft_tokens": [0, 5, 9]}, {}, "the head of {} knows 3 tokens, not 64: drop --draft-vocab-size"),
-        ({"pard_token": 9}, {}, "{} drafts with mask token 9: go on with --kind parallel, for its target"),
-        ({"pard_token": 9}, {"kind": "parallel"}, "{} drafts with mask token 9: go on with --kind parallel, for its "
-         "target"),
+        ({}, {"layers": 2, "num_kv_heads": 2}, "--layers 1, not 2: drop it"),
+        ({"draft_tokens": [0, 5, 9]}, {}, "knows 3 tokens, not 64: drop --draft-vocab-size"),
+        ({"pard_token": 9}, {}, "with mask token 9: go on with --kind parallel"),
+        ({"pard_token": 9}, {"kind": "parallel"}, "with mask token 9: go on with --kind parallel"),
     ],
-)  # fmt: skip
+)
 def test_a_draft_that_is_another_is_not_gone_on_with(
     asked: Callable[..., Any],
     make_checkpoint: Callable[..., Path],
@@ -105,14 +101,13 @@ def test_a_draft_that_is_another_is_not_gone_on_with(
     tmp_path: Path,
     draft: dict[str, Any],
     options: dict[str, Any],
-    message: str,
+    named: str,
 ) -> None:
     before = make_checkpoint(tmp_path / "before", num_hidden_layers=1)
     config = json.loads((before / "config.json").read_text()) | draft
     (before / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=f"{before}.*{named}"):
         Plan.of(asked(init=str(before), **options), checkpoints.find(str(target)))
-    assert str(caught.value) == message.format(before)
 
 
 def test_a_draft_of_fewer_rows_is_not_gone_on_with(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,25 +16,6 @@ from specbuild.builder.distill.student import Lesson, Student
 from specbuild.builder.distill.validate import Exam
 
 MASK = 97
-METHODS = sorted(name for name, value in vars(Student).items() if inspect.isfunction(value) and name[0] != "_")
-
-
-def signature(method: Any) -> list[tuple[str, Any]]:
-    """Names and kinds of the parameters and what comes back, as they are written."""
-    found = inspect.signature(method)
-    return [*((p.name, p.kind, p.annotation) for p in found.parameters.values()), ("return", found.return_annotation)]
-
-
-def test_training_asks_for_these() -> None:
-    assert METHODS == ["agreement", "loss", "progress", "save", "to"]
-    assert set(Student.__annotations__) == {"tokens", "taps"}
-    assert isinstance(Student.net, property)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [ChainStudent, ParallelStudent, EagleStudent])
-def test_every_student_has_the_protocols_methods(kind: type, method: str) -> None:
-    assert signature(getattr(kind, method)) == signature(getattr(Student, method))
 
 
 @pytest.fixture
