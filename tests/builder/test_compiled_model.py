@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from specbuild.builder import compiled_model
 from specbuild.builder.build_context import BuildContext, Stages
-from specbuild.builder.compiled_model import compile_draft, compile_target, runs_quantized
+from specbuild.builder.compiled_model import compile_draft, compile_target
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
@@ -47,13 +46,6 @@ def context(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..
 
 def config(**fields: Any) -> BuildConfig:
     return BuildConfig("t", Path("b"), **fields)
-
-
-def test_only_what_is_quantized_and_runs_here_is_timed() -> None:
-    some, none = Quantization(NAMES, NUMBERS, BEFORE, [], []), Quantization(NAMES, {}, BEFORE, [], ["lm_head"])
-    here, elsewhere = config(), config(backend="onnxruntime-cuda")
-    assert [runs_quantized(here, numbers) for numbers in (None, none, some)] == [False, False, True]
-    assert not runs_quantized(elsewhere, some)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +121,3 @@ def test_a_quantized_pair_is_timed_when_its_weights_are_gone(
     assert draft.record.graphs == {"1": "target/draft-batch1.onnx"}
     assert draft.emitted.stored is not None
     assert set(target.model.emitted.stored or ()) < set(draft.emitted.stored)
-
-
-def test_what_is_measured_later_makes_another_record() -> None:
-    numbers = Quantization(NAMES, NUMBERS, BEFORE, [], [], measured={"weight_bytes": 1})
-    more = numbers.with_measured({"steps": {}})
-    assert (numbers.measured, more.measured) == ({"weight_bytes": 1}, {"weight_bytes": 1, "steps": {}})
-    assert replace(more, measured=numbers.measured) == numbers

@@ -108,11 +108,3 @@ def test_a_head_is_read_with_its_target(
     assert (draft.tokens, columns_of(work, draft), columns_of(work, target)) == (KNOWN, 3, 4096)
     assert target.taps is not None
     assert (target.taps.fuse, draft.taps) == (found.fc, None), "only the target is listened to"
-
-
-def test_a_head_of_all_tokens_says_nothing_of_them(
-    context: Callable[..., BuildContext], head: Callable[[list[int]], Path]
-) -> None:
-    work = context(head(list(range(4096))))
-    draft = load_draft(work.source, load_target(work.source).head)
-    assert (draft.tokens, columns_of(work, draft)) == (None, 4096)

@@ -18,7 +18,6 @@ from specbuild.builder.codegen.tensorrt import (
     capacity_of,
     check_machine,
     compile_engine,
-    flavour,
     make_profiles,
     profiles_of,
 )
@@ -52,7 +51,7 @@ def graphs(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
-@pytest.mark.slow(only=("draft, fp32-2", "draft, bf16-2"))
+@pytest.mark.slow(but=("draft, fp16-2",))
 @needs_rtx
 @pytest.mark.parametrize(
     ("name", "layers"), [("draft, fp32", 2), ("draft, fp16", 2), ("draft, bf16", 2), ("target, fp16", 6)]
@@ -72,30 +71,19 @@ def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> N
 
 
 @needs_rtx
-def test_targets_and_progress(graphs: dict[str, Path]) -> None:
-    seen: list[tuple[str, float]] = []
-    options = EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2, weight_streaming=True)
-    compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES[:1], options, lambda *step: seen.append(step))
-    assert seen
-    assert all(0 <= share <= 1 for _, share in seen)
-
-
-@needs_rtx
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("after", [0, 5])
-def test_what_is_raised_meanwhile_ends_the_build(
-    graphs: dict[str, Path], error: type[BaseException], after: int
-) -> None:
+def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after: int) -> None:
     """TensorRT itself drops what its callbacks raise, Ctrl-C included."""
-    told: list[float] = []
+    told, options = list[float](), EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2)
 
     def progress(_: str, share: float) -> None:
         told.append(share)
         if len(told) == after + 1:
-            raise error("enough")
+            raise KeyboardInterrupt("enough")
 
-    with pytest.raises(error, match="enough"):
-        compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES, progress=progress)
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES, options, progress=progress)
+    assert all(0 <= share <= 1 for share in told)
 
 
 @needs_rtx
@@ -116,7 +104,7 @@ def test_profiles_name_every_dimension(graphs: dict[str, Path]) -> None:
         compile_engine(graphs["draft, fp16"], "tensorrt-rtx", [Profile("half", {"batch": (1, 1, 1)})])
 
 
-@pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, 1, 4), (1, 5, 4)])
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (1, 5, 4)])
 def test_profiles_are_in_order(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(OptionError, match="least, usual, largest"):
         Profile("wrong", {"batch": sizes})
@@ -156,15 +144,6 @@ def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
     assert found(0) == (192, {(1, 1, 1)})
     assert found(16) == (192, {(1, 37, 37)})
     assert found(256, buckets=(1, 2, 8), tree="chain:4") == (256, {(1, 4, 4)})
-
-
-def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr("specbuild.builder.codegen.tensorrt.importlib.import_module", missing)
-    with pytest.raises(OptionError, match=r"tensorrt-rtx is not installed .*: pip install tensorrt-rtx"):
-        flavour("tensorrt-rtx")
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")

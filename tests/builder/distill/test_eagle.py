@@ -114,15 +114,6 @@ def test_starts_from_the_target(model: PreTrainedModel, student: EagleStudent) -
     assert not torch.equal(student.net.fc.weight, other.net.fc.weight)
 
 
-def test_takes_up_its_steps_one_by_one(student: EagleStudent, lesson: Lesson) -> None:
-    losses = []
-    for done in (0, 0.3, 1):
-        student.progress(done)
-        losses.append(float(student.loss(lesson, DIVERGENCES["kl"]).detach()))
-    every = [EagleStudent(student.net, depth).loss(lesson, DIVERGENCES["kl"]).item() for depth in (1, 2, 3)]
-    assert losses == pytest.approx(every)
-
-
 def test_starts_from_targets_of_other_families() -> None:
     """What has another shape or another way is left as it is; Gemma's norms multiply by 1 more than their weight."""
     from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM

@@ -33,29 +33,6 @@ def test_of_the_targets_shape_it_begins_as_the_target(kind: str, asked: Callable
     assert frequent(counts, 3, [7], range(4095)).tolist() == [7, 4093, 4094]
 
 
-@pytest.mark.parametrize(
-    ("size", "always", "tokens"),
-    [(3, [], [1, 2, 4]), (3, [0], [0, 1, 4]), (1, [0, 3], [0]), (5, [0], [0, 1, 2, 3, 4])],
-)
-def test_the_most_frequent_tokens_and_those_that_end_a_text(size: int, always: list[int], tokens: list[int]) -> None:
-    """In order; of two that are as frequent the first, and token 5 is padding whatever the texts have."""
-    counts = np.array([0, 7, 3, 2, 9, 50])
-    assert frequent(counts, size, always, range(5)).tolist() == tokens
-    assert frequent(np.array([1, 1, 1]), 2, [], range(3)).tolist() == [0, 1]
-
-
-def test_a_random_start_is_the_seeds(asked: Callable[..., Any], target: Path) -> None:
-    found = checkpoints.find(str(target))
-    model, counts = checkpoints.load(found, "sdpa"), np.ones(4096, int)
-    weights = []
-    for seed in (3, 3, 4):
-        student, began = Plan.of(asked(init="random", seed=seed), found).student(model, counts)
-        assert began == {"random": len(list(student.net.parameters()))}
-        weights.append(student.net.model.layers[0].mlp.up_proj.weight)
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-
-
 @pytest.mark.parametrize(("asked_for", "wide"), [(None, 16), (20, 20)])
 def test_a_heads_mlp_is_a_third_of_the_targets(
     asked: Callable[..., Any], target: Path, asked_for: int | None, wide: int

@@ -15,17 +15,6 @@ from specbuild.builder.frontend import checkpoint as checkpoints
 MASK = 97
 
 
-def test_a_layout_has_each_mask_at_its_anchor_and_none_past_the_end() -> None:
-    """Masks of anchors 1 and 3 at depth 1, of 1 and 3 at depth 2: the last would stand behind a text of 4."""
-    layout = Layout.of(4, [torch.tensor([1, 3]), torch.tensor([1, 3])])
-    assert layout.anchors.tolist() == [0, 1, 2, 3, 1, 1]
-    assert layout.depths.tolist() == [0, 0, 0, 0, 1, 2]
-    assert layout.positions.tolist() == [0, 1, 2, 3, 2, 3]
-    seen = (layout.bias(torch.float32)[0, 0] == 0).int().tolist()
-    assert seen[:4] == [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
-    assert seen[4:] == [[1, 1, 0, 0, 1, 0], [1, 1, 0, 0, 1, 1]]
-
-
 @torch.no_grad()
 def test_masks_in_training_see_what_masks_in_drafting_see(parallel: ParallelStudent) -> None:
     tokens = torch.randint(97, (2, 10))

@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, SmolLM3Config
 
 from specbuild.builder.distill.make import Plan
-from specbuild.builder.distill.shape import chosen, derive
+from specbuild.builder.distill.shape import derive
 from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.errors import OptionError
 
@@ -37,14 +37,6 @@ def test_a_smaller_draft_takes_what_fits(asked: Callable[..., Any], target: Path
     embedding = student.net.get_input_embeddings().weight  # as near to the target's as 16 numbers can be
     theirs = model.get_input_embeddings().weight
     assert torch.allclose((embedding**2).sum(), (torch.linalg.svdvals(theirs)[:16] ** 2).sum(), rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("target", "layers", "picked"),
-    [(6, 1, [0]), (6, 2, [0, 5]), (7, 3, [0, 3, 6]), (4, 4, [0, 1, 2, 3]), (2, 5, [0, 1, 0, 1, 0]), (1, 1, [0])],
-)
-def test_a_draft_has_the_first_layer_and_others_up_to_the_last(target: int, layers: int, picked: list[int]) -> None:
-    assert chosen(target, layers) == picked
 
 
 def sizes(config: Any) -> tuple[int, ...]:

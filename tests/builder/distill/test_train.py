@@ -17,7 +17,7 @@ from specbuild.builder.distill.generate import write
 from specbuild.builder.distill.options import DistillConfig
 from specbuild.builder.distill.pipeline import distill
 from specbuild.builder.distill.teacher import Course, Teacher
-from specbuild.builder.distill.train import Trainer, learning_rate, optimizers, scalars
+from specbuild.builder.distill.train import Trainer, scalars
 from specbuild.builder.distill.validate import Exam
 from specbuild.builder.distill.work import Work
 
@@ -90,27 +90,6 @@ def test_it_ends_with_its_best_weights(make_model: Callable[..., Any], trainer: 
     assert found.curve[-1]["acceptance_length"] < 4.0
     assert found.best_step == 0
     assert all(torch.equal(a, b) for a, b in zip(weights(student), before, strict=True))
-
-
-def test_the_learning_rate_goes_up_and_then_down() -> None:
-    rates = [learning_rate(PLAIN, step) for step in range(1001)]
-    assert rates[0] == pytest.approx(0.005, rel=1e-3)
-    assert rates.index(max(rates)) == 99
-    assert rates[:100] == sorted(rates[:100])
-    assert rates[99:] == sorted(rates[99:], reverse=True)
-    assert rates[500] == pytest.approx(0.5 * (0.02 + 0.98 / 2))
-    assert rates[1000] == pytest.approx(0.01)
-
-
-def test_each_weight_has_one_optimizer(make_model: Callable[..., Any]) -> None:
-    """Muon has the layers' matrices; tables, heads and vectors are AdamW's."""
-    net = make_model()
-    named = {name: weight.detach() for name, weight in net.named_parameters()}
-    adam, muon = ({id(w) for group in each.param_groups for w in group["params"]} for each in optimizers(net, named))
-    names = {kind: {n for n, w in named.items() if id(w) in kind_of} for kind, kind_of in (("a", adam), ("m", muon))}
-    assert names["a"] | names["m"] == set(named)
-    assert names["m"] == {name for name in named if "_proj" in name}
-    assert len(names["m"]) == 14
 
 
 def test_without_tensorboard_there_is_no_log(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 from transformers.models.llama import modeling_llama
@@ -23,11 +22,6 @@ CAPACITY = 40
 @pytest.fixture(scope="module")
 def model(make_model: Make) -> Any:
     return make_model()
-
-
-@pytest.fixture(scope="module")
-def graph(model: Any) -> ir.Model:
-    return export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
 
 
 def reference(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -75,14 +69,6 @@ def path_to(node: int) -> list[int]:
     return [*path_to(TREE_PARENTS[node]), TREE_TOKENS[node]] if node >= 0 else []
 
 
-def test_a_prompt_gives_transformers_logits(model: Any) -> None:
-    expected = reference(model, PROMPT)
-    nodes = list(range(len(PROMPT)))
-    with as_portable(model) as module:
-        logits, _ = step(module, caches(model), PROMPT, [node - 1 for node in nodes], 0, nodes)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
     with as_portable(model) as module:
         chain = [node - 1 for node in range(len(PROMPT))]
@@ -107,26 +93,6 @@ def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
     assert inside != before
     assert state(model) == before
     torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
-
-
-def test_inputs_and_outputs_as_documented(graph: ir.Model) -> None:
-    def signature(values: Any) -> dict[str, tuple[str, list[str]]]:
-        return {value.name: (value.dtype.name, [str(getattr(d, "value", d)) for d in value.shape]) for value in values}
-
-    cache = ("FLOAT", ["batch", "2", "capacity", "16"])
-    inputs = {
-        "input_ids": ("INT64", ["batch", "nodes"]),
-        "position_ids": ("INT64", ["batch", "nodes"]),
-        "parents": ("INT32", ["batch", "tree"]),
-        "cache_len": ("INT32", ["batch"]),
-        "tree_offset": ("INT32", ["batch"]),
-        "logit_nodes": ("INT64", ["logit_nodes"]),
-    }
-    past = {f"past_{kind}.{layer}": cache for layer in range(2) for kind in ("key", "value")}
-    present = {f"present_{kind}.{layer}": cache for layer in range(2) for kind in ("key", "value")}
-    assert signature(graph.graph.inputs) == inputs | past
-    assert list(signature(graph.graph.inputs)) == [*inputs, *past]
-    assert signature(graph.graph.outputs) == {"logits": ("FLOAT", ["batch", "logit_nodes", "97"])} | present
 
 
 def test_windows_count_positions(model: Any) -> None:

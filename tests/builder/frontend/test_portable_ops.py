@@ -114,16 +114,3 @@ def test_rotary_is_transformers_own() -> None:
     found = rotary(q, cos, sin), rotary(k, cos, sin)
     torch.testing.assert_close(tuple(each[..., :16] for each in found), expected)
     assert torch.equal(found[0][..., 16:], q[..., 16:])
-
-
-def test_the_operators_trace_as_they_run() -> None:
-    q, k, v, past_k, past_v = tensors(1, 2, 1, 3, seed=0)
-    place = [
-        torch.tensor([[4, 5, 5]]),
-        torch.tensor([[-1, 0, 0]], dtype=torch.int32),
-        torch.tensor([4]),
-        torch.tensor([0]),
-    ]
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(tree_attention, (q, k, v, [past_k, past_v], place, SCALE, 3, 2.0), test_utils=checks)
-    torch.library.opcheck(rotary, (q, torch.ones(1, 3, 4), torch.ones(1, 3, 4)), test_utils=checks)

@@ -42,17 +42,6 @@ def test_a_table_holds_what_the_embedding_computes(rope: dict[str, Any], halves:
         torch.testing.assert_close(mine, theirs[..., :8] if halves else theirs, rtol=0, atol=0)
 
 
-def test_each_layer_type_has_its_own_table() -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    embedding = random_model("gemma3_text", head_dim=16, layer_types=kinds).model.rotary_emb
-    table = RotaryTable(embedding, POSITIONS, ROWS, halves=False)
-    cos = {}
-    for layer_type in kinds[:2]:
-        cos[layer_type], _ = table(torch.zeros(1), AT, layer_type)
-        torch.testing.assert_close(cos[layer_type], embedding(torch.zeros(1), AT, layer_type)[0], rtol=0, atol=0)
-    assert not torch.equal(cos["full_attention"], cos["sliding_attention"])
-
-
 @pytest.mark.parametrize(
     ("model_type", "fields", "swapped"),
     [

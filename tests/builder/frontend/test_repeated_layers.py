@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specbuild.builder.frontend.repeated_layers import Repeated, repeated
 
@@ -46,18 +45,6 @@ def test_what_a_layer_computes_tells_it_apart(make_model: Make) -> None:
     repeats = found(model)
     assert repeats
     assert repeats.traced == [0, 1, 3]
-
-
-def test_local_and_global_layers() -> None:
-    torch.manual_seed(0)
-    kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, layer_types=kinds * 2, sliding_window=4)).eval()
-    repeats = found(model)
-    assert repeats
-    assert repeats.traced == [0, 1, 3]
-    assert repeats.like == {2: 1, 4: 1, 5: 1, 6: 1, 7: 3}
 
 
 def test_while_they_are_left_out_hidden_states_pass_by(make_model: Make) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import torch
 from plugin_lowering import Session as PluginSession
 from small_models import reference
 
@@ -142,28 +141,6 @@ def test_logits_with_the_plugin(
     off, moved = (np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in (rows, reference(model, HELD_OUT)))
     assert off < moved / 10
     assert off < 1e-5 or SCHEMES[precision][1] or fp8_caches
-
-
-@pytest.mark.parametrize("precision", ["int8:static", "fp8"])
-def test_what_is_rounded_keeps_its_type(make_model: Make, precision: str) -> None:
-    """A build measures a quantized model's rounding in 16 bits."""
-    model = make_model(**SIZES)
-    _, found = quantized(model, precision)
-    wanted = exact(model, found)
-    with simulated(model, found), torch.no_grad():
-        logits = model.half()(input_ids=torch.tensor([HELD_OUT])).logits[0]
-    assert logits.dtype == torch.float16
-    assert np.linalg.norm(logits.float().numpy() - wanted) < 0.1 * np.linalg.norm(wanted)
-
-
-@pytest.mark.parametrize("precision", ["int8:static/bf16", "int4:32,awq/bf16"])
-def test_what_inputs_are_divided_by_is_stored_as_it_is(make_model: Make, precision: str) -> None:
-    """Its inverse is, in 16 bits: what the codes were made with must be no other number."""
-    _, found = quantized(make_model(**SIZES), precision)
-    for each in found.values():
-        if each.smooth is not None:
-            inverse = 1 / each.smooth
-            torch.testing.assert_close(inverse, inverse.bfloat16().float(), rtol=1e-6, atol=0)
 
 
 WIDE = {"hidden_size": 128, "intermediate_size": 16384, "num_hidden_layers": 1}  # 12.8 MB of weights in 16 bits

@@ -42,14 +42,6 @@ def test_the_last_pattern_counts() -> None:
     assert back["model.layers.1.mlp.down_proj"] == full("int8")
 
 
-def test_one_models_patterns() -> None:
-    kinds = ("target:down_proj=int8", "draft:o_proj=fp32")
-    for model, name, other in (("target", INSIDE[2], INSIDE[1]), ("draft", INSIDE[1], INSIDE[2])):
-        found = schemes("int4", model=model, tensor_type=kinds)
-        assert found[name] == {"target": full("int8"), "draft": "fp32"}[model]
-        assert found[other] == full("int4")
-
-
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [

@@ -151,14 +151,6 @@ def test_gptq_is_nearer_than_the_nearest(kind: str, block: int, symmetric: bool)
     assert output_error(weight, gptq, other) < 0.6 * output_error(weight, nearest, other)
 
 
-def test_gptq_of_white_inputs_is_the_nearest() -> None:
-    weight = normal(16, 128)
-    white = Inputs(torch.ones(128), [torch.eye(128)])
-    nearest, gptq = (one(weight, METHODS[each], white) for each in ("rtn", "gptq"))
-    assert torch.equal(nearest.codes, gptq.codes)
-    torch.testing.assert_close(nearest.scales, gptq.scales)
-
-
 def plain_gptq(weight: Tensor, moment: Tensor, size: int) -> Tensor:
     """Optimal brain quantization column by column, the inverse updated each time, in float64; symmetric INT4."""
     hessian = moment.double()

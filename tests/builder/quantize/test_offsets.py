@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,16 +42,6 @@ def test_a_product_with_sums_adds_the_offsets(seed: int, blocks: int, size: int,
     assert not rest.any()  # of the last block
     error = (given @ kernel.T - x @ part.restored().double().T).abs()
     assert (error <= 1e-6 * (given.abs() @ kernel.abs().T)).all()  # weights are rounded to float32
-
-
-@pytest.mark.parametrize(("bits", "finest"), [(4, 7 * 16), (8, 127 * 256)])
-def test_offsets_are_rounded_once_to_parts_of_the_row_s_largest(bits: int, finest: int) -> None:
-    exact = torch.randn(64, 18, generator=torch.Generator().manual_seed(0))
-    offsets, largest = rounded(exact, bits), exact.abs().amax(-1, keepdim=True)
-    assert ((offsets - exact).abs() <= 0.505 * largest / finest).all()
-    assert (offsets - exact).abs().max() > 0.4 * largest.min() / finest
-    assert torch.equal(offsets.abs().argmax(-1), exact.abs().argmax(-1))
-    torch.testing.assert_close(rounded(offsets, bits), offsets, rtol=1e-6, atol=0)
 
 
 def test_halves_between_two_first_codes_are_held() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.quality import Before
-from specbuild.builder.quantize.refusal import GLANCE, check_cost, glance
-from specbuild.builder.quantize.sensitivity import distance, least_alike
+from specbuild.builder.quantize.refusal import check_cost, glance
+from specbuild.builder.quantize.sensitivity import distance
 from specbuild.builder.quantize.stage import Request, check_early, quantize_model
 from specbuild.builder.quantize.texts import Texts
 from specbuild.runtime.errors import ExecutionError
@@ -57,20 +56,6 @@ def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
     assert f"use --precision int8, which moves it by {kls['int8']:.2g}, or allow more" in told
     assert "use --precision int8:wide" in refused(model, "int8", (kls["int8:wide"] + kls["int8"]) / 2)
     assert "use --precision fp32" in refused(model, "int8:wide", kls["int8:wide"] / 2)
-
-
-def test_the_least_alike_comes_first(model: Any) -> None:
-    found = least_alike(model, numbers(model, "int8:static"), Before.of(model, HELD_OUT, [], 64))
-    assert [cosine for _, cosine in found] == sorted(cosine for _, cosine in found)
-    assert found[0][1] < 0.9999
-
-
-def test_a_glance_is_at_one_text(model: Any) -> None:
-    texts = replace(TEXTS, held_out=[[1] * 9, list(range(90)) * 2, [2] * 30])
-    seen = glance(model, texts)
-    assert seen.texts == [(list(range(90)) * 2)[:GLANCE]]
-    assert seen.logits[0].shape == (GLANCE, 97)
-    assert seen.greedy == []
 
 
 def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:

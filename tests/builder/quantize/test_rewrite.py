@@ -108,23 +108,6 @@ def test_the_first_of_two_is_the_low_one(codes: np.ndarray) -> None:
     assert pack(codes, 8) is codes
 
 
-def test_a_static_product_has_a_scale_for_its_input() -> None:
-    found, names = numbers("llama", "int8:static", tensor_type=("layers.1.mlp.down_proj=fp32",))
-    graph = rewritten("llama", found, names)
-    after = census(graph)
-    assert (after["ScaledMatMul"], after["BlockMatMul"], after["BlockGather"], after["MatMul"]) == (7, 1, 1, 1)
-    node = next(node for node in graph.graph if node.op_type == "ScaledMatMul")
-    _, weight, scales, input_scale = node.inputs
-    merged = str(weight.name).removesuffix("_numbers").removesuffix(".T").split(".T+")
-    parts = [found[each.removesuffix(".weight")] for each in merged]
-    assert len(parts) == 3
-    expected = torch.cat([part.codes.flatten(1) for part in parts]).T.short() - 128
-    assert (weight.const_value.numpy() == expected.numpy()).all()
-    assert weight.dtype == ir.DataType.INT8
-    assert (scales.const_value.numpy() == torch.cat([part.scales[:, 0] for part in parts]).numpy()).all()
-    assert input_scale.const_value.numpy() == np.float32(parts[0].input_scale)
-
-
 def test_products_made_one_with_two_precisions_are_refused() -> None:
     found, names = numbers("llama", "int8", tensor_type=("layers.0.self_attn.k_proj=int4",))
     at = "model.layers.0.self_attn"
