@@ -68,10 +68,9 @@ def test_a_precision_is_called_as_it_was_asked_for(fields: dict[str, Any], found
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildContext]) -> None:
-    """Heads of 20 lie 24 wide in the cache; the largest bucket bounds a step."""
+    """Heads of 20 lie 24 wide in the cache."""
     told: list[str] = []
-    work = context(told)
-    target = compile_target(work, None)
+    target = compile_target(context(told), None)
     assert told == [f"target: {stage}" for stage in ("load", "Hugging Face reference", "export", "lower")]
     model, record = target.model, target.model.record
     assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 24, 108)
@@ -79,10 +78,6 @@ def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildCont
     assert model.operators["fused"]["TreeAttention"] == model.operators["lowered"]["GroupQueryAttention"] == 2
     assert (model.matched["FuseQKV"], model.quantization, model.scales, model.emitted.stored) == (2, None, None, None)
     assert len(target.references.each) == len(target.references.logits)
-    assert (target.head, target.graph.difference, target.graph.bound) == (None, None, 0.0)
-    spec = compiled_model._spec(model, 8)
-    assert (spec.name, spec.layers, spec.kv_heads, spec.head_dim, spec.vocab_size) == ("target", 2, 2, 24, 4096)
-    assert (spec.capacity, spec.max_nodes, spec.windows, spec.hidden) == (108, 8, (0,), 0)
 
 
 @pytest.mark.slow

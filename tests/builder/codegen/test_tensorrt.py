@@ -120,21 +120,6 @@ def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None
     assert sizes[0] < 2 * weights + 2e7  # and not one copy of the weights for each
 
 
-@pytest.mark.parametrize(
-    ("buckets", "batch_size", "chunk", "prompt"),
-    [((1, 2, 4), 1, 512, (5, 256, 512)), ((1, 64), 8, 100, (65, 65, 100)), ((1, 64), 8, 64, None)],
-)
-def test_a_profile_for_each_bucket_and_one_for_prompts(
-    buckets: tuple[int, ...], batch_size: int, chunk: int, prompt: tuple[int, ...] | None
-) -> None:
-    found = {p.name: p.sizes for p in make_profiles(buckets, batch_size, chunk)}
-    for nodes in buckets:
-        sizes = found.pop(f"nodes{nodes}")
-        assert (sizes["nodes"], sizes["logit_nodes"]) == ((nodes,) * 3, (nodes,) * 3)
-        assert sizes["batch"] == (1, 1, max(2, batch_size))
-    assert {name: sizes["nodes"] for name, sizes in found.items()} == ({"prompt": prompt} if prompt else {})
-
-
 def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
     def found(rows: int, **more: Any) -> tuple[int, set[tuple[int, int, int]]]:
         engine = EngineOptions(block_size=rows)

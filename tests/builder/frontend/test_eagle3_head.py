@@ -232,7 +232,6 @@ def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
     ("config", "changed", "message"),
     [
         ({"vocab_size": 5000}, {}, "target of vocab_size 5000, not 4096"),
-        ({"target_hidden_size": 64}, {}, "target of target_hidden_size 64, not 32"),
         ({"hidden_size": 64}, {}, "target of hidden_size 64, not 32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of a target"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, {}, "must be a list of layers"),
@@ -241,7 +240,6 @@ def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
         ({"norm_before_fc": True}, {}, "norm_before_fc"),
         ({"model_type": "qwen3"}, {}, "is a 'qwen3' head"),
         ({}, {"fc__weight": torch.zeros(HIDDEN, 3 * HIDDEN)}, r"fc.weight of shape \[32, 96\]"),
-        ({}, {"norm__weight": None}, "lacks norm.weight"),
         ({}, {"d2t": None}, "lacks d2t"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "which is no part of a head of one layer"),
         ({}, {"model.norm.weight": torch.zeros(HIDDEN)}, "has norm.weight twice"),
