@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from specbuild.builder.codegen.tensorrt import (
     capacity_of,
     check_machine,
     compile_engine,
+    flavour,
     make_profiles,
     profiles_of,
 )
@@ -135,3 +137,15 @@ def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
 def test_what_needs_a_gpu_says_so_at_once() -> None:
     with pytest.raises(OptionError, match=r"tensorrt needs a GPU to build, and here "):
         check_machine("tensorrt", EngineOptions())
+
+
+def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(OptionError, match=r"tensorrt-rtx is not installed .*: pip install tensorrt-rtx"):
+        flavour("tensorrt-rtx")
+
+
+@needs_rtx
+def test_an_engine_for_other_gpus_may_stream_its_weights(graphs: dict[str, Path]) -> None:
+    options = EngineOptions(arch=("89",), workspace=64, builder_optimization_level=0, weight_streaming=True)
+    assert compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES[:1], options).plan

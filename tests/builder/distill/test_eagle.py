@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.eagle import DECAY, EagleStudent
 from specbuild.builder.distill.student import Lesson
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.eagle3_head import find_head, load_head
 
 VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
 
@@ -121,3 +124,14 @@ def test_starts_from_targets_of_other_families() -> None:
     student = EagleStudent.start(neox, torch.arange(DRAFTED), depth=1)
     assert torch.equal(student.net.lm_head.weight, neox.get_output_embeddings().weight[:DRAFTED])
     assert torch.equal(student.net.norm.weight, torch.ones(32))
+
+
+def test_saves_what_is_read(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    target = find(str(make_checkpoint(tmp_path / "target")))
+    model = load(target, "sdpa")
+    student = EagleStudent.start(model, torch.arange(100, 150), depth=2)
+    student.save(tmp_path)
+    found = find_head(str(tmp_path), target)
+    assert found.taps == student.taps
+    head = load_head(found, model.get_input_embeddings().weight)
+    assert all(torch.equal(weight, student.net.state_dict()[name]) for name, weight in head.state_dict().items())

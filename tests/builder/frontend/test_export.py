@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,14 +85,18 @@ def state(model: Any) -> tuple[Any, ...]:
     return model.config._attn_implementation, model.model.rotary_emb, rotation, set(model.state_dict())
 
 
-def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
-    model = make_model(num_hidden_layers=1)
+@pytest.mark.parametrize("error", [False, True])
+def test_the_model_is_as_it_was_afterwards(make_model: Make, error: bool) -> None:
+    model = make_model(num_hidden_layers=1).train(error)
     before, logits = state(model), reference(model, PROMPT)
-    with as_portable(model):
+    with contextlib.suppress(RuntimeError), as_portable(model):
         inside = state(model)
+        assert not model.training
+        if error:
+            raise RuntimeError("stop")
     assert inside[0] == "specbuild"
     assert inside != before
-    assert state(model) == before
+    assert (state(model), model.training) == (before, error)
     torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
 
 

@@ -96,3 +96,8 @@ def test_absurd_headers_are_refused_at_once(case: str, sparse: bool, tmp_path: P
         read_header(path)
     assert time.monotonic() - before < 10
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_header(tmp_path / "missing")

@@ -86,3 +86,12 @@ def test_layers_that_no_one_names_are_spread() -> None:
 )
 def test_a_list_that_begins_with_1_counts_outputs(ids: Any, places: list[int]) -> None:
     assert read_taps(ids, 32) == places
+
+
+def test_an_error_takes_the_hooks_away_too(model: Any) -> None:
+    def hooks() -> int:
+        return sum(len(layer._forward_pre_hooks) for layer in model.model.layers)
+
+    with pytest.raises(IndexError), Taps((1,), nn.Identity()).watching(model):
+        model(input_ids=TEXT + 97)
+    assert hooks() == 0

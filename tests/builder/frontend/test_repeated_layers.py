@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from specbuild.builder.frontend.repeated_layers import Repeated, repeated
 
@@ -76,3 +77,10 @@ def test_what_fails_meanwhile_leaves_the_model_as_it_was(make_model: Make) -> No
         raise KeyError
     assert list(model.model.layers) == whole
     assert not any(layer._forward_hooks for layer in whole)
+
+
+def test_few_layers_and_those_in_no_list_of_the_module_are_traced(make_model: Make) -> None:
+    assert found(make_model(num_hidden_layers=3)) is None
+    model = make_model(num_hidden_layers=5)
+    layers = nn.ModuleList(list(model.model.layers))
+    assert repeated(model, layers, [0] * 5, lambda: None) is None

@@ -284,3 +284,10 @@ def without(folder: Path, *gone: int) -> Path:
     content["model"]["vocab"] = {text: id_ for text, id_ in content["model"]["vocab"].items() if id_ not in gone}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     return folder
+
+
+def test_a_model_that_cannot_be_fitted() -> None:
+    model = random_model("llama")
+    model.lm_head = torch.nn.Identity()
+    with pytest.raises(CheckpointError, match="no plain embedding and head: use another model"):
+        fit(model, Vocabulary("reordered", 2, 2, None, 2, sources=(1, 0)))

@@ -168,3 +168,9 @@ def test_auto_has_only_what_was_asked_for() -> None:
 def test_what_a_pattern_does_not_fit(pattern: str) -> None:
     assert not matches(pattern, "target", "model.layers.11.mlp.down_proj")
     assert not matches(pattern, "target", "lm_head")
+
+
+@pytest.mark.parametrize("options", [{"tensor_type": ("down_proj=int3",)}, {"output_tensor_type": "int3"}])
+def test_what_is_no_precision_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="no precision 'int3'"):
+        schemes("int8", **options)

@@ -223,3 +223,10 @@ def test_a_draft_reports_its_acceptance(case: Case) -> None:
     assert told["not_quantized"] == []
     (kept,) = (layer for layer in told["layers"] if layer["precision"] == "fp32")
     assert (kept["names"], kept["kl"], kept["cosine"]) == (["model.layers.0.mlp.down_proj"], 0.0, 1.0)
+
+
+def test_auto_of_a_draft_keeps_its_acceptance(case: Case) -> None:
+    found = quantized(case, "auto", "draft", tensor_type=("layers.0.mlp.down_proj=int8:64",))
+    assert str(found.found["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,dynamic"
+    before, after = found.to_dict()["acceptance_length"]
+    assert after >= 0.95 * before
