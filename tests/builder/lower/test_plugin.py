@@ -140,7 +140,6 @@ def test_types_and_operators(llama: tuple[Any, ir.Model], precision: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_in_float32")
 def test_a_product_in_another_order_is_not_taken_whole() -> None:
     portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
     (node,) = (node for node in portable.graph if node.op_type == "TreeAttention")
