@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,17 @@ def _no_trace() -> None:
     """Torch traces an export into thousands of log records, and pytest would keep them all."""
     importlib.import_module("torch")  # sets its loggers up
     logging.getLogger("torch.__trace").propagate = False
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """For products as small as these a second thread is a hindrance, and waits by spinning."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

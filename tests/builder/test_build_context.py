@@ -47,19 +47,7 @@ def test_a_stage_is_announced_before_it_and_timed_after_it(source: Sources) -> N
     work = context(source, told.append)
     with work.stage("target: load"):
         assert (told, work.stages.seconds) == (["target: load"], {})
-    with work.stage("check"):
-        pass
-    assert told == list(work.stages.seconds) == ["target: load", "check"]
-    assert all(0 <= seconds == round(seconds, 3) for seconds in work.stages.seconds.values())
-
-
-def test_a_stage_that_fails_took_no_time(source: Sources) -> None:
-    work = context(source)
     with pytest.raises(ZeroDivisionError), work.stage("check"):
         _ = 1 / 0
-    assert work.stages.seconds == {}
-
-
-def test_nothing_of_it_changes(source: Sources) -> None:
-    with pytest.raises(AttributeError):
-        context(source).folder = Path("other")  # type: ignore[misc]
+    assert told == ["target: load", "check"]
+    assert list(work.stages.seconds) == ["target: load"], "what fails took no time"

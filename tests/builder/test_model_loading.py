@@ -72,18 +72,6 @@ def test_a_trimmed_draft_has_but_its_tokens(
     assert json.loads((tmp_path / "draft_tokens.json").read_text()) == KNOWN
 
 
-def test_a_draft_of_all_tokens_says_nothing_of_them(
-    make_checkpoint: Callable[..., Path], context: Callable[..., BuildContext], tmp_path: Path
-) -> None:
-    work = context(make_checkpoint(tmp_path / "draft", num_hidden_layers=1))
-    target, draft = load_target(work.source), load_draft(work.source, None)
-    assert [each.parameters for each in (target, draft)] == [each.net.num_parameters() for each in (target, draft)]
-    assert target.parameters > draft.parameters
-    assert (draft.tokens, save_tokens(tmp_path, draft.tokens)) == (None, None)
-    assert [columns_of(work, each) for each in (target, draft)] == [4096, 4096]
-    assert not (tmp_path / "draft_tokens.json").exists()
-
-
 def test_a_draft_may_be_the_targets_own_weights(context: Callable[..., BuildContext]) -> None:
     work = context("self:int8")
     target, draft = load_target(work.source), load_draft(work.source, None)
@@ -108,11 +96,3 @@ def test_a_head_is_read_with_its_target(
     assert (draft.tokens, columns_of(work, draft), columns_of(work, target)) == (KNOWN, 3, 4096)
     assert target.taps is not None
     assert (target.taps.fuse, draft.taps) == (found.fc, None), "only the target is listened to"
-
-
-def test_a_head_of_all_tokens_says_nothing_of_them(
-    context: Callable[..., BuildContext], head: Callable[[list[int]], Path]
-) -> None:
-    work = context(head(list(range(4096))))
-    draft = load_draft(work.source, load_target(work.source).head)
-    assert (draft.tokens, columns_of(work, draft)) == (None, 4096)

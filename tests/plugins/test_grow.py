@@ -184,12 +184,10 @@ def test_a_state_that_cannot_be(kernels: HostKernels, change: dict[str, int]) ->
         ({"batch": 0}, "batch 0"),
         ({"pool": 513}, "a pool of 513"),
         ({"nodes": 65}, "a tree of 65"),
-        ({"nodes": 1}, "a tree of 1"),
         ({"rows": 65}, "a draft of 65 rows"),
         ({"frontiers": 65}, "65 nodes a level"),
         ({"best": 0}, "0 children a node"),
         ({"pool_scores": None}, "pool_scores is null"),
-        ({"node_rows": None}, "node_rows is null"),
     ],
 )
 @pytest.mark.parametrize("name", ["grow_level", "finish_tree"])

@@ -15,19 +15,20 @@ from specbuild.builder.frontend.repeated_layers import Repeated
 CAPACITY = 40
 
 
-def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, list[Repeated | None]]:
-    """The graph as it is exported, the one that a trace of every layer gives, and what was left out of each trace."""
-    traced, left_out = exporting._traced, list[Repeated | None]()
+def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, Repeated | None]:
+    """The graph as it is exported, the one that a trace of every layer gives, and which layers were copied."""
+    real, found = exporting.repeated, list[Repeated | None]()
 
-    def noted(module: Any, found: Repeated | None) -> ir.Model:
-        left_out.append(found)
-        return traced(module, found)
+    def noted(*given: Any) -> Repeated | None:
+        found.append(real(*given))
+        return found[-1]
 
-    monkeypatch.setattr(exporting, "_traced", noted)
+    monkeypatch.setattr(exporting, "repeated", noted)
     given = probe(model.config, CAPACITY), CAPACITY, CAPACITY
     copied = exporting.export(model, *given)
-    monkeypatch.setattr(exporting, "_repeated", lambda module: None)
-    return copied, exporting.export(model, *given), left_out
+    monkeypatch.setattr(exporting, "repeated", lambda *given: None)
+    (copies,) = found
+    return copied, exporting.export(model, *given), copies
 
 
 def meanings(graph: ir.Graph) -> dict[str, str]:

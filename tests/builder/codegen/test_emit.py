@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 from small_models import fused, random_model
 
 from specbuild.builder import passes
-from specbuild.builder.codegen.emit import Caches, activation_bytes, emit, lowering
+from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.engine_options import EngineOptions
-from specbuild.builder.lower import onnxruntime, parts, plugin, standard
 
 CAPACITY = 24
 CACHES = Caches(CAPACITY, 20)
@@ -97,40 +94,6 @@ def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: P
     assert files(tmp_path) == ["target/model.onnx", "target/weights.bin"]
     assert emitted.lowered == passes.census(ir.load(tmp_path / "target" / "model.onnx"))
     assert (emitted.lowered["Attention"], emitted.lowered["TensorScatter"]) == (1, 2)
-
-
-def test_each_backend_has_its_lowering() -> None:
-    engine = {"precision": "fp16", "draft": None}
-    modules = {"onnxruntime": onnxruntime, "onnxruntime-cuda": parts, "tensorrt": plugin, "tensorrt-rtx": standard}
-    for backend, module in modules.items():
-        assert lowering(BuildConfig("t", Path("b"), backend=backend)) is module
-    native = BuildConfig("t", Path("b"), backend="tensorrt", engine=EngineOptions(attention="native"))
-    assert lowering(replace(native, **engine)) is standard
-    cuda = BuildConfig("t", Path("b"), backend="onnxruntime-cuda")
-    assert lowering(replace(cuda, engine=native.engine)) is lowering(replace(cuda, precision="fp32")) is standard
-
-
-def test_activations_are_twice_what_the_largest_operator_has() -> None:
-    """Weights, inputs, caches that go out, and an operator's second look at the same tensor do not count."""
-
-    def value(name: str, shape: list[Any], dtype: ir.DataType = ir.DataType.FLOAT16) -> ir.Value:
-        return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-
-    rows = value("rows", ["batch", "nodes", 8])
-    weight = value("weight", [8, 8])
-    weight.const_value = ir.tensor(np.zeros((8, 8), np.float16), name="weight")
-    hidden, square = value("hidden", ["batch", "nodes", 8]), value("square", ["batch", "nodes", 8])
-    logits, cache = value("logits", ["batch", 1, 5], ir.DataType.FLOAT), value("present", ["batch", 1000, 8])
-    nodes = [
-        ir.Node("", "MatMul", [rows, weight], outputs=[hidden]),
-        ir.Node("", "Mul", [hidden, hidden], outputs=[square]),
-        ir.Node("", "Head", [square], outputs=[logits, cache]),
-    ]
-    graph = ir.Graph([rows], [logits, cache], nodes=nodes, initializers=[weight], opset_imports={"": 24})
-    model = ir.Model(graph, ir_version=10)
-    each = 2 * 3 * 8 * 2  # of one tensor in 16 bits
-    assert activation_bytes(model, {"batch": 2, "nodes": 3}) == 2 * (each + each)
-    assert activation_bytes(model, {"batch": 2, "nodes": 1}) == 2 * max(2 * each // 3, each // 3 + 2 * 5 * 4)
 
 
 def test_what_stays_in_the_graph_file_is_of_no_other(graph: ir.Model, tmp_path: Path) -> None:

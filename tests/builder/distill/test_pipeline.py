@@ -79,6 +79,7 @@ def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     assert same(config.output, killed.output)
 
 
+@pytest.mark.slow
 def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
     config = asked(steps=60, eval_every=20, learning_rate=1e-2, generate=480, init="random", draft_vocab_size=4096)
     report = distill(config)
@@ -90,6 +91,7 @@ def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
     assert json.loads((config.output / "training.json").read_text()) == report
 
 
+@pytest.mark.slow
 def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
     first = asked(steps=2)
     distill(first)

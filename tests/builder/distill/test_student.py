@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from specbuild.builder.distill.chain import ChainStudent
-from specbuild.builder.distill.eagle import EagleStudent
 from specbuild.builder.distill.parallel import ParallelStudent
-from specbuild.builder.distill.student import Lesson, Student
+from specbuild.builder.distill.student import Lesson
 from specbuild.builder.distill.validate import Exam
 
 MASK = 97
-METHODS = sorted(name for name, value in vars(Student).items() if inspect.isfunction(value) and name[0] != "_")
-
-
-def signature(method: Any) -> list[tuple[str, Any]]:
-    """Names and kinds of the parameters and what comes back, as they are written."""
-    found = inspect.signature(method)
-    return [*((p.name, p.kind, p.annotation) for p in found.parameters.values()), ("return", found.return_annotation)]
-
-
-def test_training_asks_for_these() -> None:
-    assert METHODS == ["agreement", "loss", "progress", "save", "to"]
-    assert set(Student.__annotations__) == {"tokens", "taps"}
-    assert isinstance(Student.net, property)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [ChainStudent, ParallelStudent, EagleStudent])
-def test_every_student_has_the_protocols_methods(kind: type, method: str) -> None:
-    assert signature(getattr(kind, method)) == signature(getattr(Student, method))
-
-
-@pytest.fixture
-def eagle(make_model: Callable[..., Any]) -> EagleStudent:
-    return EagleStudent.start(make_model(), torch.arange(0, 97, 3), depth=2)
-
-
-@pytest.mark.parametrize(("kind", "known", "taps"), [("chain", 49, ()), ("parallel", 98, ()), ("eagle", 33, (0, 1))])
-def test_every_student_says_what_it_reads_and_drafts(
-    kind: str, known: int, taps: tuple[int, ...], request: pytest.FixtureRequest
-) -> None:
-    """Its tokens `int64[columns]` are in order, and there is something in it that is trained."""
-    student: Student = request.getfixturevalue(kind)
-    assert (student.tokens.dtype, student.tokens.shape, student.taps) == (torch.int64, (known,), taps)
-    assert torch.equal(student.tokens, student.tokens.unique())
-    assert isinstance(student.net, torch.nn.Module)
-    assert any(weight.requires_grad for weight in student.net.parameters())
 
 
 def lesson_of(tokens: torch.Tensor) -> Lesson:

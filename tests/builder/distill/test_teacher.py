@@ -18,17 +18,6 @@ from specbuild.builder.distill.work import Work
 def nothing(*_: object) -> None: ...
 
 
-def test_what_is_remembered_of_the_target_is_what_it_says(make_model: Callable[..., Any], tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).integers(0, 97, (5, 8)).astype(np.int32)
-    corpus = Corpus(rows, rows, 1, np.array([8]))
-    teacher, work = Teacher(make_model()), Work.open(tmp_path / "w", {}, False, False)
-    course = Course.of(teacher, corpus, work, 2, nothing)
-    kept, live = course.lesson(np.array([4, 1])), Course(teacher, rows).lesson(np.array([4, 1]))
-    assert torch.equal(kept.tokens, live.tokens)
-    dense = [torch.zeros(2, 8, 97).scatter(-1, each.ids, each.probs) for each in (kept, live)]
-    torch.testing.assert_close(*dense, atol=1e-3, rtol=1e-2)
-
-
 @pytest.fixture
 def corpus() -> Corpus:
     rows = np.random.default_rng(1).integers(0, 97, (5, 8)).astype(np.int32)
@@ -64,26 +53,28 @@ def test_taps_are_the_inputs_of_layers_side_by_side(make_model: Callable[..., An
     assert Teacher(model).states(tokens) is None
 
 
-def test_the_target_is_asked_once(make_model: Callable[..., Any], tmp_path: Path, corpus: Corpus) -> None:
+def test_what_the_target_says_is_remembered(make_model: Callable[..., Any], tmp_path: Path, corpus: Corpus) -> None:
     """Of rows that lie in an unfinished training's folder another target says what the first one said."""
-    work = Work.open(tmp_path / "w", {}, False, False)
-    first = Course.of(Teacher(make_model()), corpus, work, 2, nothing).lesson(np.array([0, 3]))
-    later = Course.of(Teacher(make_model(num_hidden_layers=1)), corpus, work, 5, nothing).lesson(np.array([0, 3]))
+    teacher, work, told = Teacher(make_model()), Work.open(tmp_path / "w", {}, False, False), list[str]()
+    course = Course.of(teacher, corpus, work, 2, lambda what, *_: told.append(what))
+    first, live = course.lesson(np.array([3, 1])), Course(teacher, corpus.rows).lesson(np.array([3, 1]))
+    assert torch.equal(first.tokens, live.tokens)
+    dense = [torch.zeros(2, 8, 97).scatter(-1, each.ids, each.probs) for each in (first, live)]
+    torch.testing.assert_close(*dense, atol=1e-3, rtol=1e-2)
+    other = Teacher(make_model(num_hidden_layers=1))
+    later = Course.of(other, corpus, work, 5, lambda what, *_: told.append(what)).lesson(np.array([3, 1]))
     assert torch.equal(first.ids, later.ids)
     assert torch.equal(first.probs, later.probs)
-    assert (tmp_path / "w" / "read-0.safetensors").is_file()
+    assert set(told) == {"the target reads"}
 
 
 def test_what_would_take_too_much_room_is_asked_anew(
     make_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: Corpus
 ) -> None:
-    work, told = Work.open(tmp_path / "w", {}, False, False), list[str]()
-    size = corpus.rows.size * LIKELIEST * 4  # two bytes a number, two a probability
-    for limit, remembered in ((size, True), (size - 1, False)):
-        monkeypatch.setattr("specbuild.builder.distill.teacher.MAX_RECORDED", limit)
-        course = Course.of(Teacher(make_model(), (1,)), corpus, work, 2, lambda what, *_: told.append(what))
-        assert (course.ids is not None) is remembered
-        taps = course.lesson(np.array([2])).taps
-        assert taps is not None
-        assert taps.shape == (1, 8, 32)
-    assert told == ["the target reads"]
+    monkeypatch.setattr("specbuild.builder.distill.teacher.MAX_RECORDED", 0)
+    work = Work.open(tmp_path / "w", {}, False, False)
+    course = Course.of(Teacher(make_model(), (1,)), corpus, work, 2, nothing)
+    assert not list(work.folder.glob("*.safetensors"))
+    taps = course.lesson(np.array([2])).taps
+    assert taps is not None
+    assert taps.shape == (1, 8, 32)

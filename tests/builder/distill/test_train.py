@@ -17,7 +17,7 @@ from specbuild.builder.distill.generate import write
 from specbuild.builder.distill.options import DistillConfig
 from specbuild.builder.distill.pipeline import distill
 from specbuild.builder.distill.teacher import Course, Teacher
-from specbuild.builder.distill.train import Found, Trainer, learning_rate, narrow, optimizers, scalars
+from specbuild.builder.distill.train import Trainer, scalars
 from specbuild.builder.distill.validate import Exam
 from specbuild.builder.distill.work import Work
 
@@ -54,6 +54,7 @@ def weights(student: ChainStudent) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in student.net.parameters()]
 
 
+@pytest.mark.slow(only=("fields1",))
 @pytest.mark.parametrize("fields", [{"grad_accum": 2}, {"on_policy": 0.5, "steps": 5}])
 def test_interrupted_it_goes_on_as_if_it_had_not_been(
     make_model: Callable[..., Any], trainer: Callable[..., Trainer], fields: dict[str, Any]
@@ -91,54 +92,6 @@ def test_it_ends_with_its_best_weights(make_model: Callable[..., Any], trainer: 
     assert all(torch.equal(a, b) for a, b in zip(weights(student), before, strict=True))
 
 
-def test_what_is_logged(make_model: Callable[..., Any], trainer: Callable[..., Trainer]) -> None:
-    told: dict[str, dict[int, float]] = {}
-
-    def scalar(name: str, value: float, at: int) -> None:
-        told.setdefault(name, {})[at] = value
-
-    each = trainer(drafts(make_model), "d", nothing, scalar)
-    found = each.run()
-    assert set(told) == {"train/loss", "train/learning_rate", "train/gradient_norm", "validation/acceptance_length"}
-    assert told["validation/acceptance_length"] == {p["step"]: p["acceptance_length"] for p in found.curve}
-    assert list(told["train/loss"]) == [0, 1, 2, 3]
-    assert found.curve[1]["loss"] == pytest.approx((told["train/loss"][0] + told["train/loss"][1]) / 2)
-    assert told["train/learning_rate"] == {step: learning_rate(each.config, step) for step in range(4)}
-
-
-def test_the_learning_rate_goes_up_and_then_down() -> None:
-    rates = [learning_rate(PLAIN, step) for step in range(1001)]
-    assert rates[0] == pytest.approx(0.005, rel=1e-3)
-    assert rates.index(max(rates)) == 99
-    assert rates[:100] == sorted(rates[:100])
-    assert rates[99:] == sorted(rates[99:], reverse=True)
-    assert rates[500] == pytest.approx(0.5 * (0.02 + 0.98 / 2))
-    assert rates[1000] == pytest.approx(0.01)
-
-
-def test_each_weight_has_one_optimizer(make_model: Callable[..., Any]) -> None:
-    """Muon has the layers' matrices; tables, heads and vectors are AdamW's."""
-    net = make_model()
-    named = {name: weight.detach() for name, weight in net.named_parameters()}
-    adam, muon = ({id(w) for group in each.param_groups for w in group["params"]} for each in optimizers(net, named))
-    names = {kind: {n for n, w in named.items() if id(w) in kind_of} for kind, kind_of in (("a", adam), ("m", muon))}
-    assert names["a"] | names["m"] == set(named)
-    assert names["m"] == {name for name in named if "_proj" in name}
-    assert len(names["m"]) == 14
-
-
-def test_tables_of_positions_stay_in_float32(make_model: Callable[..., Any]) -> None:
-    net = make_model()
-    narrow(net, torch.bfloat16)
-    assert {weight.dtype for weight in net.parameters()} == {torch.bfloat16}
-    assert {table.dtype for table in net.buffers()} == {torch.float32}
-
-
-def test_only_validations_since_the_best_one_are_counted() -> None:
-    found = Found(best_step=4, curve=[{"step": step} for step in (0, 2, 4, 6, 8)])
-    assert [found.stale(patience) for patience in (1, 2, 3)] == [True, True, False]
-
-
 def test_without_tensorboard_there_is_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +103,7 @@ def test_without_tensorboard_there_is_no_log(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
     config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
     report = distill(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from specbuild.builder.frontend import portable_rotary
 from specbuild.builder.frontend.checkpoint import Checkpoint, find
 from specbuild.builder.frontend.eagle3_head import (
     EagleHead,
@@ -26,7 +24,6 @@ from specbuild.builder.frontend.eagle3_head import (
     save_head,
     trim_head,
 )
-from specbuild.builder.frontend.hidden_state_taps import default_taps
 from specbuild.runtime.errors import CheckpointError
 
 VOCAB, HIDDEN, DRAFTED = 4096, 32, 40
@@ -138,18 +135,6 @@ def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head: EagleHead) ->
     torch.testing.assert_close(head(ids, hidden, positions, logits_to_keep=2)[0], logits[:, -2:])
 
 
-@torch.no_grad()
-def test_rotates_by_tables_where_they_are_swapped_in(head: EagleHead) -> None:
-    ids, hidden, positions = rows(7)
-    logits, _ = head(ids, hidden, positions)
-    with contextlib.ExitStack() as undo:
-        portable_rotary.swap(head, 16, 20, undo)
-        assert isinstance(head.rotary_emb, portable_rotary.RotaryTable)
-        torch.testing.assert_close(head(ids, hidden, positions)[0], logits)
-        head.rotary_emb.get_buffer("sin_None").zero_()
-        assert not torch.allclose(head(ids, hidden, positions)[0], logits, atol=1e-2)
-
-
 def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
     head = make_head(target)
     before = head.rotary_emb.inv_freq.clone()
@@ -230,14 +215,6 @@ def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: 
 
 
 @pytest.mark.parametrize(
-    ("ids", "taps"), [([2, 0], (2, 0)), ([1, 0], (2, 1)), (None, default_taps(2))], ids=["inputs", "outputs", "default"]
-)
-def test_knows_which_layers_are_read(target: Checkpoint, ids: list[int] | None, taps: tuple[int, ...]) -> None:
-    config = head_config(RAW | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}, target.config)
-    assert tuple(config.taps) == taps
-
-
-@pytest.mark.parametrize(
     ("config", "eagle"),
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, True),
@@ -255,7 +232,6 @@ def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
     ("config", "changed", "message"),
     [
         ({"vocab_size": 5000}, {}, "target of vocab_size 5000, not 4096"),
-        ({"target_hidden_size": 64}, {}, "target of target_hidden_size 64, not 32"),
         ({"hidden_size": 64}, {}, "target of hidden_size 64, not 32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of a target"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, {}, "must be a list of layers"),
@@ -264,7 +240,6 @@ def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
         ({"norm_before_fc": True}, {}, "norm_before_fc"),
         ({"model_type": "qwen3"}, {}, "is a 'qwen3' head"),
         ({}, {"fc__weight": torch.zeros(HIDDEN, 3 * HIDDEN)}, r"fc.weight of shape \[32, 96\]"),
-        ({}, {"norm__weight": None}, "lacks norm.weight"),
         ({}, {"d2t": None}, "lacks d2t"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "which is no part of a head of one layer"),
         ({}, {"model.norm.weight": torch.zeros(HIDDEN)}, "has norm.weight twice"),

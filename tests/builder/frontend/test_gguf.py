@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from small_models import random_model
 from tiny_gguf import TEMPLATE, write_gguf
 
-from specbuild.builder.frontend.checkpoint import find, load, read_config
+from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.gguf import Gguf
 from specbuild.runtime.errors import CheckpointError
 
@@ -88,10 +87,7 @@ def test_what_lies_beside_a_gguf_is_not_read(
     assert not [path for path in found.folder.iterdir() if path.is_dir()]
 
 
-def test_a_gguf_has_no_config_of_a_head(tiny: Path, tmp_path: Path) -> None:
-    assert read_config(str(write_gguf(tiny, tmp_path / "a.gguf"))) == {}
-
-
+@pytest.mark.slow(only=("changes0-ends0", "changes2-ends2"))
 @pytest.mark.parametrize(
     ("changes", "ends"),
     [({}, [0]), ({"tokenizer__ggml__eot_token_id": 7}, [0, 7]), ({"tokenizer__ggml__eot_token_id": 0}, [0])],
@@ -114,20 +110,11 @@ def test_digits_are_cut_apart_where_the_file_says_so(tiny: Path, tmp_path: Path)
     assert digits("def f(x):")["input_ids"] == plain("def f(x):")["input_ids"]
 
 
-def test_a_tied_head_stays_one(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    tied = make_checkpoint(tmp_path / "tied", num_hidden_layers=1, intermediate_size=64, tie_word_embeddings=True)
-    model = load(find(str(write_gguf(tied, tmp_path / "a.gguf"))), "sdpa")
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
 HUGE = 10**9
 BAD = {
     "family": ({"arch": "rwkv7"}, "rwkv7"),
     "encoder": ({"arch": "t5encoder"}, "cannot be used|decoder-only"),
     "layers": ({"llama__block_count": HUGE}, f"num_hidden_layers {HUGE}"),
-    "width": ({"llama__embedding_length": HUGE}, f"hidden_size {HUGE}"),
-    "heads": ({"llama__attention__head_count": HUGE}, f"num_attention_heads {HUGE}"),
-    "vocabulary": ({"llama__vocab_size": HUGE}, f"vocab_size {HUGE}"),
     "positions": ({"llama__context_length": 2**32 - 1}, "max_position_embeddings"),
     "head size": ({"llama__attention__key_length": HUGE}, f"head_dim {HUGE}"),
     "experts": ({"llama__expert_count": HUGE}, "expert_count"),
@@ -136,9 +123,7 @@ BAD = {
     "a text for a size": ({"llama__block_count": "two"}, "num_hidden_layers 'two'"),
     "scaled positions": ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
     "no tokens": ({"tokenizer__ggml__tokens": None}, "no usable tokenizer"),
-    "no merges": ({"tokenizer__ggml__merges": None}, "no usable tokenizer"),
     "another tokenizer": ({"tokenizer__ggml__model": "rwkv"}, "no usable tokenizer"),
-    "merges of no tokens": ({"tokenizer__ggml__merges": ["qq zz"]}, "no usable tokenizer"),
     "merges that are none": ({"tokenizer__ggml__merges": ["q"]}, "no usable tokenizer"),
     "end": ({"tokenizer__ggml__eos_token_id": HUGE}, "no usable tokenizer|is no token"),
 }
@@ -165,6 +150,7 @@ def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, tempora
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Path) -> None:
     other, path = tmp_path / "more", tmp_path / "a.gguf"
     other.mkdir()
@@ -178,6 +164,7 @@ def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Pat
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf")
     content = np.fromfile(path, np.uint8)
@@ -188,6 +175,7 @@ def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
         load(found, "sdpa")
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf")
     found = find(str(path))

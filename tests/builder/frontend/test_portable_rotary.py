@@ -42,25 +42,6 @@ def test_a_table_holds_what_the_embedding_computes(rope: dict[str, Any], halves:
         torch.testing.assert_close(mine, theirs[..., :8] if halves else theirs, rtol=0, atol=0)
 
 
-def test_rows_past_the_longest_text_repeat_the_last() -> None:
-    table = RotaryTable(random_model("llama").model.rotary_emb, POSITIONS, ROWS, halves=True)
-    cos, sin = table(torch.zeros(1), torch.tensor([[POSITIONS - 1, POSITIONS, ROWS - 1]]))
-    torch.testing.assert_close(cos, cos[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
-    torch.testing.assert_close(sin, sin[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
-    assert table.get_buffer("cos_None").shape == (ROWS, 8)
-
-
-def test_each_layer_type_has_its_own_table() -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    embedding = random_model("gemma3_text", head_dim=16, layer_types=kinds).model.rotary_emb
-    table = RotaryTable(embedding, POSITIONS, ROWS, halves=False)
-    cos = {}
-    for layer_type in kinds[:2]:
-        cos[layer_type], _ = table(torch.zeros(1), AT, layer_type)
-        torch.testing.assert_close(cos[layer_type], embedding(torch.zeros(1), AT, layer_type)[0], rtol=0, atol=0)
-    assert not torch.equal(cos["full_attention"], cos["sliding_attention"])
-
-
 @pytest.mark.parametrize(
     ("model_type", "fields", "swapped"),
     [
@@ -93,21 +74,6 @@ def test_a_model_computes_the_same_by_tables_and_is_as_it_was_afterwards(
     assert [type(module) for module in model.modules()] == kinds
     assert [name for name, _ in model.named_modules()] == names
     torch.testing.assert_close(model(input_ids=AT).logits, logits, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("axis", [1, 2])
-def test_the_rotation_takes_heads_at_either_axis(axis: int) -> None:
-    model, generator = random_model("llama"), torch.Generator().manual_seed(0)
-    modeling = sys.modules[type(model).__module__]
-    q, k = (torch.randn(2, heads, 3, 16, generator=generator).transpose(1, axis) for heads in (4, 2))
-    angles = torch.randn(2, 3, 8, generator=generator)
-    cos, sin = angles.cos(), angles.sin()
-    whole = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
-    expected = modeling.apply_rotary_pos_emb(q, k, *whole, unsqueeze_dim=axis)
-    with contextlib.ExitStack() as undo:
-        swap(model, POSITIONS, ROWS, undo)
-        found = modeling.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=axis)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("fits", [4, 16, 63])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from transformers.utils import logging as bars
 
-from specbuild.builder.frontend.quiet import only_errors, quiet
+from specbuild.builder.frontend.quiet import quiet
 
 TRANSFORMERS = logging.getLogger("transformers")
 
@@ -45,25 +45,3 @@ def test_bars_that_were_off_stay_off() -> None:
     with quiet():
         pass
     assert settings() == (logging.INFO, False)
-
-
-def test_a_function_is_silent_at_each_call() -> None:
-    @quiet()
-    def call(number: int) -> tuple[int, tuple[int, bool]]:
-        return number, settings()
-
-    assert [call(1), call(2)] == [(number, (logging.ERROR, False)) for number in (1, 2)]
-    assert settings() == (logging.INFO, True)
-
-
-def test_a_logger_of_a_name_alone() -> None:
-    logger = logging.getLogger("specbuild.test.quiet")
-    with only_errors(logger.name):
-        assert (logger.level, TRANSFORMERS.level) == (logging.ERROR, logging.INFO)
-    assert logger.level == logging.NOTSET
-
-
-def test_a_level_may_be_given() -> None:
-    with only_errors("transformers", logging.CRITICAL):
-        assert not TRANSFORMERS.isEnabledFor(logging.ERROR)
-    assert TRANSFORMERS.level == logging.INFO

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specbuild.builder.frontend.repeated_layers import Repeated, repeated
 
@@ -26,10 +25,6 @@ def test_alike_but_for_their_weights(make_model: Make) -> None:
     repeats = found(model)
     assert repeats
     assert (repeats.path, repeats.like, repeats.traced) == ("model.layers", dict.fromkeys(range(2, 6), 1), [0, 1])
-
-
-def test_few_layers_are_traced(make_model: Make) -> None:
-    assert found(make_model(num_hidden_layers=3)) is None
 
 
 def test_settings_tell_layers_apart(make_model: Make) -> None:
@@ -51,18 +46,6 @@ def test_what_a_layer_computes_tells_it_apart(make_model: Make) -> None:
     repeats = found(model)
     assert repeats
     assert repeats.traced == [0, 1, 3]
-
-
-def test_local_and_global_layers() -> None:
-    torch.manual_seed(0)
-    kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, layer_types=kinds * 2, sliding_window=4)).eval()
-    repeats = found(model)
-    assert repeats
-    assert repeats.traced == [0, 1, 3]
-    assert repeats.like == {2: 1, 4: 1, 5: 1, 6: 1, 7: 3}
 
 
 def test_while_they_are_left_out_hidden_states_pass_by(make_model: Make) -> None:
@@ -96,7 +79,8 @@ def test_what_fails_meanwhile_leaves_the_model_as_it_was(make_model: Make) -> No
     assert not any(layer._forward_hooks for layer in whole)
 
 
-def test_layers_in_no_list_of_the_module(make_model: Make) -> None:
+def test_few_layers_and_those_in_no_list_of_the_module_are_traced(make_model: Make) -> None:
+    assert found(make_model(num_hidden_layers=3)) is None
     model = make_model(num_hidden_layers=5)
     layers = nn.ModuleList(list(model.model.layers))
     assert repeated(model, layers, [0] * 5, lambda: None) is None

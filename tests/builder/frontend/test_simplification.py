@@ -36,11 +36,3 @@ def test_weights_have_the_model_s_names_and_are_turned_now() -> None:
     turned = built.graph.initializers[f"head.weight{TRANSPOSED}"]
     assert turned.const_value is not None
     assert turned.const_value.numpy().tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_a_head_that_is_the_embedding_stays_as_it_is() -> None:
-    built = model(tied=True)
-    name_weights(built.graph)
-    simplify(built)
-    assert {node.op_type for node in built.graph} >= {"Transpose", "MatMul", "Gather"}
-    assert "head.weight" in built.graph.initializers

@@ -12,7 +12,6 @@ from torch import Tensor
 from specbuild.builder.frontend.portable_ops import ancestor_mask, rotary, tree_attention
 from specbuild.builder.lower.lanes import Lanes, cache_width, lower_attention, make_lanes, window_of
 from specbuild.builder.passes import clean
-from specbuild.builder.passes.pattern import dims
 
 CAPACITY, SCALE, SOFTCAP = 16, 0.4, 1.5
 ROLES = {"q": 4, "k": 2, "v": 2}  # how many heads
@@ -135,37 +134,3 @@ def test_a_merged_projection_is_taken_whole() -> None:
     assert (names[7:9], names[10:]) == (["cos", "sin"], ["bias.0.0"])
     assert [value.name for value in node.inputs[9].producer().inputs] == ["position_ids", "attention_rows"]
     assert not {"Split", "Transpose"} & set(kinds(model))
-
-
-@pytest.mark.parametrize(("size", "width"), [(1, 8), (6, 8), (8, 8), (24, 24), (129, 136)])
-def test_a_head_in_the_cache_is_a_multiple_of_8_wide(size: int, width: int) -> None:
-    assert cache_width(size) == width
-
-
-def test_one_lane_takes_the_positions_of_its_rows() -> None:
-    model = portable(16, rotated=16, window=7)
-    (node,) = (node for node in model.graph if node.op_type == "TreeAttention")
-    lanes = make_lanes(node, model.graph.inputs[1], 1, CAPACITY, [0, window_of(node)])
-    (positions,) = lanes.positions
-    assert (lanes.sizes, lanes.shared) == (None, [lanes.rows, lanes.nodes])
-    assert list(positions.producer().inputs) == [model.graph.inputs[1], lanes.rows]
-    assert [(window, [value.name for value in values]) for window, values in lanes.bias.items()] == [
-        (0, ["bias.0.0"]),
-        (7, ["bias.7.0"]),
-    ]
-
-
-def test_several_lanes_have_inputs_of_their_own_and_share_the_positions_out() -> None:
-    model = portable(16, rotated=16)
-    (node,) = (node for node in model.graph if node.op_type == "TreeAttention")
-    lanes = make_lanes(node, model.graph.inputs[1], 3, CAPACITY, [0])
-    assert [(value.name, dims(value)) for value in lanes.bias[0]] == [
-        (f"bias.0.{slot}", [1, 1, f"nodes.{slot}", CAPACITY]) for slot in range(3)
-    ]
-    assert [value.name for value in lanes.last_row] == ["last_row.0", "last_row.1", "last_row.2"]
-    split = lanes.positions[0].producer()
-    assert split is not None
-    assert (split.op_type, split.inputs[1]) == ("Split", lanes.sizes)
-    assert list(split.inputs[0].producer().inputs) == [model.graph.inputs[1], lanes.rows]
-    assert (lanes.positions, dims(lanes.sizes)) == (list(split.outputs), [3])
-    assert list(model.graph).index(split) < list(model.graph).index(node)

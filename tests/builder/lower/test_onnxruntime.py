@@ -14,7 +14,7 @@ import small_models
 from small_models import LLAMA3, branching, reference
 
 from specbuild.builder.frontend.attention_layout import probe
-from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
+from specbuild.builder.lower.onnxruntime import cache_width, lower
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.speculation.tree import Tree
@@ -119,51 +119,9 @@ def test_one_attention_per_layer_and_lane(portable_graph: ir.Model, batch_size: 
     assert not left & set(found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_names_are_the_manifests(portable_graph: ir.Model, batch_size: int) -> None:
-    def names(patterns: dict[str, str]) -> set[str]:
-        return {
-            pattern.format(layer=layer, slot=slot, window=0)
-            for pattern in patterns.values()
-            for layer in range(2)
-            for slot in range(batch_size)
-        }
-
-    graph = lower(portable_graph, batch_size, CAPACITY).graph
-    lanes = set() if batch_size > 1 else {"lane_sizes"}
-    assert {value.name for value in graph.inputs} == names(INPUTS) - lanes
-    assert {value.name for value in graph.outputs} == names(OUTPUTS)
-    assert len(graph.inputs) == len({value.name for value in graph.inputs})
-
-
-def test_capacity_is_every_caches(portable_graph: ir.Model) -> None:
-    graph = lower(portable_graph, 2, 77).graph
-    shapes = {tuple(value.shape or ()) for value in graph.inputs if "past_" in str(value.name)}
-    assert shapes == {(1, 2, 77, 16)}
-
-
 def test_batch_sizes_share_their_weights(portable_graph: ir.Model) -> None:
     one, three = (lower(portable_graph, size, CAPACITY).graph.initializers for size in (1, 3))
     assert set(one) == set(three)
     large = [name for name, value in one.items() if value.const_value is not None and value.const_value.nbytes > 1000]
     assert large
     assert all(one[name].const_value is three[name].const_value for name in large)
-
-
-@pytest.mark.slow
-def test_a_tied_head_reads_the_embedding(make_model: Make) -> None:
-    lowered = lower(fused(make_model(num_hidden_layers=1, tie_word_embeddings=True, vocab_size=1024)), 1, CAPACITY)
-    assert kinds(lowered)["FusedMatMul"] == 1
-    assert not kinds(lowered)["Transpose"]
-    shapes = [tuple(value.shape or ()) for value in lowered.graph.initializers.values()]
-    assert sum(set(shape) == {1024, 32} for shape in shapes) == 1
-
-
-def test_the_portable_graph_stays(portable_graph: ir.Model) -> None:
-    def look() -> tuple[Counter[str], list[str], list[str]]:
-        graph = portable_graph.graph
-        return kinds(portable_graph), [str(v) for v in graph.inputs], [str(v) for v in graph.outputs]
-
-    before = look()
-    lower(portable_graph, 2, CAPACITY)
-    assert look() == before

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import torch
 from plugin_lowering import Session as PluginSession
 from small_models import reference
 
@@ -46,7 +45,6 @@ Make = Callable[..., Any]
 CAPACITY, BACKEND = 40, "tensorrt-rtx"
 TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61, 8, 70, 33, 2], [61, 4, 4, 90, 12, 7, 55]]
 HELD_OUT = [11, 96, 4, 61, 5, 8, 42, 17]
-LAST = "model.layers.1.mlp.down_proj.weight"
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
 I8, I4, F8 = ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT8E4M3FN
 # precision: numbers' type, whether inputs are rounded, and whether the head (not tied to the embedding) is quantized
@@ -90,27 +88,20 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
     dtype, rounds, head = SCHEMES[precision]
     model, computed = make_model(**SIZES), parse(precision, BACKEND).dtype
     graph, _ = quantized(model, precision)
-    scales = calibrate_caches(model, TEXTS)
-    for lowered in (
-        lower(graph, computed, CAPACITY),
-        plugin.lower(graph, computed, CAPACITY),
-        plugin.lower(graph, computed, CAPACITY, scales),
-    ):
+    for lowered in (lower(graph, computed, CAPACITY), plugin.lower(graph, computed, CAPACITY)):
         onnx.checker.check_model(ir.to_proto(lowered), full_check="bf16" not in precision)
         census, products = passes.census(lowered), 8 + head * (dtype != I4)
-        assert census["MatMul"] == 9
-        narrow = {node.name: node for node in lowered.graph if node.op_type == "DequantizeLinear"}
-        weights = {name: n.inputs[0] for name, n in narrow.items() if n.inputs[0].is_initializer()}  # type: ignore[union-attr]
-        assert f"dequantize {LAST}" in narrow
-        assert census.get("QuantizeLinear", 0) == rounds * products
+        narrow = [node for node in lowered.graph if node.op_type == "DequantizeLinear"]
+        weights = [node.inputs[0] for node in narrow if node.inputs[0].is_initializer()]  # type: ignore[union-attr]
+        assert (census["MatMul"], census.get("QuantizeLinear", 0)) == (9, rounds * products)
         assert (len(weights), len(narrow)) == (8 + head, 8 + head + rounds * products)
-        kinds = Counter(value.dtype for value in weights.values())  # type: ignore[union-attr]
+        kinds = Counter(value.dtype for value in weights)  # type: ignore[union-attr]
         assert kinds == Counter({dtype: products}) + Counter({I8: 8 + head - products})
-        assert {node.inputs[1].dtype for node in narrow.values()} == {DTYPES[computed]}  # type: ignore[union-attr]
+        assert {node.inputs[1].dtype for node in narrow} == {DTYPES[computed]}  # type: ignore[union-attr]
         assert ir.DataType.UINT8 not in {v.dtype for v in lowered.graph.initializers.values()}
 
 
-@pytest.mark.slow(only=("tied head-int8",))
+@pytest.mark.slow(only=[f"tied head-{precision}" for precision in SCHEMES])
 @pytest.mark.parametrize("precision", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
 def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, tied: bool) -> None:
@@ -142,28 +133,6 @@ def test_logits_with_the_plugin(
     off, moved = (np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in (rows, reference(model, HELD_OUT)))
     assert off < moved / 10
     assert off < 1e-5 or SCHEMES[precision][1] or fp8_caches
-
-
-@pytest.mark.parametrize("precision", ["int8:static", "fp8"])
-def test_what_is_rounded_keeps_its_type(make_model: Make, precision: str) -> None:
-    """A build measures a quantized model's rounding in 16 bits."""
-    model = make_model(**SIZES)
-    _, found = quantized(model, precision)
-    wanted = exact(model, found)
-    with simulated(model, found), torch.no_grad():
-        logits = model.half()(input_ids=torch.tensor([HELD_OUT])).logits[0]
-    assert logits.dtype == torch.float16
-    assert np.linalg.norm(logits.float().numpy() - wanted) < 0.1 * np.linalg.norm(wanted)
-
-
-@pytest.mark.parametrize("precision", ["int8:static/bf16", "int4:32,awq/bf16"])
-def test_what_inputs_are_divided_by_is_stored_as_it_is(make_model: Make, precision: str) -> None:
-    """Its inverse is, in 16 bits: what the codes were made with must be no other number."""
-    _, found = quantized(make_model(**SIZES), precision)
-    for each in found.values():
-        if each.smooth is not None:
-            inverse = 1 / each.smooth
-            torch.testing.assert_close(inverse, inverse.bfloat16().float(), rtol=1e-6, atol=0)
 
 
 WIDE = {"hidden_size": 128, "intermediate_size": 16384, "num_hidden_layers": 1}  # 12.8 MB of weights in 16 bits

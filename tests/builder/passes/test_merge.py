@@ -56,13 +56,6 @@ def test_weights_are_not_read_before_what_is_joined_is_written() -> None:
     assert read
 
 
-def test_who_else_reads_a_product_reads_its_part() -> None:
-    text = PAIR.replace("=> (", "=> (float[B, N, 2] z, ").replace("y = Max", "z = Neg (right)  y = Max")
-    matched, model = apply(MergePair(), text)
-    assert matched == 1
-    assert_same(model, text, {"x": normal(2, 5, 2)})
-
-
 def test_products_of_the_same_weights_share_what_is_joined() -> None:
     text = PAIR.replace(
         "y = Max (left, right)",

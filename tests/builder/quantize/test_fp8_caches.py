@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from plugin_lowering import MODELS, make
 from small_models import reference
 
-from specbuild.builder.quantize import fp8_caches as calibration
-from specbuild.builder.quantize.fp8_caches import LEAST, Scales, cached_logits, calibrate
+from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 
 TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4], list(range(20, 50))]
 
@@ -63,47 +61,26 @@ def test_an_outlier_has_a_scale_of_its_own(make_model: Callable[..., Any]) -> No
     np.testing.assert_array_equal(after.key[0], before.key[0])
 
 
-def test_nothing_overflows(make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outlier, and a head that is 0 throughout: every number is within E4M3, with room for one twice as large."""
-    model, real, seen = make_model(), calibration._cached, list[float]()
+def test_nothing_overflows(make_model: Callable[..., Any]) -> None:
+    """An outlier, and a head that is 0 throughout; what lies far beyond the scales saturates, and is no NaN."""
+    model = make_model()
     scaled(model, 0, 1, 1000.0)
     scaled(model, 1, 0, 0.0)
     scales = calibrate(model, TEXTS)
-    assert scales.value[1, 0] == LEAST
-
-    def watched(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        seen.append(float((x / scale).abs().max()))
-        return real(x, scale)
-
-    monkeypatch.setattr(calibration, "_cached", watched)
-    logits = cached_logits(model, TEXTS, scales)
-    assert all(np.isfinite(each).all() for each in logits)
-    assert len(seen) == 2 * 2 * len(TEXTS)
-    assert max(seen) < 1.2 * 224, "the second layer's are not quite those that were calibrated"
-
-
-def test_a_cache_is_rounded_as_e4m3_is() -> None:
-    """To the nearest, ties to even; what is beyond 448 times the scale saturates."""
-    rng = np.random.default_rng(0)
-    x = (rng.normal(0, 1, (1, 2, 50, 16)) * 10.0 ** rng.uniform(-4, 3, (1, 2, 50, 16))).astype(np.float32)
-    scale = np.array([0.25, 0.03], dtype=np.float32)[:, None, None]
-    exact = np.clip(x / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
-    assert (np.abs(x / scale) > 464).any(), "which would be NaN"
-    found = calibration._cached(torch.from_numpy(x), torch.from_numpy(scale)).numpy()
-    np.testing.assert_array_equal(found, exact)
+    assert scales.value[1, 0] > 0
+    exact, rounded = reference(model, TEXTS[0]), cached_logits(model, TEXTS[:1], scales)[0]
+    assert 0 < np.abs(rounded - exact).mean() < 0.1 * np.abs(exact).mean()
+    (far,) = cached_logits(model, TEXTS[:1], Scales(scales.key, scales.value / 1e4))
+    assert np.isfinite(far).all()
 
 
 @pytest.mark.parametrize("name", [*MODELS, "gpt2"])
-def test_the_attention_is_the_model_s_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is rounded."""
+def test_the_attention_is_the_model_s_own(name: str) -> None:
+    """Rounding moves it by a little; `lower/test_plugin.py` holds a few families against another implementation."""
     model_type, fields, _ = MODELS.get(name, ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, True))
-    model = make(model_type, **fields)
-    scales = calibrate(model, TEXTS)
-    moved = cached_logits(model, TEXTS, scales)
-    monkeypatch.setattr(calibration, "_cached", lambda x, scale: x)
-    for text, rows, rounded in zip(TEXTS, cached_logits(model, TEXTS, scales), moved, strict=True):
-        np.testing.assert_allclose(rows, reference(model, text), rtol=1e-4, atol=1e-4)
-        assert np.abs(rows - rounded).max() > 1e-3
+    model, text = make(model_type, **fields), TEXTS[2]
+    (rows,), exact = cached_logits(model, [text], calibrate(model, TEXTS)), reference(model, text)
+    assert 1e-3 < np.linalg.norm(rows - exact) < 0.15 * np.linalg.norm(exact - exact.mean(0))
 
 
 def test_a_model_is_afterwards_as_it_was(make_model: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.quantize.grids import on_grid
@@ -39,43 +39,26 @@ def assert_kept(restored: Tensor, exact: Tensor, offsets: Tensor | None, scale: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "scheme", "block", "place"),
+    ("kind", "size", "scheme", "place"),
     [
-        ("Q4_0", 32, "int4", 32, "middle"),
-        ("Q4_1", 32, "int4", 32, "offsets"),
-        ("Q4_0", 32, "int8:128,asym", 32, "middle"),
-        ("Q8_0", 32, "int8", 32, "middle"),
-        ("Q8_0", 32, "int8:wide", 32, "middle"),
-        ("GPTQ", 128, "int4:128", 128, "zeros"),
-        ("GPTQ", 64, "int4:128", 64, "zeros"),
+        ("Q4_0", 32, "int4", "middle"),
+        ("Q4_1", 32, "int4", "offsets"),
+        ("Q4_0", 32, "int8:128,asym", "middle"),
+        ("Q8_0", 32, "int8:wide", "middle"),
+        ("GPTQ", 128, "int4:128", "zeros"),
+        ("GPTQ", 64, "int4:128", "zeros"),
     ],
 )
-def test_a_grid_is_kept(kind: str, size: int, scheme: str, block: int, place: str) -> None:
+def test_a_grid_is_kept(kind: str, size: int, scheme: str, place: str) -> None:
     exact, asked = weight(kind, size=size), parse(scheme, "onnxruntime")
     found = on_grid({"w": exact}, asked)
     assert found
     each = found["w"]
-    assert (each.scheme.block, each.scheme.method) == (block, "grid")
+    assert (each.scheme.block, each.scheme.method, each.scheme.activations) == (size, "grid", asked.activations)
     assert each.scheme.symmetric is (each.zeros is None) is (place == "middle")
-    assert each.scheme.activations == asked.activations
-    assert each.codes.shape == (ROWS, COLUMNS // block, block)
+    assert each.codes.shape == (ROWS, COLUMNS // size, size)
     assert (each.offsets is not None) == (place == "offsets")
     assert_kept(each.restored(), exact, each.offsets)
-
-
-def test_8_bits_have_room_for_a_finer_grid_that_has_0() -> None:
-    """So nothing is added to any block, and no number is off by more than a few hundredths of a step."""
-    exact = weight("Q4_1")
-    found = on_grid({"w": exact}, parse("int8", "onnxruntime"))
-    assert found
-    each = found["w"]
-    assert each.offsets is None
-    assert each.zeros is not None
-    steps = exact.reshape(ROWS, -1, 32).sort(-1).values.diff(dim=-1)
-    steps = torch.where(steps > 1e-3, steps, torch.inf).amin(-1)  # 32 of 16 numbers: two are next to each other
-    off = (each.restored() - exact).reshape(ROWS, -1, 32).abs().amax(-1) / steps
-    assert off.max() < 0.041
-    assert off.square().mean().sqrt() < 0.011
 
 
 @pytest.mark.parametrize(
@@ -105,24 +88,13 @@ def test_products_of_one_input_have_one_grid() -> None:
 
 
 def test_blocks_of_one_number_or_of_few() -> None:
-    numbers = weight("Q4_1")
-    numbers[0], numbers[1], numbers[2] = 0.0, 0.3, -0.7
+    """Among many rows."""
+    numbers = torch.cat([weight("Q4_1", seed) for seed in range(86)])
+    numbers[0], numbers[4120], numbers[2] = 0.0, 0.3, -0.7
     numbers[3, ::2], numbers[3, 1::2], numbers[4, 1:] = -0.25, 0.25, 0.5
     found = on_grid({"w": numbers}, parse("int4", "onnxruntime"))
     assert found
     assert_kept(found["w"].restored(), numbers, found["w"].offsets)
-
-
-def test_offsets_are_what_the_nearest_zero_point_leaves() -> None:
-    found = on_grid({"w": weight("Q4_1")}, parse("int4", "onnxruntime"))
-    assert found
-    each = found["w"]
-    assert each.offsets is not None
-    assert each.zeros is not None
-    assert each.zeros.unique().numel() > 10
-    parts = (each.offsets / each.scales).abs()
-    inside = (each.zeros > 0) & (each.zeros < 15) & (each.scales > 0.5)  # offsets of smaller steps are rounded by more
-    assert 0.4 < parts[inside].max() < 0.51
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(0, True), (8, True), (60, False)])
@@ -140,12 +112,3 @@ def test_every_grid_is_found_whatever_its_steps(seed: int, kind: str, scale: flo
     found = on_grid({"w": exact}, parse("int8" if kind == "Q8_0" else "int4", "onnxruntime"))
     assert found
     assert_kept(found["w"].restored(), exact, found["w"].offsets, scale)
-
-
-def test_rows_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbuild.builder.quantize.grids._ROWS", 7)
-    linear = nn.Linear(COLUMNS, ROWS, bias=False)
-    linear.weight.data = weight("Q4_1")
-    found = on_grid({"w": linear.weight.data}, parse("int4", "onnxruntime"))
-    assert found
-    assert_kept(found["w"].restored(), linear.weight.data, found["w"].offsets)

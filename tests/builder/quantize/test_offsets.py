@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,25 +44,6 @@ def test_a_product_with_sums_adds_the_offsets(seed: int, blocks: int, size: int,
     assert (error <= 1e-6 * (given.abs() @ kernel.abs().T)).all()  # weights are rounded to float32
 
 
-@settings(deadline=None)
-@given(st.integers(1, 300), st.sampled_from([16, 32, 64, 128]))
-def test_the_two_codes_of_an_offset_are_in_different_blocks(blocks: int, size: int) -> None:
-    copies, added = room(blocks, size)
-    first, second = range(blocks), range((copies - 1) * blocks, copies * blocks)
-    assert max(each // size for each in first) < min(each // size for each in second)
-    assert added == 1 + second[-1] // size
-
-
-@pytest.mark.parametrize(("bits", "finest"), [(4, 7 * 16), (8, 127 * 256)])
-def test_offsets_are_rounded_once_to_parts_of_the_row_s_largest(bits: int, finest: int) -> None:
-    exact = torch.randn(64, 18, generator=torch.Generator().manual_seed(0))
-    offsets, largest = rounded(exact, bits), exact.abs().amax(-1, keepdim=True)
-    assert ((offsets - exact).abs() <= 0.505 * largest / finest).all()
-    assert (offsets - exact).abs().max() > 0.4 * largest.min() / finest
-    assert torch.equal(offsets.abs().argmax(-1), exact.abs().argmax(-1))
-    torch.testing.assert_close(rounded(offsets, bits), offsets, rtol=1e-6, atol=0)
-
-
 def test_halves_between_two_first_codes_are_held() -> None:
     """The second code reaches half a step of the first one on one side only."""
     steps = torch.tensor([[7.0, 0.5, 1.5, -0.5, -6.5, 6.5, 6.4375, 0.0]])
@@ -72,14 +52,6 @@ def test_halves_between_two_first_codes_are_held() -> None:
     codes = in_columns(Quantized(scheme, torch.zeros(1, 8, 32).byte(), torch.ones(1, 8), zeros, offsets=steps)).codes
     flat, last = codes[0, 8:].flatten().int() - 8, (room(8, 32)[0] - 1) * 8
     assert (flat[:8] + flat[last : last + 8] / 16).tolist() == steps[0].tolist()
-
-
-def test_a_row_without_offsets_adds_nothing() -> None:
-    part = drawn(0, 4, 32, 4)
-    assert part.offsets is not None
-    part.offsets[2] = 0
-    assert not in_columns(part).restored()[2, 4 * 32 :].abs().max() > 1e-30
-    assert in_columns(part).restored()[1, 4 * 32 :].abs().max() > 0.01
 
 
 def test_a_weight_that_has_no_offsets_stays() -> None:

@@ -18,15 +18,12 @@ from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.onnxruntime import lower
-from specbuild.builder.passes import census, clean, run_portable
+from specbuild.builder.passes import clean, run_portable
 from specbuild.builder.pipeline import build
-from specbuild.builder.quantize import calibrate as calibration
-from specbuild.builder.quantize import stage
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
-from specbuild.builder.quantize.texts import Texts
 from specbuild.measure.divergence import kl
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
@@ -49,15 +46,6 @@ def quantized(model: Any, precision: str = "int8") -> ir.Model:
 
 
 @pytest.mark.slow
-def test_rows_no_block_divides_stay_in_float32() -> None:
-    odd = {"hidden_size": 39, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 53}
-    graph = quantized(random_model("llama", num_hidden_layers=1, head_dim=16, **odd))
-    assert census(graph)["MatMul"] == 4
-    assert census(graph)["BlockMatMul"] == 1  # the attention's output, 3 heads of 16
-    assert "BlockGather" not in census(graph)
-
-
-@pytest.mark.slow
 def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -> None:
     graph = quantized(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     large = [v for v in graph.graph.initializers.values() if v.const_value is not None and v.const_value.nbytes > 1000]
@@ -73,52 +61,6 @@ def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -
     rows = [name for name in offsets if str(name).endswith("_codes_rows")]
     assert len(rows) == 1
     assert offsets[rows[0]] == offsets[str(rows[0]).removesuffix("_rows")]
-
-
-def numbers_of(model: Any) -> stage._Numbers:
-    texts = Texts(random_texts(), [], "here", "hash")
-    asked = stage.Request("target", "auto", "onnxruntime", QuantizeOptions(), texts)
-    return stage._Numbers(model, asked, Names.of(model), "id", lambda phase, share: None)
-
-
-@pytest.mark.parametrize("on_grid", [False, True])
-def test_nothing_is_rounded_twice(monkeypatch: pytest.MonkeyPatch, on_grid: bool) -> None:
-    """A tied weight is rounded once, and whatever inputs are rounded to, weights are the same ones."""
-    model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
-    if on_grid:
-        for weight in model.parameters():
-            weight.data = weight.data.mul(500).round().clamp(-127, 127) / 500
-    numbers, looked_at = numbers_of(model), list[str]()
-
-    def quantize_once(weights: Any, *given: Any) -> Any:
-        looked_at.extend(weights)
-        return quantize(weights, *given)
-
-    quantize = calibration.quantize
-    monkeypatch.setattr(calibration, "quantize", quantize_once)
-    narrow = numbers.like("int8")
-    names = numbers.names
-    assert narrow.keys() == set(names.weights)
-    assert narrow[names.embedding] is narrow[str(names.head)]
-    assert (set(looked_at) == set()) is on_grid
-    assert len(looked_at) == (0 if on_grid else len(names.weights) - 1)
-    assert (narrow[names.embedding].scheme.method == "grid") is on_grid
-    looked_at.clear()
-    wide = numbers.like("int8:wide")
-    assert looked_at == []
-    assert {each.scheme.activations for each in wide.values()} == {"wide"}
-    assert wide[names.embedding] is wide[str(names.head)]
-    assert all(wide[name].codes is narrow[name].codes for name in names.weights)
-    assert numbers.like("int8:64")[names.weights[1]].codes is not narrow[names.weights[1]].codes
-
-
-def test_an_embedding_that_is_to_stay_stays_where_the_head_is_rounded() -> None:
-    model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
-    numbers = numbers_of(model)
-    schemes = assign(QuantizeOptions(token_embedding_type="fp32"), "target", "int8", "onnxruntime", numbers.names)
-    found = numbers.of(schemes)
-    assert numbers.names.head in found
-    assert numbers.names.embedding not in found
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,18 +39,18 @@ def words(found: texts.Texts) -> list[str]:
 
 
 def test_every_kind_of_line(tmp_path: Path) -> None:
+    texts = ["a text of its own", "a prompt, and what came of it", "the first turn", "the second turn"]
+    chat = [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "it is"}]
     path = lines(
         tmp_path / "texts.jsonl",
-        {"text": "a text of its own", "id": 7},
-        {"prompt": "a prompt, and what came of it", "category": None},
-        {"turns": ["the first turn", "the second turn"]},
-        {"messages": [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "it is"}]},
+        {"text": texts[0], "id": 7},
+        {"prompt": texts[1], "category": None},
+        {"turns": texts[2:]},
+        {"messages": chat},
     )
     path.write_text("\n" + path.read_text(encoding="utf-8").replace("\n", "\r\n\r\n"), encoding="utf-8")
     found = read(path, Bytes(), 256, 32, 0)
-    chat = "<user>what is it?<assistant>it is"
-    assert words(found) == [chat, "a prompt, and what came of it", "a text of its own", "the first turn",
-                            "the second turn"]  # fmt: skip
+    assert words(found) == sorted([*texts, "<user>what is it?<assistant>it is"])
     assert found.source == str(path)
 
 
@@ -67,21 +66,13 @@ def test_long_texts_are_cut_and_short_pieces_dropped(tmp_path: Path) -> None:
 
 
 def test_seeds_choose_other_texts(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t", *({"text": f"text number {number:3}"} for number in range(100)))
-    first, same, other = (read(path, Bytes(), 64, 8, seed) for seed in (0, 0, 1))
-    assert first == same
+    rows = [{"text": f"text number {number:3}"} for number in range(100)]
+    path, copy = (lines(tmp_path / name, *rows) for name in "ab")
+    first, other = (read(path, Bytes(), 64, 8, seed) for seed in (0, 1))
     assert len(first.calibration + first.held_out) == 8
     assert words(first) != words(other)
-    assert first.sha256 != other.sha256
-    assert read(path, Bytes(), 64, 9, 0).sha256 != first.sha256
-
-
-def test_the_hash_is_the_texts_and_not_their_files(tmp_path: Path) -> None:
-    rows = [{"text": f"text number {number}"} for number in range(9)]
-    one, two = (read(lines(tmp_path / name, *rows), Bytes(), 64, 32, 0) for name in "ab")
-    assert one.sha256 == two.sha256
-    changed = read(lines(tmp_path / "a", *rows[:-1], {"text": "another text"}), Bytes(), 64, 32, 0)
-    assert changed.sha256 != one.sha256
+    assert read(copy, Bytes(), 64, 8, 0).sha256 == first.sha256, "the hash is of the texts, not of their file"
+    assert len({first.sha256, other.sha256, read(path, Bytes(), 64, 9, 0).sha256}) == 3
 
 
 @settings(deadline=None, derandomize=True)
@@ -99,20 +90,14 @@ def test_no_text_is_both_calibrated_with_and_judged_by(
         assert len(found.held_out) == -(-min(size, len(set(each))) // HELD_OUT)
 
 
-def test_one_short_text_is_halved(tmp_path: Path) -> None:
-    found = read(lines(tmp_path / "t", {"text": "abcdefgh"}), Bytes(), 64, 32, 0)
-    assert words(found) == ["abcd", "efgh"]
+@pytest.mark.parametrize(
+    ("text", "length", "halves"),
+    [("abcdefgh", 64, ["abcd", "efgh"]), ("aaaaaaaa", 1, ["a", "a"]), ("abcdefgh", 4, ["abcd", "efgh"])],
+)
+def test_the_only_text_is_halved(tmp_path: Path, text: str, length: int, halves: list[str]) -> None:
+    found = read(lines(tmp_path / "t", {"text": text}), Bytes(), length, 32, 0)
+    assert words(found) == halves
     assert (len(found.calibration), len(found.held_out)) == (1, 1)
-
-
-def test_one_token_is_not_halved(tmp_path: Path) -> None:
-    found = read(lines(tmp_path / "t", {"text": "aaaaaaaa"}), Bytes(), 1, 32, 0)
-    assert words(found) == ["a", "a"]
-
-
-def test_models_of_few_positions_get_shorter_texts(tmp_path: Path) -> None:
-    found = read(lines(tmp_path / "t", {"text": "abcdefgh"}), Bytes(), 4, 32, 0)
-    assert words(found) == ["abcd", "efgh"]
 
 
 def test_without_a_file_it_is_ours() -> None:
@@ -120,59 +105,47 @@ def test_without_a_file_it_is_ours() -> None:
     assert found.source == "ours"
     assert len(found.calibration + found.held_out) == 16
     assert all(len(each) <= LENGTH for each in found.calibration)
-    told = found.to_dict()
-    assert told["tokens"] == {
-        "calibration": sum(map(len, found.calibration)),
-        "held_out": sum(map(len, found.held_out)),
-    }
-    assert (told["source"], told["sha256"]) == (found.source, found.sha256)
+    tokens = {name: sum(map(len, getattr(found, name))) for name in ("calibration", "held_out")}
+    assert found.to_dict() == {"source": "ours", "sha256": found.sha256, "tokens": tokens}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"text": "a text of its own"}\n\n{"text": ', ":3: Input data was truncated"),
-        ("[1, 2]", ':1: give a JSON object, like {"text": "…"}'),
-        ("3", ":1: give a JSON object"),
-        ('{"id": 3}', ':1: give one of "text", "prompt", "turns" or "messages"'),
-        ('{"text": "a", "prompt": "b"}', ':1: give one of "text", "prompt", "turns" or "messages"'),
-        ('{"text": 3}', ':1: "text" is not text'),
-        ('{"prompt": null}', ':1: "prompt" is not text'),
-        ('{"text": ["a text of its own"]}', ':1: "text" is not text'),
-        ('{"turns": "a text of its own"}', ':1: "turns" is not text'),
-        ('{"turns": ["one", 2]}', ':1: "turns" is not text'),
-        ('{"messages": [{"role": "user"}]}', ":1: its messages cannot be rendered: KeyError 'content'"),
-        ('{"messages": 3}', ":1: its messages cannot be rendered"),
-        ('{"messages": [[{"role": "user", "content": "…"}]]}', ":1: its messages are not those of one chat"),
-        ("[" * 100000, ":1: "),
-        ("", ' has no text of 8 tokens or more: give lines like {"text": "…"}'),
-        ('{"text": "short"}\n{"turns": []}\n{"text": ""}', " has no text of 8 tokens or more"),
-    ],
-)
-def test_what_is_no_text(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(OptionError, match=re.escape(f"{path}{message}")) as caught:
+@pytest.mark.parametrize(("name", "why"), [("none", "cannot be"), (".", "cannot be"), ("latin", "is not UTF-8")])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "latin").write_bytes('{"text": "Zwölf Boxkämpfer"}'.encode("latin-1"))
+    with pytest.raises(OptionError, match=rf"{tmp_path / name} {why}.*: give a file of JSON lines"):
+        read(tmp_path / name, Bytes(), 256, 32, 0)
+
+
+FIELDS = st.sampled_from(["text", "prompt", "turns", "messages"])
+
+
+NO_TEXT = st.none() | st.integers() | st.dictionaries(st.text(), st.integers()) | st.lists(st.integers(), min_size=1)
+
+
+WRONG_LINES = st.one_of(
+    st.builds(lambda field, value: {field: value}, FIELDS, NO_TEXT),
+    st.just({"text": "a", "prompt": "b"}),
+    st.just({"turns": "a text of its own"}),
+    st.just({"messages": [[{"role": "user", "content": "of several chats"}]]}),
+    st.just({"messages": [{"role": "user"}]}),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.lists(st.integers()),
+    st.integers(),
+).map(json.dumps) | st.sampled_from(['{"text": ', "[" * 100000])
+
+
+@settings(deadline=None, derandomize=True)
+@given(WRONG_LINES)
+def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path_factory: pytest.TempPathFactory, line: str) -> None:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text(f'{{"text": "a text of its own"}}\n\n{line}\n', encoding="utf-8")
+    with pytest.raises(OptionError, match=f"^{path}:3: ") as caught:
         read(path, Bytes(), 256, 32, 0)
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_that_says_much_is_told_in_one_line(tmp_path: Path) -> None:
-    class Verbose(Bytes):
-        def apply_chat_template(self, messages: Any, tokenize: bool) -> Any:
-            raise RuntimeError("the template\nis wrong\n")
-
-    path = lines(tmp_path / "t", {"messages": []})
-    with pytest.raises(OptionError, match=":1: its messages cannot be rendered: the template") as caught:
-        read(path, Verbose(), 256, 32, 0)
-    assert "\n" not in str(caught.value)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"none cannot be read \(No such file or directory\): give a file of JSON"):
-        read(tmp_path / "none", Bytes(), 256, 32, 0)
-    with pytest.raises(OptionError, match="cannot be read"):
-        read(tmp_path, Bytes(), 256, 32, 0)
-    (tmp_path / "latin").write_bytes('{"text": "Zwölf Boxkämpfer"}'.encode("latin-1"))
-    with pytest.raises(OptionError, match=r"latin is not UTF-8 .*: give a file of JSON lines"):
-        read(tmp_path / "latin", Bytes(), 256, 32, 0)
+@pytest.mark.parametrize("content", ["", '{"text": "short"}\n{"turns": []}\n{"text": ""}'])
+def test_a_file_without_texts_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t").write_text(content, encoding="utf-8")
+    with pytest.raises(OptionError, match=r"t has no text of 8 tokens or more: give lines like"):
+        read(tmp_path / "t", Bytes(), 256, 32, 0)

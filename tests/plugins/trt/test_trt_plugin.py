@@ -105,13 +105,6 @@ def test_output_shapes(make: Make) -> None:
     assert packed.log() == "error: activations and caches have 4 dimensions, not 3 and 4\n"
 
 
-def test_output_types(make: Make) -> None:
-    eights = ["bfloat16"] * 3 + ["float8_e4m3fn"] * 2 + HALVES[5:]
-    assert make(scale=1.0).types(HALVES) == ["float16"] * 3
-    assert make(scale=1.0, fault=1).types(eights, 4) == ["bfloat16", "float8_e4m3fn", "float8_e4m3fn", "int32"]
-    assert make(scale=1.0, fault=1).types(eights, 3) is None
-
-
 @pytest.mark.parametrize("activations", ["float16", "bfloat16"])
 @pytest.mark.parametrize("eight", [False, True])
 def test_formats_are_linear_and_of_the_right_type(make: Make, activations: str, eight: bool) -> None:
@@ -125,16 +118,6 @@ def test_formats_are_linear_and_of_the_right_type(make: Make, activations: str, 
             given = [*types[:position], asked, *types[position + 1 :]]
             assert plugin.supports(position, given, 4) == (asked in taken), (position, asked)
         assert not plugin.supports(position, types, 4, layout=1)
-
-
-def test_only_alias_mode_aliases(make: Make) -> None:
-    assert [make(scale=1.0).call("aliased", output) for output in range(3)] == [-1, -1, -1]
-    assert [make(scale=1.0, in_place="alias").call("aliased", output) for output in range(3)] == [-1, 3, 4]
-
-
-@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
-def test_head_sizes(make: Make, size: int) -> None:
-    assert make(scale=1.0).configure(tensors(size=size)) == 0
 
 
 @pytest.mark.parametrize(
@@ -156,13 +139,6 @@ def test_refused_shapes(make: Make, shapes: dict[str, Any], message: str) -> Non
     plugin = make(scale=1.0)
     assert plugin.configure(tensors(**shapes)) != 0
     assert plugin.log() == f"error: {message}\n"
-
-
-def test_a_changed_shape_is_checked(make: Make) -> None:
-    plugin = make(scale=1.0)
-    assert plugin.shape_change(tensors()) == 0
-    assert plugin.shape_change(tensors(tree_offset=(1,))) != 0
-    assert plugin.log() == "error: tree_offset's dimension 0 is 1: an earlier input has 2\n"
 
 
 def test_the_workspace_holds_any_smaller_problem(make: Make) -> None:
