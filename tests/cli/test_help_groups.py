@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import click
 import pytest
 
 from specbuild.cli import help_groups
@@ -26,7 +27,8 @@ def params(command: str) -> dict[str, str]:
     context = cli.make_context("specbuild", [], resilient_parsing=True)
     found = cli.get_command(context, command)
     assert found
-    return {each.name or "": each.opts[0] for each in found.params if each.param_type_name == "option"}
+    shown = [each for each in found.params if isinstance(each, click.Option) and not each.hidden]
+    return {each.name or "": each.opts[0] for each in shown}
 
 
 @pytest.mark.parametrize("command", HEADINGS)
