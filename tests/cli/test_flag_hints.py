@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import click
 import pytest
-from hypothesis import given
+from command_line import Specbuild
+from commands import COMMANDS, FLAGS, GROUP
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.cli import flag_hints
-from specbuild.cli.application import cli
 from specbuild.runtime.errors import OptionError
 
-from .conftest import Outcome
-
-Specbuild = Callable[..., Outcome]
 OTHERS = """
 -m --model -c --ctx-size -np --parallel -ngl --n-gpu-layers -a --alias --log-level --temp -v --verbose -md -fa -ub -tb
 -hf -ctk --cache-type-v -s --seed -n --n-predict -p --prompt -f -sys -cnv -i -j -jf --grammar-file -r --mlock --no-mmap
@@ -28,21 +25,6 @@ OTHERS = """
 --max_batch_size --max_seq_len --max_input_len --max_num_tokens --gemm_plugin --paged_kv_cache --workers --log_level
 --speculative_decoding_mode --max_draft_len --weight_streaming --input_timing_cache --tokens_per_block --max_beam_width
 """.split()
-GROUP = cli.make_context("specbuild", [], resilient_parsing=True)
-COMMANDS: dict[str, click.Command] = {}
-for _name in cli.list_commands(GROUP):
-    _command = cli.get_command(GROUP, _name)
-    assert _command
-    COMMANDS[_name] = _command
-
-
-def flags_of(command: click.Command) -> set[str]:
-    """The flags that a command's help lists."""
-    shown = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-    return {flag for each in shown for flag in (*each.opts, *each.secondary_opts)}
-
-
-FLAGS = {name: flags_of(command) for name, command in COMMANDS.items()}
 
 
 def parsed(name: str, *arguments: str) -> dict[str, object]:
@@ -63,6 +45,7 @@ def outcome(name: str, *arguments: str) -> str:
     return ""
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),
     flag=st.sampled_from(OTHERS),
@@ -82,6 +65,7 @@ def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, 
             assert ours in FLAGS[place], said
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),
     flag=st.sampled_from(["--hepl", "--hel", "--hlp"]) | st.from_regex(r"--zz[a-z]{1,9}", fullmatch=True),
@@ -90,6 +74,7 @@ def test_an_unknown_flag_is_answered_with_the_help_that_lists_all(name: str, fla
     assert outcome(name, flag).startswith(f"there is no {flag} here: specbuild {name} --help ")
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from([name for name, flags in FLAGS.items() if "--threads" in flags]), data=st.data())
 def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(name: str, data: st.DataObject) -> None:
     flag = data.draw(st.sampled_from(sorted(flag for flag in FLAGS[name] if len(flag) > 8)))
