@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import importlib
 import logging
 import os
@@ -14,29 +15,38 @@ import click
 
 from specbuild.runtime.errors import SpecbuildError
 
-from . import interrupts, standard_streams
-from .flag_hints import hinted
+from . import flag_hints, interrupts, standard_streams
 from .standard_streams import tell
 
 _STARVED = "bad_alloc", "cannot allocate memory", "failed to map segment"
 DEBUG = "SPECBUILD_DEBUG"  # if set, an unexpected error shows its traceback
-_COMMANDS = {
-    "distill": "Train a draft for a target.",
+_COMMANDS = {  # in the order of work
     "build": "Compile a target and a draft into a bundle.",
-    "pair": "Say whether a draft can be used with a target, and what it is worth here.",
     "inspect": "Show what a bundle holds.",
+    "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
     "generate": "Generate text from a bundle.",
     "chat": "Chat with a bundle.",
     "serve": "Serve bundles by OpenAI's API.",
+    "bench": "Compare speculation with plain decoding: latency, speedup, acceptance.",
+    "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
+    "profile": "Measure each step against the device's roofline, and where a round's time goes.",
+    "pair": "Say whether a draft can be used with a target, and what it is worth here.",
+    "distill": "Train a draft for a target.",
     "canary": "Show what a server's canary has found.",
     "cost": "Say what requests cost, and what speculation saved, from a server's ledger.",
     "replay": "Prove a text that a server gave, by its receipt.",
     "sign": "Sign a bundle.",
-    "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
-    "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
-    "profile": "Measure each step against the device's roofline, and where a round's time goes.",
-    "bench": "Compare speculation with plain decoding: latency, speedup, acceptance.",
     "doctor": "Show what this machine has, and what that enables.",
+}
+_MEANT = {  # names that other tools have for these commands
+    **dict.fromkeys(("compile", "convert", "quantize", "trtllm-build"), "build"),
+    **dict.fromkeys(("info", "show"), "inspect"),
+    **dict.fromkeys(("check", "eval", "test"), "verify"),
+    **dict.fromkeys(("run", "complete", "completion"), "generate"),
+    "server": "serve",
+    "benchmark": "bench",
+    "train": "distill",
+    "version": "--version",
 }
 
 
@@ -49,17 +59,18 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
+        command = _loaded(cmd_name)
         interrupts.raise_exceptions()
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        alike = difflib.get_close_matches(args[0], _COMMANDS) if args[0] not in _COMMANDS else []
-        if alike:
-            raise click.UsageError(f"there is no command {args[0]!r}: did you mean {alike[0]}?", ctx)
-        return super().resolve_command(ctx, args)
+        if args[0] in _COMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        for similar in difflib.get_close_matches(args[0], [*_COMMANDS, *_MEANT], 1):
+            raise click.UsageError(f"there is no command {args[0]!r}: did you mean {_MEANT.get(similar, similar)}?")
+        raise click.UsageError(f"there is no command {args[0]!r}: specbuild --help lists what there is")
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -72,7 +83,20 @@ class _Lazy(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@functools.cache
+def _loaded(name: str) -> click.Command:
+    """Import a command, and add the hints for flags that it does not have."""
+    command: click.Command = importlib.import_module(f".{name}", __package__).command
+    command.params += flag_hints.hints(command)
+    return command
+
+
+def _dashed(name: str) -> str:
+    """Return a flag's name with dashes, as `--max_seq_len` is written for trtllm-build."""
+    return name.replace("_", "-")
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _dashed})
 @click.version_option(package_name="specbuild-trt", prog_name="specbuild")
 def cli() -> None:
     """Compile models for speculative decoding, and run them exactly."""
@@ -121,7 +145,7 @@ def _outcome() -> tuple[int, str]:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return 2, ""
     except click.NoSuchOption as error:
-        return 2, hinted(error)
+        return 2, flag_hints.unknown(error)
     except click.ClickException as error:
         return 2, error.format_message()
     except (click.Abort, KeyboardInterrupt):

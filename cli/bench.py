@@ -36,7 +36,12 @@ from .progress import quiet_option, showing
 @click.option("--num-prompts", type=click.IntRange(1), help="So many, evenly spread over the file; all by default.")
 @click.option("-n", "--max-new-tokens", type=int, default=128, show_default=True)
 @click.option(
-    "--concurrency", default="1", show_default=True, metavar="N,…", help="Requests at a time, one or several."
+    "--concurrency",
+    "--max-concurrency",
+    default="1",
+    show_default=True,
+    metavar="N,…",
+    help="Requests at a time, one or several.",
 )
 @click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--trees", metavar="TREE,…", help="Trees beside the bundle's own, as in chain:4,best:16,topk:2,3.")

@@ -61,6 +61,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help="A build written down, like those in engines/; options given here go before it.",
 )
 @click.option(
+    "-m",
     "--target",
     "--model",
     required=True,
@@ -68,13 +69,21 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help="The model whose output counts: a folder, a GGUF file, or a hub id.",
 )
 @click.option(
+    "-md",
     "--draft",
     "--draft-model",
+    "--model-draft",
     metavar="DIR",
     help="A small model, an EAGLE-3 head, or self:int4, the target's own weights; without it lookup drafts.",
 )
 @click.option(
-    "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
+    "-o",
+    "--output",
+    "--output-dir",
+    required=True,
+    metavar="BUNDLE",
+    type=click.Path(path_type=Path),
+    help="Folder to create.",
 )
 @click.option("--backend", default=DEFAULT, show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option(
@@ -112,7 +121,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help=f"Fail where the target moved further, in nats a token: {MAX_KL} by default, {AUTO_KL} with auto and best.",
 )
 @click.option(
-    "--max-seq-len", "--max-model-len", type=int, metavar="N", help="Tokens of a text at most, prompt included."
+    "-c",
+    "--max-seq-len",
+    "--max-model-len",
+    "--ctx-size",
+    type=int,
+    metavar="N",
+    help="Tokens of a text at most, prompt included.",
 )
 @click.option(
     "--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Sequences of a step at most."

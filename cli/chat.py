@@ -32,11 +32,12 @@ _SAMPLING = (
 
 @click.command(name="chat", cls=grouped(GENERATE))
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--system", metavar="TEXT", help="Instructions for every answer.")
+@click.option("-sys", "--system", "--system-prompt", metavar="TEXT", help="Instructions for every answer.")
 @click.option(
     "-n",
     "--max-new-tokens",
     "--max-tokens",
+    "--n-predict",
     type=int,
     default=512,
     show_default=True,

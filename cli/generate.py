@@ -22,7 +22,7 @@ from .progress import tell_later_turns
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("-p", "--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; may be given again.")
 @click.option("--prompts", "file", metavar="FILE.jsonl", help="Prompts, one JSON object per line; - for stdin.")
-@click.option("-n", "--max-new-tokens", type=int, show_default="128")
+@click.option("-n", "--max-new-tokens", "--n-predict", type=int, show_default="128")
 @click.option("--max-tokens", type=int, help="Another name for --max-new-tokens.")
 @click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k best tokens; 0 is off.")
@@ -37,12 +37,12 @@ from .progress import tell_later_turns
 )
 @click.option("--frequency-penalty", type=float, default=0.0, help="Subtracted per occurrence in the output.")
 @click.option("--presence-penalty", type=float, default=0.0, help="Subtracted once for tokens in the output.")
-@click.option("--seed", type=int, help="Makes sampling repeatable; fresh entropy, reported, without it.")
+@click.option("-s", "--seed", type=int, help="Makes sampling repeatable; fresh entropy, reported, without it.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given again.")
 @click.option("--n", "n", type=int, default=1, show_default=True, help="Samples of each prompt: seed, seed + 1, …")
-@click.option("--json-schema", metavar="FILE", help="The text is JSON of this schema.")
+@click.option("-jf", "--json-schema", "--json-schema-file", metavar="FILE", help="The text is JSON of this schema.")
 @click.option("--regex", metavar="REGEX", help="The text matches this, as a whole.")
-@click.option("--grammar", metavar="FILE", help="The text is of this grammar, in Lark or GBNF.")
+@click.option("--grammar", "--grammar-file", metavar="FILE", help="The text is of this grammar, in Lark or GBNF.")
 @click.option("--choice", multiple=True, metavar="TEXT", help="The text is this one, or another that is given.")
 @click.option("--logprobs", type=int, help="Report log-probabilities with --json: the tokens' own, and the N best.")
 @click.option("--deadline", type=float, help="End a prompt after so many seconds, with what it has.")
@@ -66,7 +66,16 @@ from .progress import tell_later_turns
     metavar="JSON",
     help='Nodes of a tree by how many sequences share a round: {"1-4": 8, "5-16": 2}.',
 )
-@click.option("-b", "--batch-size", type=int, default=1, show_default=True, help="Sequences that share a step.")
+@click.option(
+    "-b",
+    "-np",
+    "--batch-size",
+    "--parallel",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Sequences that share a step.",
+)
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option(
     "--enable-prefix-caching/--no-enable-prefix-caching",

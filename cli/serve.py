@@ -84,14 +84,25 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option("--predict-route", envvar="AIP_PREDICT_ROUTE", metavar="PATH", help="Another name of /predict.")
 @click.option("--uds", type=click.Path(path_type=Path), metavar="FILE", help="Listen at a Unix socket instead.")
 @click.option(
-    "--served-model-name", multiple=True, metavar="NAME", help="The bundle's name in requests; may be repeated."
+    "-a",
+    "--served-model-name",
+    "--alias",
+    multiple=True,
+    metavar="NAME",
+    help="The bundle's name in requests; may be repeated.",
 )
 @click.option("--api-key", multiple=True, help=f"Needed for all but health; may be repeated, or {API_KEYS}=A,B.")
 @click.option("--ssl-certfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
 @click.option("--ssl-keyfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
 @click.option("--allowed-origins", metavar="JSON", help='Web pages that may call: ["https://example.com"] or ["*"].')
 @click.option("--root-path", default="", metavar="PATH", help="Where a proxy serves this, such as /llm.")
-@click.option("--max-num-seqs", type=int, help="Sequences that share a step; what the bundle was built for by default.")
+@click.option(
+    "-np",
+    "--max-num-seqs",
+    "--parallel",
+    type=int,
+    help="Sequences that share a step; what the bundle was built for by default.",
+)
 @click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens of a step at most.")
 @click.option("--max-model-len", type=int, metavar="N", help="Tokens of a text at most, the bundle's by default.")
 @click.option("--max-waiting", type=int, default=256, show_default=True, help="Samples that wait for a slot at most.")
@@ -116,7 +127,12 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option("--ledger", type=click.Path(path_type=Path), metavar="FILE", help="Append a row for each request.")
 @click.option("--ledger-rotate", metavar="day|SIZE", help="Begin another ledger each day, or from 100MB on.")
 @click.option("--owner", multiple=True, metavar="KEY=VALUE", help="Whose it is, for the ledger; may be repeated.")
-@click.option("--chat-template", metavar="FILE|hermes", help="Instead of the bundle's; hermes reads tools.")
+@click.option(
+    "--chat-template",
+    "--chat-template-file",
+    metavar="FILE|hermes",
+    help="Instead of the bundle's; hermes reads tools.",
+)
 @click.option("--return-token-ids", is_flag=True, help="Responses have token ids, unless a request says otherwise.")
 @click.option(
     "--per-request-spec-decode-metrics",

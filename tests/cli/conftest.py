@@ -1,18 +1,31 @@
-"""Fixtures of the command line's tests: a small bundle with a chat template."""
+"""Fixtures of the command line's tests: small bundles with a chat template."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Outcome as Outcome
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+REFUSAL = "{% if messages[-1]['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
+
+
+def rewrite(bundle: Path, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
+    """Write a manifest that says something else, with the digests of the files as they are now."""
+    manifest = change(Bundle.open(bundle).manifest)
+    files = {name: file_record(bundle / name) for name in manifest.files}
+    (bundle / MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -29,4 +42,14 @@ def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory, build_shar
     """A small bundle without a draft; read it, do not change it."""
     path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"
     build_shared(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chatty(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference pair's bundle with a chat template, which refuses what is `forbidden`."""
+    path, name = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b")), "chat_template.jinja"
+    (path / name).write_text(CHAT_TEMPLATE + REFUSAL, encoding="utf-8")
+    record = file_record(path / name)
+    rewrite(path, lambda each: replace(each, chat_template=name, files={**each.files, name: record}))
     return path

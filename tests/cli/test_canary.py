@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
 
 import pytest
+from command_line import Specbuild
 
-from .conftest import Outcome
-
-Specbuild = Callable[..., Outcome]
 ROW = {"metric": "ttft", "harm": 40.5, "fine": 0.01, "n": [120, 80], "means": [0.1, 0.12345]}
 VIEW: dict[str, Any] = {
-    **{
-        "model": "pycode",
-        "candidate": "speculation=chain:4",
-        "baseline": "asked",
-        "phase": "rolled back",
-        "weight": 0.0,
-    },
-    **{
-        "max_weight": 50.0,
-        "action": "rollback",
-        "alpha": 0.05,
-        "margin": 0.1,
-        "requests": {"baseline": 120, "candidate": 80},
-    },
+    "model": "pycode",
+    "candidate": "speculation=chain:4",
+    "baseline": "asked",
+    "phase": "rolled back",
+    "weight": 0.0,
+    "max_weight": 50.0,
+    "action": "rollback",
+    "alpha": 0.05,
+    "margin": 0.1,
+    "requests": {"baseline": 120, "candidate": 80},
     "verdict": {"kind": "rollback", "e": 21.5, "evidence": ROW},
     "evidence": [ROW, ROW | {"metric": "quality", "fine": None, "means": [None, -1.5]}],
     "divergence": {"texts": 7, "kl": 0.0123},
@@ -66,35 +60,18 @@ def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.Mo
         "speculation=chain:4 against asked",
         "rolled back at 0 %",
         "80 requests of 200",
-        "0.1235",
-        "120 + 80",
+        "rollback: E 21.5 of 20, by ttft",
+        "KL 0.0123 nats a token over 7 texts",
     ):
         assert words in told.out
-    assert "rollback: E 21.5 of 20, by ttft" in told.out
-    assert "KL 0.0123 nats a token over 7 texts" in told.out
     monkeypatch.setenv("SPECBUILD_API_KEY", "right,other")
     assert json.loads(specbuild("canary", f"{url}/", "--json").out) == VIEW
 
 
-@pytest.mark.parametrize(
-    ("suffix", "key", "status", "words"),
-    [("", "wrong", 2, "--api-key"), ("/prefix", "right", 2, "start it with --canary")],
-)
-def test_refusals(specbuild: Specbuild, url: str, suffix: str, key: str, status: int, words: str) -> None:
-    told = specbuild("canary", url + suffix, "--api-key", key)
-    assert (told.status, words in told.err, told.err.count("\n")) == (status, True, 1)
-
-
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"no JSON", b'{"alpha": 0}'])
-def test_answers_that_are_no_canary(
-    specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch, body: bytes
-) -> None:
-    monkeypatch.setattr(Answer, "body", body)
-    told = specbuild("canary", url, "--api-key", "right")
-    assert (told.status, told.err.count("\n"), told.out) == (1, 1, "")
-
-
-def test_no_server_and_no_url(specbuild: Specbuild) -> None:
-    assert specbuild("canary", "http://127.0.0.1:1").status == 1
-    told = specbuild("canary", "localhost")
-    assert (told.status, "no URL" in told.err) == (2, True)
+def test_what_a_server_does_not_have(specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--api-key" in specbuild("canary", url, "--api-key", "wrong").refusal()
+    assert "start it with --canary" in specbuild("canary", f"{url}/prefix", "--api-key", "right").refusal()
+    for body in (b"{}", b"[]", b"no JSON", b'{"alpha": 0}'):
+        monkeypatch.setattr(Answer, "body", body)
+        specbuild("canary", url, "--api-key", "right").refusal(1)
+    specbuild("canary", "http://127.0.0.1:1").refusal(1)

@@ -5,38 +5,17 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from command_line import Specbuild
 
-from specbuild.runtime import Bundle, Chat, Engine, SamplingParams
-from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime import Chat, Engine, SamplingParams
 
-from .conftest import CHAT_TEMPLATE, Outcome
-
-Specbuild = Callable[..., Outcome]
-FILE = "chat_template.jinja"
 LIMIT = 60
-
-
-@pytest.fixture(scope="module")
-def chatty(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference pair's bundle with a chat template, which refuses what is `forbidden`."""
-    path = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b"))
-    refusal = "{% if messages[-1]['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
-    (path / FILE).write_text(CHAT_TEMPLATE + refusal, encoding="utf-8")
-    manifest = Bundle.open(path).manifest
-    files = {**manifest.files, FILE: file_record(path / FILE)}
-    (path / MANIFEST).write_text(replace(manifest, chat_template=FILE, files=files).to_json(), encoding="utf-8")
-    return path
 
 
 def answers(bundle: Path, turns: list[list[dict[str, str]]]) -> str:
@@ -58,13 +37,14 @@ def test_lines_of_a_pipe_are_messages_of_one_conversation(specbuild: Specbuild, 
 
 
 def test_instructions_and_a_new_beginning(specbuild: Specbuild, chatty: Path) -> None:
-    typed = b"x = 1\n/reset\n/system Be brief.\ny = 2\n/system\n/reset\nz = 3\n/exit\nnever\n"
+    typed = b"x = 1\n/reset\n/system Be brief.\ny = 2\n/system\n/reset\n/usr/bin is where\n/exit\nnever\n"
     outcome = specbuild("chat", chatty, "-n", 12, stdin=typed)
-    turns = [[said("user", "x = 1")], [said("system", "Be brief."), said("user", "y = 2")], [said("user", "z = 3")]]
+    brief = [said("system", "Be brief."), said("user", "y = 2")]
+    turns = [[said("user", "x = 1")], brief, [said("user", "/usr/bin is where")]]
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out == answers(chatty, turns)
     given = specbuild("chat", chatty, "-n", 12, "--system", "Be brief.", stdin=b"y = 2")
-    assert given.out == answers(chatty, turns[1:2])
+    assert given.out == answers(chatty, [brief])
 
 
 def test_statistics_and_the_next_turn_is_read_from_the_cache(specbuild: Specbuild, chatty: Path) -> None:
@@ -92,25 +72,8 @@ def test_what_cannot_be_answered_takes_nothing_with_it(specbuild: Specbuild, cha
     assert outcome.status == 1
 
 
-def test_a_path_is_a_message(specbuild: Specbuild, chatty: Path) -> None:
-    outcome = specbuild("chat", chatty, "-n", 12, stdin=b"/usr/bin is where\n")
-    assert outcome.out == answers(chatty, [[said("user", "/usr/bin is where")]])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "reason"),
-    [
-        ((), b"\xff\n", "line 1 of standard input is not UTF-8"),
-        (("--temperature", "nan"), b"", "temperature"),
-        (("--tree", "best:0"), b"x\n", "best:0"),
-    ],
-)
-def test_refusals(specbuild: Specbuild, chatty: Path, arguments: tuple[str, ...], stdin: bytes, reason: str) -> None:
-    assert reason in specbuild("chat", chatty, *arguments, stdin=stdin).refusal()
-
-
-def test_a_bundle_without_a_template(specbuild: Specbuild, bundle: Path) -> None:
-    assert "has no chat template" in specbuild("chat", bundle, stdin=b"x\n").refusal()
+def test_what_is_no_text_is_refused(specbuild: Specbuild, chatty: Path) -> None:
+    assert "line 1 of standard input is not UTF-8" in specbuild("chat", chatty, stdin=b"\xff\n").refusal()
 
 
 class Terminal:
@@ -126,13 +89,16 @@ class Terminal:
         os.close(theirs)
         self.seen = ""
 
+    def read(self) -> None:
+        if select.select([self.ours], [], [], 1)[0]:
+            self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+
     def see(self, words: str) -> str:
         """What was shown until these words."""
         deadline = time.monotonic() + LIMIT
         while words not in self.seen:
             assert time.monotonic() < deadline, f"no {words!r} in {self.seen!r}"
-            if select.select([self.ours], [], [], 1)[0]:
-                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+            self.read()
         before, _, self.seen = self.seen.partition(words)
         return before
 
@@ -141,8 +107,7 @@ class Terminal:
         deadline = time.monotonic() + LIMIT
         while words not in self.seen and time.monotonic() < deadline:
             self.process.send_signal(signal.SIGINT)
-            if select.select([self.ours], [], [], 1)[0]:
-                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+            self.read()
         self.see(words)
 
     def type(self, text: str) -> None:

@@ -6,15 +6,12 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from command_line import Outcome
+from command_line import Specbuild
 from ledgers import machine, request, written
-
-from specbuild.cli import cost
 
 
 @pytest.fixture
@@ -23,21 +20,21 @@ def ledger(tmp_path: Path) -> Path:
     return written(tmp_path / "l.jsonl", rows, torn=b'{"time"')
 
 
-def test_tables(specbuild: Callable[..., Outcome], ledger: Path) -> None:
+def test_tables(specbuild: Specbuild, ledger: Path) -> None:
     done = specbuild("cost", ledger, "--by", "user")
     assert (done.status, done.err) == (0, "")
     for words in ("the machine, EUR", "other work", "[red]bob", "all requests", "1 lines were cut off", "1e+04"):
         assert words in done.out
 
 
-def test_json_in_another_price(specbuild: Callable[..., Outcome], ledger: Path) -> None:
+def test_json_in_another_price(specbuild: Specbuild, ledger: Path) -> None:
     asked = ("--json", "--by", "user,day", "--price-per-hour", 36, "--currency", "USD")
     found = json.loads(specbuild("cost", ledger, ledger, *asked).out)
     assert (found["currency"], found["total"]["requests"], len(found["groups"])) == ("USD", 6, 3)
     assert found["total"]["cost"] == pytest.approx(0.6)
 
 
-def test_files(specbuild: Callable[..., Outcome], ledger: Path, tmp_path: Path) -> None:
+def test_files(specbuild: Specbuild, ledger: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("rows.csv", "groups.parquet", "page.html")]
     done = specbuild("cost", ledger, "--by", "user", "--focus", "1.2", "--out", files[0], "--parquet", files[1],
                      "--html", files[2])  # fmt: skip
@@ -52,37 +49,13 @@ def test_files(specbuild: Callable[..., Outcome], ledger: Path, tmp_path: Path) 
     assert specbuild("cost", ledger, "--focus", "1.2").out == files[0].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "LEDGER"),
-        (["none.jsonl"], "cannot be read"),
-        (["{}", "--by", "colour"], "colour"),
-        (["{}", "--out", "x.csv"], "--focus"),
-        (["{}", "--focus", "1.1"], "1.0"),
-        (["{}", "--focus", "1.0", "--json"], "--out"),
-        (["{}", "--price-per-hour", "-1"], "price"),
-        (["{}", "--price-per-hour", "nan"], "price"),
-        (["{}", "--html", "none/x.html"], "cannot be written"),
-    ],
-)
-def test_what_is_refused(specbuild: Callable[..., Outcome], ledger: Path, arguments: list[str], words: str) -> None:
-    assert words in specbuild("cost", *(each.format(ledger) for each in arguments)).refusal()
-
-
-@pytest.mark.parametrize(("flag", "package"), [("--parquet", "pyarrow"), ("--html", "matplotlib")])
 def test_what_is_not_installed_is_named(
-    specbuild: Callable[..., Outcome],
-    ledger: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flag: str,
-    package: str,
+    specbuild: Specbuild, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "find_spec", lambda name: None)
-    monkeypatch.setattr(cost.html, "find_spec", lambda name: None)
-    assert package in specbuild("cost", ledger, flag, tmp_path / "x").refusal()
-    assert not (tmp_path / "x").exists()
+    for flag, package in (("--parquet", "pyarrow"), ("--html", "matplotlib")):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert package in specbuild("cost", ledger, flag, tmp_path / "x").refusal()
+        assert not (tmp_path / "x").exists()
 
 
 def test_nothing_large_is_imported_for_a_table() -> None:

@@ -3,56 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
+from command_line import Specbuild
 
 from specbuild.cli import doctor
 
-Command = Callable[..., Any]
 
-
-def test_facts(specbuild: Command) -> None:
+def facts(specbuild: Specbuild) -> dict[str, Any]:
     outcome = specbuild("doctor", "--json")
     assert (outcome.status, outcome.err) == (0, "")
-    found = json.loads(outcome.out)
+    return dict(json.loads(outcome.out))
+
+
+def test_facts(specbuild: Specbuild) -> None:
+    found = facts(specbuild)
     assert found["specbuild"] == version("specbuild-trt")
     assert found["ONNX Runtime"] == onnxruntime.__version__
     assert found["ONNX Runtime providers"] == onnxruntime.get_available_providers()
     assert found["build"] == "yes"
     assert found["onnxruntime bundles"] == "fp32, int8, int4; builds yes; runs yes"
     assert ("runs no" in found["tensorrt-rtx bundles"]) == (found["CUDA driver"] == "not found")
-    assert isinstance(found["GPUs"], list)
-    assert isinstance(found["TensorRT flavours"], list)
-
-
-def test_the_table_has_every_fact(specbuild: Command) -> None:
-    outcome = specbuild("doctor")
-    assert (outcome.status, outcome.err) == (0, "")
-    found = json.loads(specbuild("doctor", "--json").out)
-    rows = outcome.out.splitlines()
-    assert len(rows) == len(found)
+    rows = specbuild("doctor").out.splitlines()
     assert all(row.startswith(name) for row, name in zip(rows, found, strict=True))
 
 
-def test_what_lacks_is_named(specbuild: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    importable = doctor._importable
-    monkeypatch.setattr(doctor, "_importable", lambda module: module != "onnxscript" and importable(module))
-    build = json.loads(specbuild("doctor", "--json").out)["build"]
-    assert build.startswith("no")
-    assert "onnxscript" in build
-    assert "pip install" in build
+def test_what_compiles_kernels(specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "find_library", lambda name="": tmp_path / "libspecbuild_kernels.so")
+    monkeypatch.setattr(doctor, "compiler_version", lambda: "13.5")
+    found = facts(specbuild)
+    assert (found["NVRTC"], found["kernel library"]) == ("13.5", str(tmp_path / "libspecbuild_kernels.so"))
+    assert "yes, by NVRTC" in found["CUDA kernels"]
+    assert "yes, by the library" in found["CUDA kernels"]
 
 
-@pytest.mark.parametrize(("name", "text"), [("GPUs", "none"), ("nvcc", "not found"), ("CUDA driver", "not found")])
-def test_a_machine_with_nothing(specbuild: Command, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+def test_a_machine_with_nothing(specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError("no such library")
 
     monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
     monkeypatch.setattr(doctor.ctypes, "CDLL", refuse)
-    (row,) = (row for row in specbuild("doctor").out.splitlines() if row.startswith(name))
-    assert row.removeprefix(name).strip() == text
+    monkeypatch.setattr(doctor, "find_library", lambda name="": None)
+    for name in ("cuda.bindings", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = facts(specbuild)
+    assert (found["GPUs"], found["nvcc"], found["CUDA driver"]) == ([], "not found", "not found")
+    assert found["build"].startswith("no, missing onnxscript: pip install")
+    assert "pip install 'specbuild-trt[cuda]'" in found["NVRTC"]
+    assert "SPECBUILD_CUDA=1 pip install ." in found["kernel library"]
+    assert found["CUDA kernels"].count(": no") == 2

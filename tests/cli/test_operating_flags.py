@@ -1,4 +1,4 @@
-"""The flags of canary and drift: they become options, and one alone that does nothing is refused."""
+"""The flags of canary and drift become options; tests/cli/test_refusals.py has those that do nothing alone."""
 
 from __future__ import annotations
 
@@ -6,45 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Specbuild
 
-from specbuild.cli.operating_flags import OPTIONS, taken
-from specbuild.runtime.errors import OptionError
-
-
-def given(**values: Any) -> dict[str, Any]:
-    return {"port": 1, **{str(option.name): () if option.multiple else None for option in OPTIONS}, **values}
+from specbuild.serve import logs, server
 
 
-def test_nothing_given_is_nothing_compared_or_watched() -> None:
-    values = given()
-    assert taken(values) == (None, None)
-    assert values == {"port": 1}, "the rest is left"
-
-
-def test_what_is_given_becomes_options() -> None:
-    values = given(
-        canary="speculation=auto",
-        canary_weight=5.0,
-        canary_action="both",
-        canary_ignore=("ttft",),
-        drift=Path("d"),
-        drift_size=600,
-    )
-    canary, drift = taken(values)
-    assert canary is not None
-    assert drift is not None
-    assert canary.ignore == ("ttft",)
-    assert (canary.candidate, canary.weight, canary.action, canary.step_weight) == ("speculation=auto", 5, "both", 10)
+def test_flags_become_options(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(logs, "install", lambda log: None)
+    monkeypatch.setattr(server, "check", lambda named, options, *_: seen.append(options))
+    flags = "--canary speculation=auto --canary-weight 5 --canary-action both --canary-ignore ttft --drift d"
+    for given in ([], [*flags.split(), "--drift-size", 600]):
+        assert specbuild("serve", bundle, "--check", *given).status == 0
+    without, options = seen
+    assert (without.canary, without.drift) == (None, None)
+    canary, drift = options.canary, options.drift
+    assert (canary.candidate, canary.weight, canary.action, canary.ignore) == ("speculation=auto", 5, "both", ("ttft",))
+    assert canary.step_weight == 10
     assert (drift.reference, drift.size, drift.sample) == (Path("d"), 600, None)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"canary_max_weight": 5.0}, "--canary-max-weight does nothing without --canary"),
-        ({"drift_sample": Path("x")}, "--drift-sample does nothing without --drift"),
-    ],
-)
-def test_what_does_nothing_alone(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        taken(given(**values))

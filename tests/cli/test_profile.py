@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import Specbuild
 
-from specbuild.runtime import Bundle
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST
 
-Command = Callable[..., Any]
+from .conftest import rewrite
+
 QUICK = ("--repeat", 1, "-n", 12)
 PARTS = ("draft", "verify", "accept", "commit", "host")
 BUCKETS = [1, 2, 4, 8, 16, 32, 64]
@@ -31,14 +29,7 @@ def off() -> Iterator[None]:
     nvtx.enabled = False
 
 
-def change(bundle: Path, **fields: Any) -> None:
-    """Write a manifest that has other fields, and the hashes of the files as they are."""
-    manifest = Bundle.open(bundle).manifest
-    files = {name: file_record(bundle / name) for name in manifest.files}
-    (bundle / MANIFEST).write_text(replace(manifest, files=files, **fields).to_json(), encoding="utf-8")
-
-
-def test_json(specbuild: Command, bundle: Path) -> None:
+def test_json(specbuild: Specbuild, bundle: Path) -> None:
     outcome = specbuild("profile", bundle, "--json", "--context", 100, *QUICK)
     assert (outcome.status, outcome.err) == (0, "")
     found = json.loads(outcome.out)
@@ -57,7 +48,7 @@ def test_json(specbuild: Command, bundle: Path) -> None:
     assert run["total_s"] == pytest.approx(sum(run[f"{part}_s"] for part in PARTS))
 
 
-def test_the_table(specbuild: Command, bundle: Path) -> None:
+def test_the_table(specbuild: Specbuild, bundle: Path) -> None:
     outcome = specbuild("profile", bundle, "--tree", "chain:2", "-b", 3, *QUICK)
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
@@ -70,7 +61,7 @@ def test_the_table(specbuild: Command, bundle: Path) -> None:
     assert lines[-1].startswith("a round: ")
 
 
-def test_without_a_draft(specbuild: Command, tiny_bundle: Path) -> None:
+def test_without_a_draft(specbuild: Specbuild, tiny_bundle: Path) -> None:
     outcome = specbuild("profile", tiny_bundle, "--json", *QUICK)
     assert (outcome.status, outcome.err) == (0, "")
     found = json.loads(outcome.out)
@@ -78,52 +69,26 @@ def test_without_a_draft(specbuild: Command, tiny_bundle: Path) -> None:
     assert found["context"] == 32
 
 
-def test_ranges_are_on_where_asked(specbuild: Command, tiny_bundle: Path) -> None:
+def test_ranges_are_on_where_asked(specbuild: Specbuild, tiny_bundle: Path) -> None:
     pytest.importorskip("nvtx")
     assert specbuild("profile", tiny_bundle, "--nvtx", *QUICK).status == 0
     assert nvtx.enabled
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--tree", "star:3"), "unknown tree 'star:3'"),
-        (("--tree", "chain:64"), "verifies at most 63"),
-        (("-b", 2), "batch size 2 is not in 1…1"),
-        (("--context", 65), "--context 65 is more than the 64 tokens"),
-        (("-n", 0), "-n"),
-        (("-p", ""), "prompt"),
-    ],
-)
-def test_bad_input(specbuild: Command, tiny_bundle: Path, options: tuple[Any, ...], words: str) -> None:
-    assert words in specbuild("profile", tiny_bundle, *options).refusal()
-
-
-def test_no_bundle(specbuild: Command, tmp_path: Path) -> None:
-    assert "not a folder" in specbuild("profile", tmp_path / "none").refusal()
-
-
-def test_ranges_need_their_package(specbuild: Command, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_need_their_package(specbuild: Specbuild, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     assert "pip install nvtx" in specbuild("profile", tiny_bundle, "--nvtx").refusal()
 
 
-def test_a_report_without_products(specbuild: Command, bundle_copy: Path) -> None:
+def test_a_report_without_products(specbuild: Specbuild, bundle_copy: Path) -> None:
     report = json.loads((bundle_copy / "report.json").read_text(encoding="utf-8"))
     del report["products"]
     (bundle_copy / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    change(bundle_copy)
+    rewrite(bundle_copy)
     assert "build it again" in specbuild("profile", bundle_copy).refusal()
 
 
-@pytest.mark.parametrize("command", ["profile", "tune"])
-def test_a_report_that_was_changed_is_refused(specbuild: Command, bundle_copy: Path, command: str) -> None:
-    text = (bundle_copy / "report.json").read_text(encoding="utf-8")
-    (bundle_copy / "report.json").write_text(text.replace("products", "Products"), encoding="utf-8")
-    assert "report.json is not what was built" in specbuild(command, bundle_copy).refusal()
-
-
-def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild: Command, bundle_copy: Path) -> None:
-    change(bundle_copy, backend="onnxruntime-cuda")
+def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild: Specbuild, bundle_copy: Path) -> None:
+    rewrite(bundle_copy, lambda manifest: replace(manifest, backend="onnxruntime-cuda"))
     expected = specbuild("generate", bundle_copy, "-p", "x")
     assert specbuild("profile", bundle_copy).refusal(1) == expected.refusal(1)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.cli.quality import _joined, in_words, show
-from specbuild.runtime.errors import OptionError
+from specbuild.cli.quality import in_words, show
 
 PRODUCTS = {"names": ["layers.0.q_proj", "layers.0.k_proj"], "precision": "int4", "bytes": 12_345}
 HEAD = {"names": ["lm_head"], "precision": "int8", "bytes": 999}
@@ -65,6 +64,11 @@ def test_tables_have_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["layers.0.q_proj, k_proj"].split() == ["int4", "12", "0.99876", "1.0e-03"]
     assert found["lm_head"].split() == ["int8", "1", "1.00000", "0.0e+00"]
     assert not {"acceptance length", "step of 1", "own grid"} & {*found}
+    draft = shown(DRAFT, capsys)
+    assert draft["acceptance length"] == "2.125 → 2.000, chains of 4 along the target's texts"
+    assert not {"KL to float32", "perplexity", "greedy texts", "not quantized"} & {*draft}
+    same = shown(TARGET | {"first_divergence": [None, None]}, capsys)
+    assert same["greedy texts"] == "0 of 2 texts of 64 tokens part"
 
 
 def test_weights_that_keep_their_grid_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,25 +76,3 @@ def test_weights_that_keep_their_grid_are_told_of(capsys: pytest.CaptureFixture[
     assert in_words({"models": {"target": kept}})[0].endswith(", top-1 98.8%, 210 weights on the grid that they had")
     assert shown(kept, capsys)["own grid"] == "210 weights lie on one already, as a GGUF's do, and keep it"
     assert "own grid" not in shown(TARGET | {"own_grids": 0}, capsys)
-
-
-def test_what_was_not_looked_at_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a draft that alone was quantized there are its weights, and how much of it is accepted."""
-    found = shown(DRAFT, capsys)
-    assert found["acceptance length"] == "2.125 → 2.000, chains of 4 along the target's texts"
-    assert not {"KL to float32", "perplexity", "greedy texts", "not quantized"} & {*found}
-    same = shown(TARGET | {"first_divergence": [None, None]}, capsys)
-    assert same["greedy texts"] == "0 of 2 texts of 64 tokens part"
-
-
-def test_where_nothing_was_quantized_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for found in (None, {}):
-        with pytest.raises(OptionError, match=r"^nothing is quantized in this bundle: there is no quality to report$"):
-            show(found)
-    assert capsys.readouterr().out == ""
-
-
-def test_what_names_have_in_common_is_said_once() -> None:
-    names = [f"model.layers.3.{part}" for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
-    assert _joined(names) == "model.layers.3.self_attn.q_proj, k_proj, v_proj"
-    assert _joined(["lm_head"]) == "lm_head"

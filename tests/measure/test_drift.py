@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specbuild.measure.drift import PATIENCE, WINDOW, Alarm, Reference, Signal
+from specbuild.measure.drift import PATIENCE, Alarm, Reference, Signal
 from specbuild.measure.evidence import log_e
 
 DAY = 86_400  # requests, one a second
@@ -75,13 +75,6 @@ def test_ranks_take_ties_and_values_never_seen() -> None:
     assert not [each for each in [0.0] * 2000 if constant.add(each)]
     assert constant.psi == pytest.approx(0, abs=1e-9)
     assert [each for each in [1.0] * 500 if constant.add(each)]
-
-
-def test_the_window_is_bounded() -> None:
-    signal = Signal(Reference([0.0, 1.0]))
-    for _ in range(WINDOW + 10):
-        signal.add(0.5)
-    assert len(signal.recent) == WINDOW
 
 
 def test_a_quiet_day_has_no_alarm() -> None:

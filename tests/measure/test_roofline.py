@@ -34,29 +34,22 @@ def record(bundle: Path) -> ModelRecord:
     return Bundle.open(bundle).manifest.models["target"]
 
 
-def test_one_node(record: ModelRecord) -> None:
+def test_a_step_by_hand(record: ModelRecord) -> None:
+    """It reads the rows, writes its own, and its logits; a node sees itself too: scores, and their sum of values."""
     rows = 6 * 2 * 2 * 64 * 4
-    moved, flops = PLAIN.step(record, 1, 1, 100)
-    assert moved == 4100 + 101 * rows + 4096 * 4 + 8  # reads 100 rows, writes one, and its logits
-    assert flops == 2 * 1000 + 101 * 6 * 4 * 64 * 4  # it sees itself too: scores, and their sum of values
-
-
-def test_a_batch_of_chains(record: ModelRecord) -> None:
-    rows = 6 * 2 * 2 * 64 * 4
+    assert PLAIN.step(record, 1, 1, 100) == (4100 + 101 * rows + 4096 * 4 + 8, 2 * 1000 + 101 * 6 * 4 * 64 * 4)
     moved, flops = PLAIN.step(record, 3, 4, 100)
     assert moved == 4100 + 3 * (104 * rows + 4 * (4096 * 4 + 8))  # the weights once
     assert flops == 3 * (4 * 2 * 1000 + (101 + 102 + 103 + 104) * 6 * 4 * 64 * 4)
 
 
-def test_a_cache_in_16_bits(record: ModelRecord) -> None:
-    full, half = (PLAIN.step(replace(record, precision=name), 1, 1, 100) for name in ("fp32", "fp16"))
-    assert full[0] - half[0] == 101 * 6 * 2 * 2 * 64 * 2
-    assert full[1] == half[1]
-
-
-def test_a_cache_of_bytes(record: ModelRecord) -> None:
-    own, fp8 = (PLAIN.step(replace(record, precision="fp16"), 1, 1, 100, size) for size in (None, 1))
-    assert (own[0] - fp8[0], own[1]) == (101 * 6 * 2 * 2 * 64, fp8[1])
+def test_caches_of_fewer_bits(record: ModelRecord) -> None:
+    half_record = replace(record, precision="fp16")
+    (full, flops), (half, _), (eight, same) = (
+        PLAIN.step(*each) for each in ((record, 1, 1, 100), (half_record, 1, 1, 100), (half_record, 1, 1, 100, 1))
+    )
+    values = 101 * 6 * 2 * 2 * 64
+    assert (full - half, half - eight, same) == (2 * values, values, flops)
 
 
 def test_a_window_bounds_what_is_seen(record: ModelRecord) -> None:
@@ -79,21 +72,16 @@ def test_as_the_report_has_it() -> None:
     assert Products.of(asdict(mixed)) == mixed
 
 
-def test_memory_bound() -> None:
-    found = Roofline(bytes=1000, flops=500, seconds=4.0, bandwidth=500.0, peak_flops=1000.0)
-    assert (found.bound, found.least_seconds, found.share, found.intensity) == ("memory", 2.0, 0.5, 0.5)
-
-
-def test_compute_bound() -> None:
-    found = Roofline(bytes=1000, flops=4000, seconds=8.0, bandwidth=500.0, peak_flops=1000.0)
-    assert (found.bound, found.least_seconds, found.share, found.intensity) == ("compute", 4.0, 0.5, 4.0)
-    told = found.to_dict()
-    assert (told["bytes_per_second"], told["flops_per_second"]) == (125.0, 500.0)
-
-
-def test_without_a_peak_only_moving_is_known() -> None:
-    found = Roofline(bytes=1000, flops=4000, seconds=8.0, bandwidth=500.0, peak_flops=None)
-    assert (found.bound, found.least_seconds) == ("unknown", 2.0)
+def test_what_bounds_a_step() -> None:
+    for flops, peak, bound, least, share in (
+        (500, 1000.0, "memory", 2.0, 0.25),
+        (4000, 1000.0, "compute", 4.0, 0.5),
+        (4000, None, "unknown", 2.0, 0.25),
+    ):
+        found = Roofline(bytes=1000, flops=flops, seconds=8.0, bandwidth=500.0, peak_flops=peak)
+        assert (found.bound, found.least_seconds, found.share, found.intensity) == (bound, least, share, flops / 1000)
+        told = found.to_dict()
+        assert (told["bytes_per_second"], told["flops_per_second"]) == (125.0, flops / 8)
 
 
 def test_the_device_is_measured(load: Callable[[str, int], Executor]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -29,8 +31,36 @@ class Outcome:
         return lines[0]
 
 
+Specbuild = Callable[..., Outcome]
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """What a command does with signals and destructors ends with this."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    hook = sys.unraisablehook
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = hook
+
+
+@contextmanager
+def redirected(stream: int, descriptor: int) -> Iterator[None]:
+    """A stream's descriptor, 1 or 2, is another file while this lasts."""
+    before = os.dup(stream)
+    os.dup2(descriptor, stream)
+    try:
+        yield
+    finally:
+        os.dup2(before, stream)
+        os.close(before)
+
+
 @pytest.fixture
-def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Specbuild:
     """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
     from specbuild.cli import main, progress
 
@@ -41,16 +71,9 @@ def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         for name in ("stdout", "stderr"):  # the command replaces them
             monkeypatch.setattr(sys, name, getattr(sys, name))
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-        hook = sys.unraisablehook
         capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as stop:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            sys.unraisablehook = hook
+        with own_signals(), pytest.raises(SystemExit) as stop:
+            main()
         code = stop.value.code
         assert isinstance(code, int)
         return Outcome(code, *capfd.readouterr())

@@ -77,14 +77,6 @@ def test_how_turns_became_prompts_is_told(result: Any) -> None:
     assert notes(result)[0] == "turns: all, as text"
 
 
-def test_where_a_file_cannot_go(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "no" / "x.json"):
-        with pytest.raises(OutputError):
-            check(path)
-    check(tmp_path / "x.json")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_place_that_is_refused_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check(tmp_path / "file")  # it is written over

@@ -69,30 +69,19 @@ def test_spec_bench(tmp_path: Path) -> None:
         load("spec_bench", other, None, 0, DEFAULTS)
 
 
-@pytest.mark.parametrize(
-    "text", ["chain:4,best:16,topk:2,3", "chain:4 best:16; topk:2,3", " chain:4,best:16,chain:4,topk:2,3 "]
-)
-def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest, text: str) -> None:
-    assert contenders(text, manifest) == ["off", "auto", "chain:4", "best:16", "topk:2,3"]
-
-
-def test_without_trees_there_is_the_bundle_s_own(manifest: Manifest) -> None:
+def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest) -> None:
+    for text in ("chain:4,best:16,topk:2,3", "chain:4 best:16; topk:2,3", " chain:4,best:16,chain:4,topk:2,3 "):
+        assert contenders(text, manifest) == ["off", "auto", "chain:4", "best:16", "topk:2,3"]
     assert contenders(None, manifest) == ["off", "auto"]
-
-
-@pytest.mark.parametrize("text", ["", "star:3", "chain:4,", "topk:2", "chain:4,5", "topk:2,3,4", "off", "chain:64"])
-def test_what_is_no_tree(manifest: Manifest, text: str) -> None:
-    with pytest.raises(OptionError, match="tree"):
-        contenders(text, manifest)
+    for text in ("", "star:3", "chain:4,", "topk:2", "chain:4,5", "topk:2,3,4", "off", "chain:64"):
+        with pytest.raises(OptionError, match="tree"):
+            contenders(text, manifest)
 
 
 def test_concurrencies(manifest: Manifest) -> None:
     assert concurrencies("4,1,2,1", manifest) == [1, 2, 4]
     with pytest.raises(OptionError, match="concurrency 5 is more than the 4 sequences"):
         concurrencies("1,5", manifest)
-
-
-@pytest.mark.parametrize("text", ["", "0", "1,", "1 2", "-1", "a", "1.5", "²"])
-def test_what_is_no_concurrency(manifest: Manifest, text: str) -> None:
-    with pytest.raises(OptionError, match="whole numbers"):
-        concurrencies(text, manifest)
+    for text in ("", "0", "1,", "1 2", "-1", "a", "1.5", "²"):
+        with pytest.raises(OptionError, match="whole numbers"):
+            concurrencies(text, manifest)

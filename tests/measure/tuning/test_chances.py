@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.measure.tuning.chances import Record, _monotone, begun, lookup_chances, note
+from specbuild.measure.tuning.chances import Record, begun, lookup_chances, note
 from specbuild.runtime.speculation.timings import Chances
 from specbuild.runtime.speculation.tree import BEST_DEPTH, Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
@@ -37,12 +37,14 @@ def test_a_tree_is_noted_where_it_was_reached() -> None:
     assert record.step() == (3 + 1) / (3 + 3 + 2)
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.floats(1, 9)), min_size=1, max_size=12))
-def test_pooled_shares_never_fall_and_keep_their_sum(trials: list[tuple[float, float]]) -> None:
-    won, tried = [w for w, _ in trials], [t for _, t in trials]
-    _, shares = _monotone(list(range(len(trials))), won, tried)
-    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(shares))
-    assert np.dot(shares, tried) == pytest.approx(sum(won))
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-9, 0), st.booleans()), min_size=1, max_size=40))
+def test_what_is_likelier_never_has_a_lower_chance(trials: list[tuple[float, bool]]) -> None:
+    likelihoods, accepted = zip(*trials, strict=True)
+    likely, chance = Record([*likelihoods], [*accepted]).calibration()
+    assert likely == sorted(likely)
+    assert chance == pytest.approx(sorted(chance))
+    assert 0 < min(chance) <= max(chance) < 1
 
 
 def test_a_calibration_says_what_came_true() -> None:

@@ -1,8 +1,6 @@
-"""The best tree of a size against Sequoia's dynamic programme, and against every tree there is."""
+"""The best tree of a size, which Sequoia's dynamic programme finds, against every tree there is."""
 
 from __future__ import annotations
-
-import functools
 
 import pytest
 from hypothesis import given, settings
@@ -11,26 +9,6 @@ from hypothesis import strategies as st
 from specbuild.measure.tuning.sequoia import best_tree
 
 Chances = list[list[float]]
-
-
-def programme(chances: Chances, nodes: int) -> float:
-    """Sequoia's recursion (section 3.1): the best subtree of n nodes at a depth, its children of ranks from k on."""
-
-    @functools.cache
-    def subtree(n: int, depth: int) -> float:
-        return 1 + children(n - 1, depth, 0)
-
-    @functools.cache
-    def children(n: int, depth: int, rank: int) -> float:
-        if n == 0 or depth == len(chances) or rank == len(chances[depth]):
-            return 0.0
-        shares = (
-            chances[depth][rank] * subtree(mine, depth + 1) + children(n - mine, depth, rank + 1)
-            for mine in range(1, n + 1)
-        )
-        return max(0.0, *shares)
-
-    return children(nodes, 0, 0)
 
 
 def every_tree(chances: Chances, nodes: int, depth: int = 0, rank: int = 0, reached: float = 1.0) -> float:
@@ -60,7 +38,6 @@ falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=3).map(lambda row: s
 @given(st.lists(falling, min_size=1, max_size=4), st.integers(0, 7))
 def test_no_tree_is_better(chances: Chances, nodes: int) -> None:
     found, parents = best_tree(chances, nodes)
-    assert found == pytest.approx(programme(chances, nodes))
     assert found == pytest.approx(every_tree(chances, nodes))
     assert found == pytest.approx(value(chances, parents))
     assert len(parents) <= nodes

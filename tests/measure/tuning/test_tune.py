@@ -4,30 +4,53 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specbuild.measure.tuning import tune as tuning
+from specbuild.measure.tuning.decode import AHEAD, AUTO, OFF, Decoded, Decoder
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.requests.prompt_file import Request
+from specbuild.runtime.speculation.tree import TreeSpec
 
-PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n")]
+TIME_IS_UP = Tuning(new_tokens=24, batch_sizes=[1, 2], seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A copy of the reference pair's bundle, what tuning it found, what it told, and what it decoded in which order."""
+
+    folder: Path
+    report: dict[str, Any]
+    progress: list[tuple[str, int, int]]
+    order: list[tuple[list[int], str]]
 
 
 @pytest.fixture(scope="module")
-def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A copy of the reference pair's bundle, and what tuning it found."""
+def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     folder = tmp_path_factory.mktemp("tuned") / "b"
     shutil.copytree(bundle, folder)
-    return folder, tune(folder, Tuning(PROMPTS, 24, [1, 2]))
+    progress: list[tuple[str, int, int]] = []
+    order: list[tuple[list[int], str]] = []
+    decode = Decoder.decode
+
+    def seen(self: Decoder, prompt: list[int], name: str, temperature: float = 0.0, **more: Any) -> Decoded:
+        if not temperature:
+            order.append((prompt, name))
+        return decode(self, prompt, name, temperature, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "decode", seen)
+        report = tune(folder, TIME_IS_UP, lambda *told: progress.append(told))
+    return Tuned(folder, report, progress, order)
 
 
-def test_a_tuned_bundle(tuned: tuple[Path, dict[str, Any]], bundle: Path) -> None:
-    folder, report = tuned
+def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
+    folder, report = tuned.folder, tuned.report
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
     before, after = Bundle.open(bundle), Bundle.open(folder)
     after.verify()
@@ -43,15 +66,32 @@ def test_a_tuned_bundle(tuned: tuple[Path, dict[str, Any]], bundle: Path) -> Non
     assert 0.3 < accepted[0] < 1 < accepted[-1]
     best = max(report["trees"], key=lambda tree: tree["speedup"])
     assert all(report[name] == best[name] for name in ("tree", "speedup", "measured"))
+    assert timings["widest"] in {f"best:{nodes}" for nodes in (8, 16, 32, 63)}
+    assert best["nodes"] <= TreeSpec.parse(timings["widest"]).nodes
     assert all(tree["measured"] > 0 for tree in report["trees"])
     assert report["auto"] > 0
     assert 0 <= report["greedy"]["calibration_error"] < 0.2
 
 
+def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) -> None:
+    """Each by every contender, another one first."""
+    assert tuned.report["prompts"] == 2
+    assert [told for told in tuned.progress if told[0] in ("texts", AUTO)] == [
+        (what, number, 6) for what in ("texts", AUTO) for number in (0, 1)
+    ]
+    for contenders in ([OFF, *(f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 32))], [OFF, AUTO, AHEAD]):
+        turns = [
+            [name for each, name in tuned.order[start : start + len(contenders)] if each == prompt]
+            for start, (prompt, _) in enumerate(tuned.order)
+        ]
+        assert contenders in turns
+        assert [*contenders[1:], contenders[0]] in turns
+
+
 @pytest.mark.parametrize("drafter", [None, "model", "ngram"])
-def test_a_tuned_bundle_gives_the_same_tokens(tuned: tuple[Path, dict[str, Any]], drafter: Any) -> None:
+def test_a_tuned_bundle_gives_the_same_tokens(tuned: Tuned, drafter: Any) -> None:
     texts = ["class Reader:\n", "for i in range(10):\n    print(i)\nfor i in range("]
-    with Engine.load(tuned[0], drafter=drafter, batch_size=2) as engine:
+    with Engine.load(tuned.folder, drafter=drafter, batch_size=2) as engine:
         for temperature in (0.0, 0.8):
             params = SamplingParams(max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
             chosen = engine.generate(texts, params)
@@ -65,22 +105,20 @@ def vars_of(params: SamplingParams) -> dict[str, Any]:
 
 
 def test_a_table_of_another_machine_is_noticed(
-    tuned: tuple[Path, dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Any
+    tuned: Tuned, tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Any
 ) -> None:
-    Engine.load(tuned[0]).close()
+    Engine.load(tuned.folder).close()
     assert not logged()
-    Engine.load(tuned[0], threads=3).close()
+    Engine.load(tuned.folder, threads=3).close()
     assert "was tuned with another thread count (" in caplog.text
     assert "run specbuild tune" in caplog.text
 
 
-def test_what_fails_leaves_the_bundle_as_it_was(
-    tuned: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tuned[0]
+def test_what_fails_leaves_the_bundle_as_it_was(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tuned.folder
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     monkeypatch.setattr(tuning, "file_record", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        tune(folder, Tuning(PROMPTS[:1], 8, [1]))
+        tune(folder, Tuning(new_tokens=8, batch_sizes=[1], count=1))
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
