@@ -196,6 +196,10 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(name)
         return found
 
+    def is_special(self, token: int) -> bool:
+        """Return whether an id is a special token's, which texts leave out."""
+        return token in self._special
+
     def has(self, token: int) -> bool:
         """Return whether an id is a token's."""
         return self._tokenizer.id_to_token(token) is not None

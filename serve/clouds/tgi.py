@@ -121,7 +121,7 @@ class TgiFormat(CompletionFormat):
             text = left if place == len(chunk.token_ids) else text
             left = left[len(text) :]
             logprob = max(each.logprob, LOWEST) if each else None
-            yield {"id": token, "text": text, "logprob": logprob, "special": not tokenizer.decode([token])}
+            yield {"id": token, "text": text, "logprob": logprob, "special": tokenizer.is_special(token)}
 
     def _generated(self) -> str:
         return f"{self._asked.prompt if self._asked.return_full_text else ''}{self._text}"
