@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -195,11 +194,3 @@ def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]
     assert [s.output for s in run(loop, requests("chain:3"))] == expected
     assert seen
     assert loop.notes == ["rounds do not follow each other: the host grows this draft's trees"]
-
-
-@pytest.mark.slow
-def test_memory_is_told(loops: Loops, tmp_path: Path) -> None:
-    loop, _ = loops(standard, "eagle3")
-    assert loop.draft_executor is not None
-    assert loop.cache_bytes == loop.target.cache_bytes + loop.draft_executor.cache_bytes
-    loop.close()
