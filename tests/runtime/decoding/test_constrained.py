@@ -1,4 +1,4 @@
-"""Constrained texts: plain decoding's tokens whatever is drafted, on trees, in batches; and the right distribution."""
+"""Constrained texts have the model's distribution among what is allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from device_requests import run
 from specbuild.runtime import SamplingParams
 
 VOCAB, END = 12, 11
-EOS = frozenset({END})
 
 
 @pytest.mark.soak(only=("best:8",))

@@ -1,4 +1,4 @@
-"""Decoding on a device gives plain decoding's tokens: on a host's memory, whose streams run as late as they may."""
+"""An engine over a loop on a host in a device's place: the reference pair's texts are the CPU's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.slow
