@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_requests import run
 from hash_models import VOCAB, HashExecutor, HashModel
 from numpy.typing import NDArray
 
@@ -143,17 +144,6 @@ def test_a_common_beginning_keeps_a_row_less(make: Any, request_of: Any, common:
     assert (head.steps[0][0].slot, head.steps[0][0].start) == (1, kept)
 
 
-def test_columns_may_stand_for_other_tokens(make: Any, request_of: Any) -> None:
-    names = np.arange(VOCAB)[::-1].copy()
-    target, head, drafter = make(tokens=names)
-    read(target, 0, [3, 4, 5])
-    (tree,) = drafter.propose([request_of([3, 4, 5], SamplingParams(speculation="chain:3"))])
-    path = list[int]()
-    for _ in range(3):
-        path.append(int(names[after(head.model, [3, 4, 5], path).argmax()]))
-    assert tree == Tree.chain([5, *path])
-
-
 @pytest.mark.parametrize("shape", ["chain:4", "topk:3,3", "best:6"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
 def test_a_loop_decodes_as_without_it(
@@ -172,14 +162,8 @@ def test_a_loop_decodes_as_without_it(
     drafter.propose = noted  # type: ignore[method-assign]
     chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)  # type: ignore[arg-type]
     for prompts in ([[5], [1, 2], [1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 9], [5, 5], [1, 2]]):
-        active = [request_of(prompt, chosen, slot=slot) for slot, prompt in enumerate(prompts)]
-        started = list(active)
-        while active:
-            loop.round(active)
-            active = [sequence for sequence in active if not sequence.finish_reason]
-        for slot, sequence in enumerate(started):
-            assert (sequence.error, sequence.output) == (None, plain(target.model, prompts[slot], chosen))
-            loop.release(slot)
+        for prompt, sequence in zip(prompts, run(loop, [request_of(each, chosen) for each in prompts]), strict=True):
+            assert (sequence.error, sequence.output) == (None, plain(target.model, prompt, chosen))
     assert len(trees) > 30
     for text, tree in trees if not params else ():
         assert tree == (wanted(head.model, text, shape) if len(text) > 1 else Tree(text)), text

@@ -50,11 +50,6 @@ def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
 def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
     assert matches(string_of(tokens), count) == naive_matches(tokens)[:count]
     assert longest(string_of(tokens)) == (naive_matches(tokens) or [(0, 0)])[0]
-
-
-@settings(deadline=None)
-@given(histories, st.integers(1, 40))
-def test_continuation_goes_on_through_itself(tokens: list[int], count: int) -> None:
     for start, _ in naive_matches(tokens):
         assert continuation(tokens, start, count) == naive_continuation(tokens, start, count)
 
