@@ -11,29 +11,15 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import LoopOptions, accounted, alone
+from specbuild.runtime.decoding.loop import accounted, alone
 from specbuild.runtime.decoding.planner import Planner
-from specbuild.runtime.errors import ExecutionError, OptionError, PromptError
+from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.draft_limits import Limits
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
-
-
-def test_options_are_heeded(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    limits = Limits(max_draft_tokens=1)
-    loop = HostLoop(hash_executor(hash_model()), None, 4, frozenset(), LoopOptions(limits, False, 6))
-    assert loop.planner.limits is limits
-    with pytest.raises(OptionError, match="max_draft_tokens allows 1"):
-        loop.check(request_of(PROMPT, DRAFTING))
-    sequence = request_of(PROMPT, SamplingParams(max_new_tokens=2, speculation="off"))
-    loop.round([sequence])
-    assert sequence.cached == 6, "alone"
-    assert loop.cached_tokens() == (0,), "no prefix is kept"
 
 
 class Fake:

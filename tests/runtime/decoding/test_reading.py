@@ -87,21 +87,6 @@ def test_a_text_without_a_logit_ends_alone(hash_executor: Any, request_of: Any, 
     assert first.error is None is third.error
 
 
-def test_a_sequence_that_raises_ends_alone(
-    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sequences = [request_of(TEXT[:5], OFF, slot=slot) for slot in range(3)]
-
-    def fail(token: int) -> bool:
-        raise ValueError("no such letter")
-
-    monkeypatch.setattr(sequences[1].detokenizer, "push", fail)
-    read(reader_of(hash_executor(hash_model(), 3), 4), sequences)
-    assert [len(s.output) for s in sequences] == [1, 1, 1]
-    assert [s.finish_reason for s in sequences] == [None, "error", None]
-    assert str(sequences[1].error) == "decoding failed, ValueError: no such letter"
-
-
 def test_a_step_that_raises_concerns_all(hash_executor: Any, request_of: Any) -> None:
     model = FaultyModel(1)
     sequences = [request_of(prompt, OFF, slot=slot) for slot, prompt in enumerate((TEXT[:3], [model.RAISES]))]

@@ -18,15 +18,6 @@ DEAR = CHEAP | {"verify": [[1, 1.0], [2, 1.0], [3, 50.0], [64, 900.0]]}
 RECORD = {"schema": 1, "before": [3, -1, -1], "last": [4, 4, 2], "next": [10, 11, 12]}
 
 
-def test_the_latest_is_what_follows() -> None:
-    known = Habits()
-    assert known.after([5, 6], None) is None
-    known.learn([1, 2, 3, 1, 2, 4], 4, None)
-    assert known.after([1, 2], None) == 4
-    assert known.after([2, 3], None) == 1
-    assert [known.after([token], None) for token in (1, 2, 3, 4)] == [2, 4, 1, None]
-
-
 def test_salts_are_apart_and_what_is_new_takes_an_older_one_s_place() -> None:
     known = Habits(slots=1)
     known.learn([1, 2, 3], 3, "a")

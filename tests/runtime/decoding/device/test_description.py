@@ -68,8 +68,9 @@ def test_a_description_without_a_draft(bundle: Path) -> None:
     found = describe_bundle(as_plans(bundle, "native"), 3, "off")
     assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}
     assert found["body"]["nodes"][0]["reads"] == ["slots.roots"]
-    with pytest.raises(OptionError, match="unknown tree"):
-        describe_bundle(as_plans(bundle, "native"), 3, "tree")
+    for tree, reason in (("tree", "unknown tree"), ("chain:64", "64 nodes, this bundle verifies at most 63")):
+        with pytest.raises(OptionError, match=reason):
+            describe_bundle(as_plans(bundle, "native"), 3, tree)
     opened = as_plans(bundle, "native")
     models = opened.manifest.models | {"draft": replace(opened.manifest.models["draft"], kind="parallel")}
     with pytest.raises(OptionError, match="a draft of kind parallel, so no rounds follow each other"):
@@ -93,8 +94,3 @@ def test_what_a_body_cannot_hold() -> None:
 
         with pytest.raises(ExecutionError, match=f"node 1 of the loop, {kind}, is none that a conditional body"):
             notes.loop(body, stream)
-
-
-def test_a_tree_that_no_step_verifies_is_refused(bundle: Path) -> None:
-    with pytest.raises(OptionError, match=r"tree 'chain:64' drafts 64 nodes, this bundle verifies at most 63"):
-        describe_bundle(as_plans(bundle, "native"), 1, "chain:64")

@@ -102,16 +102,6 @@ def test_tokens_are_plain_decodings(
         assert told.decisions.get("lookup")
 
 
-def test_a_request_without_speculation_drafts_nothing(host: KernelLibrary, folder: Path) -> None:
-    """Beside one whose text is continued."""
-    made = Continuing(host, folder)
-    wanted = [*made.requests(1), *made.requests(2, speculation="off")[1:]]
-    first, second = run(made.loop, wanted)
-    assert [first.output, second.output] == plain(folder, wanted)
-    assert drafted(first) > 0 == drafted(second)
-    assert not any(second.drafted)
-
-
 @pytest.mark.parametrize(
     ("limits", "looks_up", "most"),
     [
