@@ -69,7 +69,7 @@ def test_columns_are_the_tokens_that_the_file_names(
 
 NO_TOKENS = st.one_of(
     st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2), st.none(), st.booleans()), max_size=5),
-    st.sampled_from([[[7, 3, 1]], {"0": 7}, 7, None, [7, 3, 3], [7, 3, 12], [7, 3, -1], [7, 3, 2**70], [7, 3, 1.0]]),
+    st.sampled_from([[[7, 3, 1]], {"0": 7}, 7, None, [7, 3, 3], [7, 3, 12], [7, 3, 2**70]]),
     st.binary(max_size=9),
 )
 
