@@ -48,9 +48,7 @@ def drafter_of(name: str, executor: Any) -> Drafter | None:
     seed=st.integers(0, 1000),
     error=st.floats(0, 2),
     order=st.sampled_from([0, 2]),  # of two tokens: it loops
-    asked=st.lists(
-        st.tuples(st.sampled_from(TREES), st.sampled_from(PARAMS), st.integers(1, 24)), min_size=1, max_size=4
-    ),
+    asked=st.lists(ASKED, min_size=1, max_size=4),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
 )
 def test_tokens_do_not_depend_on_draft_or_batch(

@@ -18,7 +18,6 @@ from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
-PROMPT = [1, 2, 3, 4, 5, 6, 7]
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
 
 

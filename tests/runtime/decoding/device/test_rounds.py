@@ -13,11 +13,9 @@ from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
 from specbuild.runtime.decoding.device.rounds import Draft
 from specbuild.runtime.decoding.device.state import ProcessorFlags
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree import Tree
 
 GREEDY = ProcessorFlags.of([])
-SPEC = TreeSpec.parse("topk:2,3")
-BRANCHES = Tree([9, 4, 5, 6], [-1, 0, 0, 2], [0, 1, 1, 2])
 
 
 @pytest.fixture(scope="module")
