@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,10 +70,12 @@ class HashExecutor:
     def __init__(self, model: HashModel, batch_size: int, capacity: int, max_nodes: int) -> None:
         self.spec = ModelSpec("fake", 1, 1, 1, VOCAB, capacity, max_nodes)
         self.model, self.batch_size, self.seconds = model, batch_size, 0.0
-        self.rows: list[list[tuple[int, int]]] = [[(-1, -1)] * capacity for _ in range(batch_size)]
+        self.rows: list[list[Any]] = [[(-1, -1)] * capacity for _ in range(batch_size)]
+        self.steps = deque[list[StepInput]](maxlen=4096)  # the latest
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         self.seconds += 1.0
+        self.steps.append(list(inputs))
         assert len({step_input.slot for step_input in inputs}) == len(inputs)
         return [self._step_input(step_input) for step_input in inputs]
 
@@ -81,7 +84,7 @@ class HashExecutor:
         end = step_input.start + count
         assert 0 < count <= self.spec.max_nodes
         assert end <= self.spec.capacity
-        rows[step_input.start : end] = list(zip(step_input.positions, step_input.tokens, strict=True))
+        rows[step_input.start : end] = self.rows_of(step_input)
         visible = step_input.visible
         if visible is None:
             visible = np.tri(count, end - step_input.committed, step_input.start - step_input.committed, dtype=np.bool_)
@@ -90,9 +93,17 @@ class HashExecutor:
         for index, seen in enumerate(visible[count - step_input.logits :]):
             drafted = zip(rows[step_input.committed :], seen, strict=False)
             text = sorted(rows[: step_input.committed] + [row for row, sees in drafted if sees])
-            assert [position for position, _ in text] == list(range(len(text)))
-            logits[index] = self.model([token for _, token in text])
+            assert [position for position, *_ in text] == list(range(len(text)))
+            logits[index] = self.model(self.text_of(text))
         return logits
+
+    def rows_of(self, step_input: StepInput) -> list[Any]:
+        """What a step's nodes write into their rows, the positions first."""
+        return list(zip(step_input.positions, step_input.tokens, strict=True))
+
+    def text_of(self, rows: Sequence[Any]) -> list[int]:
+        """What the model is given for the rows that a node sees."""
+        return [token for _, token in rows]
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         kept = self.rows[slot]

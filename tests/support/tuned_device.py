@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from device_requests import Made, model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
-from made_up_chances import CHANCES
+from made_up_chances import table_of
 from tiny_models import BUCKETS, CHUNK, executor
 
 from specbuild.runtime import Limits
@@ -18,7 +18,6 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import TimingTable
 
 NODES = BUCKETS[-1]
 # By bucket, as a device's steps are: as long for every node count that runs in the same one.
@@ -33,9 +32,7 @@ SMALL = LARGE | {"verify": [[1, 1.0], [16, 9.0]], "draft": [[1, 0.9], [16, 1.0]]
 
 
 def policy_of(times: dict[str, Any], limits: Limits | None = None, drafts: bool = True) -> Policy:
-    record = {"schema": 2, "machine": {}, "widest": "best:15", "times": {"1": times}}
-    table = TimingTable.of(record | {"chances": {"greedy": CHANCES, "sampled": CHANCES}}, NODES)
-    return Policy(table, drafts, limits or Limits())
+    return Policy(table_of(times, most=NODES), drafts, limits or Limits())
 
 
 class Tuned(Made):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,12 +58,6 @@ def slots_of(hash_executor: Any, hash_model: Any, request_of: Any) -> Callable[.
     return make
 
 
-def test_of_empty_slots_the_first_is_picked(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of()
-    assert slots.admission.pick(slots.ask(TEXT), [1, 2, 0]) == 1
-    assert slots.admission.pick(slots.ask(TEXT), [2]) == 2
-
-
 def test_a_prompt_goes_where_most_of_it_is(slots_of: Callable[..., Slots]) -> None:
     slots = slots_of()
     for slot, length in enumerate((2, 6, 4)):
@@ -86,17 +79,6 @@ def test_a_common_beginning_displaces_no_text(slots_of: Callable[..., Slots]) ->
     assert slots.admission.pick(slots.ask([*TEXT, 6]), [1, 2, 0]) == 0, "its next turn"
 
 
-def test_a_prompt_continues_what_was_read_of_another(slots_of: Callable[..., Slots]) -> None:
-    """Also if its sequence ended before all of it was read, and if its answer is not what follows."""
-    slots = slots_of()
-    slots.read(TEXT, 1).cached = 3
-    assert slots.admission.pick(slots.ask([*TEXT[:4], 0]), [0, 1, 2]) == 1
-    answered = slots.read(TEXT, 1)
-    answered.emit(9, frozenset())
-    answered.cached = 9
-    assert slots.admission.pick(slots.ask([*TEXT, 0, 0]), [0, 1, 2]) == 1
-
-
 @pytest.mark.parametrize(
     ("prompt", "common"),
     [
@@ -115,13 +97,6 @@ def test_how_much_of_a_prompt_a_slot_has(slots_of: Callable[..., Slots], prompt:
     assert [slots.admission.common(slots.ask(prompt), slot) for slot in range(3)] == [0, common, 0]
 
 
-def test_what_was_not_read_is_not_there(slots_of: Callable[..., Slots]) -> None:
-    """A sequence has tokens whose rows are not in the cache: what is emitted, and a prompt's later chunks."""
-    slots = slots_of()
-    slots.read(TEXT, 0).cached = 3
-    assert slots.admission.common(slots.ask([*TEXT, 1]), 0) == 3
-
-
 @pytest.mark.parametrize("slot", [0, 2])
 def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: int) -> None:
     """From another slot, which keeps them, or the sequence's own; and what follows them is gone."""
@@ -135,49 +110,6 @@ def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: in
         assert slots.rows(2) == [TEXT, TEXT]
 
 
-def test_a_slot_takes_its_own_rows_before_anothers(
-    slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of as many nothing is copied."""
-    slots, copied = slots_of(), list[tuple[int, int, int]]()
-    for slot in range(3):
-        slots.read(TEXT[:4], slot)
-    monkeypatch.setattr(slots.target, "copy", lambda *what: copied.append(what))
-    slots.enter(TEXT, 1)
-    assert copied == []
-    slots.read(TEXT, 2)
-    slots.enter([*TEXT, 3], 1)
-    assert copied == [(1, 2, 8)]
-
-
-def test_a_draft_that_is_behind_keeps_what_it_has(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of()
-    slots.read(TEXT, 2)
-    slots.drafter.cached[2] = 3
-    sequence = slots.enter([*TEXT, 0], 0)
-    assert (sequence.cached, slots.drafter.cached[0]) == (8, 3)
-    assert slots.rows(0) == [TEXT, TEXT[:3]]
-
-
-def test_who_is_in_its_slot_does_not_enter_again(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of()
-    slots.read([*TEXT, 6], 0)
-    sequence = slots.enter(TEXT, 1)
-    sequence.cached = 8
-    slots.admission.enter([sequence])
-    assert (sequence.cached, sequence.metrics.num_cached_tokens) == (8, 7)
-
-
-def test_several_that_enter_find_each_others_rows(slots_of: Callable[..., Slots]) -> None:
-    """The second one's source is a slot that the first one has just taken: it has what is left there."""
-    slots = slots_of()
-    slots.read(TEXT, 0)
-    first, second = slots.ask([*TEXT[:2], 0, 0], 0), slots.ask([*TEXT, 0], 1)
-    slots.admission.enter([first, second])
-    assert [first.cached, second.cached] == [2, 2]
-    assert [slots.rows(slot)[0] for slot in (0, 1)] == [TEXT[:2], TEXT[:2]]
-
-
 def test_what_was_read_alone_may_be_kept(slots_of: Callable[..., Slots]) -> None:
     """Not what was decoded in steps of other bits."""
     slots = slots_of()
@@ -189,15 +121,6 @@ def test_what_was_read_alone_may_be_kept(slots_of: Callable[..., Slots]) -> None
     assert slots.admission.common(slots.ask([*TEXT[:6], 3]), 0) == 5
     first.cached = 3
     assert slots.admission.kept(0) == 3
-
-
-def test_without_prefix_caching_nothing_is_kept(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of(prefix_caching=False)
-    slots.read(TEXT, 1)
-    assert slots.admission.cached_tokens() == (0, 0, 0)
-    assert slots.admission.pick(slots.ask(TEXT), [0, 1, 2]) == 0
-    sequence = slots.enter([*TEXT, 3], 1)
-    assert (sequence.cached, slots.rows(1)) == (0, [[], []])
 
 
 def test_what_a_failed_sequence_wrote_is_erased_in_both_caches(
@@ -218,20 +141,6 @@ def test_what_a_failed_sequence_wrote_is_erased_in_both_caches(
     slots.enter(TEXT, 1)
     slots.enter(TEXT, 0)
     assert len(erased) == 2, "nobody else has failed"
-
-
-@pytest.mark.parametrize("drafts", [None, SimpleNamespace(executor=None, keep=lambda *_: None, release=lambda _: None)])
-def test_where_no_model_drafts_the_target_alone_is_erased(
-    hash_executor: Any, hash_model: Any, request_of: Any, drafts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, erased = hash_executor(hash_model()), list[int]()
-    monkeypatch.setattr(target, "erase", erased.append)
-    admission, sequence = Admission(target, drafts), request_of(TEXT, OFF)
-    admission.enter([sequence])
-    sequence.fail(RuntimeError("out of luck"))
-    admission.release(0)
-    admission.vacate(0)
-    assert erased == [0]
 
 
 def test_a_borrowed_slot_is_nobodys(slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,12 +167,6 @@ def test_a_release_keeps_what_is_committed(slots_of: Callable[..., Slots], monke
     slots.admission.release(1)
     assert slots.rows(1)[0] == TEXT[:5]
     assert (released, slots.admission.cached_tokens()) == ([1], (0, 5, 0))
-
-
-def test_slots_with_rows_of_their_own_have_no_pages_and_refuse_nobody(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of()
-    assert slots.admission.page_tokens is None
-    slots.admission.check(slots.ask([1] * 1000))
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), (None, "a"), ("a", None)])

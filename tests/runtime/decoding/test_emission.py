@@ -28,27 +28,6 @@ def row_of(seed: int) -> Any:
     return np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32)
 
 
-@pytest.mark.parametrize("processors", PROCESSORS)
-def test_a_choice_is_the_samplers(request_of: Any, processors: dict[str, Any]) -> None:
-    """At every position, and after every token, which penalties count."""
-    params = SamplingParams(max_new_tokens=30, seed=4, speculation="off", **processors)
-    mine, other, emission = request_of([1, 2], params), request_of([1, 2], params), Emission(frozenset())
-    for position in range(1, 25):
-        row = row_of(position)
-        token = emission.choose(mine, row.copy(), position)
-        assert token == other.sampler.choose(row, position, ())
-        mine.emit(token, emission.eos)
-        other.emit(token, frozenset())
-    assert mine.output == other.output
-    assert len(set(mine.output)) > 1 or processors.get("logit_bias")
-
-
-def test_a_choice_depends_on_its_position(request_of: Any) -> None:
-    sequence = request_of([1], SamplingParams(temperature=1.0, speculation="off"))
-    emission, row = Emission(frozenset()), np.zeros(VOCAB, dtype=np.float32)
-    assert len({emission.choose(sequence, row, position) for position in range(20)}) > 3
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("processors", PROCESSORS)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -62,22 +41,6 @@ def test_what_is_no_number_is_refused_and_not_noted(request_of: Any, processors:
     assert (sequence.logprobs, sequence.output) == ([], [])
 
 
-def test_a_choice_among_nothing_is_refused(request_of: Any) -> None:
-    sequence = request_of([1, 2], SamplingParams(logprobs=0, speculation="off"))
-    with pytest.raises(ExecutionError, match="gave -inf as a token's logit"):
-        Emission(frozenset()).choose(sequence, np.full(VOCAB, -np.inf, dtype=np.float32), 1)
-    assert sequence.logprobs == []
-
-
-@pytest.mark.parametrize("token", [0, 11])
-def test_only_the_chosen_tokens_logit_has_to_be_finite(request_of: Any, token: int) -> None:
-    """A model may rule tokens out."""
-    sequence = request_of([1, 2], SamplingParams(speculation="off"))
-    row = np.full(VOCAB, -np.inf, dtype=np.float32)
-    row[token] = -3.0
-    assert Emission(frozenset()).choose(sequence, row, 1) == token
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, VOCAB])
 def test_log_probabilities_are_the_rows_own(request_of: Any, count: int) -> None:
     """Of the model's logits before any processor, for each token that is chosen."""
@@ -89,13 +52,6 @@ def test_log_probabilities_are_the_rows_own(request_of: Any, count: int) -> None
     for told, row in zip(sequence.logprobs, rows, strict=True):
         assert told.logprob == pytest.approx(row[told.token_id] - np.log(np.exp(row.astype(np.float64)).sum()))
         assert len(told.top) == count
-
-
-def test_none_are_noted_where_nobody_asks(request_of: Any) -> None:
-    sequence = request_of([1, 2], SamplingParams(speculation="off"))
-    Emission(frozenset()).choose(sequence, row_of(0), 1)
-    Emission(frozenset()).note(sequence, row_of(0), 3)
-    assert sequence.logprobs == []
 
 
 @pytest.mark.parametrize(

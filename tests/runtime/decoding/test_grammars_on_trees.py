@@ -16,13 +16,10 @@ from small_grammars import END, START, VOCAB, Enumerable, grammar, ids, legal
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting import lookup
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.constraint import tree_masks
 from specbuild.runtime.sampling.grammar import Free
 from specbuild.runtime.sampling.min_tokens import MinTokens
 from specbuild.runtime.speculation.tree import Tree
-from specbuild.runtime.speculation.tree_growth import Growth
 
 EOS = frozenset({END})
 MARKER = 6  # before which some texts are free
@@ -72,52 +69,6 @@ def test_the_distribution_is_the_model_s_among_what_is_legal(
     wanted = [request_of([7, 7], replace(base, seed=n, speculation=tree)) for n in range(draws)]
     seen = Counter(tuple(s.output) for s in run(loop, wanted))
     assert fits(seen, expected) > 5
-
-
-def test_a_text_whose_rest_is_forced_ends_without_the_draft_model(
-    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every drafted token comes true, and the model is asked for none."""
-    monkeypatch.setattr(ModelDrafter, "propose", lambda *_: 1 / 0)
-    loop = loop_of(hash_model, hash_executor, 1, "both")
-    constraint = grammar(regex="abcd01,abcd01,")
-    (done,) = run(loop, [request_of([1, 2], SamplingParams(20, speculation="chain:5", constraint=constraint))])
-    assert (done.error, done.finish_reason, done.output[-1]) == (None, "stop", END)
-    told = done.metrics.speculative_decoding
-    assert told.num_accepted_draft_tokens == told.num_draft_tokens
-    assert loop.stats.rounds <= 3 + len(done.output) // 6
-
-
-@pytest.mark.parametrize("drafter", ["model", "ahead"])
-def test_a_model_s_chain_goes_on_with_what_has_to_come(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, drafter: str
-) -> None:
-    """Where the draft guesses the free token, the forced ones behind it come with it, in the draft's last level."""
-    loop, constraint = loop_of(hash_model, hash_executor, 2, drafter), grammar(regex="((a|b|c|d)01,10,)*")
-    params = SamplingParams(40, speculation="chain:6", constraint=constraint)
-    (done,) = run(loop, [request_of([1, 2], params)])
-    assert done.error is None
-    assert done.output == plain(hash_model(2), [1, 2], params, EOS)
-    assert loop.stats.rounds < len(done.output) / 3
-
-
-@pytest.mark.parametrize("drafter", ["model", "ahead", "lookup"])
-def test_a_side_branch_goes_on_with_what_has_to_come(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two branches, each followed by more than a tree has levels: fewer rounds than with branches that are as grown."""
-    params = SamplingParams(60, speculation="best:30", constraint=grammar(regex="((a|b)(c|d)01,10,01,10,,)+"))
-    rounds = list[int]()
-    for prolongs in (True, False):
-        if not prolongs:
-            monkeypatch.setattr(Growth, "prolong", lambda *_: None)
-            monkeypatch.setattr(lookup, "follow", lambda _, tree, nodes: tree)
-        loop = loop_of(hash_model, hash_executor, 3, drafter)
-        (done,) = run(loop, [request_of([1, 2], params)])
-        loop.close()
-        assert (done.error, done.output) == (None, plain(hash_model(3), [1, 2], params, EOS))
-        rounds.append(loop.stats.rounds)
-    assert rounds[0] < rounds[1]
 
 
 class Blind:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hash_models import FaultyModel, HashExecutor
+from hash_models import FaultyModel, HashExecutor, HashModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.reading import Reader, fair, step_input
 from specbuild.runtime.errors import ExecutionError
@@ -22,20 +21,6 @@ from specbuild.runtime.speculation.tree import Tree
 VOCAB = 12
 OFF = SamplingParams(max_new_tokens=6, speculation="off")
 TEXT = [(7 * i + i * i) % VOCAB for i in range(40)]
-
-
-class Noted:
-    """An executor's steps from now on: by step, how many tokens of how many logits each input has."""
-
-    def __init__(self, executor: HashExecutor, patch: pytest.MonkeyPatch) -> None:
-        self.steps, inner = list[list[tuple[int, int]]](), executor.step
-
-        def step(inputs: Any) -> Any:
-            self.steps.append([(len(each.tokens), each.logits) for each in inputs])
-            assert all(each.committed == each.start for each in inputs), "every chunk is committed before the next"
-            return inner(inputs)
-
-        patch.setattr(executor, "step", step)
 
 
 def reader_of(executor: Any, chunk: int, lone_chunk: int | None = None) -> Reader:
@@ -50,44 +35,25 @@ def read(reader: Reader, sequences: list[Sequence]) -> None:
         assert all(s.cached > was for s, was in zip(waiting, before, strict=True))
 
 
+def sizes(executor: HashExecutor) -> list[list[tuple[int, int]]]:
+    """By step, how many tokens of how many logits each input has."""
+    assert all(each.committed == each.start for step in executor.steps for each in step), "committed before the next"
+    return [[(len(each.tokens), each.logits) for each in step] for step in executor.steps]
+
+
 @pytest.mark.parametrize(
-    ("lone_chunk", "steps"),
-    [(None, [4, 4, 4, 1]), (4, [4, 4, 4, 1]), (6, [6, 6, 1]), (64, [13]), (2, [2, 2, 2, 2, 2, 2, 1])],
+    ("lone_chunk", "steps"), [(None, [4, 4, 4, 1]), (6, [6, 6, 1]), (64, [13]), (2, [2, 2, 2, 2, 2, 2, 1])]
 )
 def test_a_text_alone_is_read_in_longer_chunks(
-    hash_model: Any,
-    hash_executor: Any,
-    request_of: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    lone_chunk: int | None,
-    steps: list[int],
+    hash_model: Any, hash_executor: Any, request_of: Any, lone_chunk: int | None, steps: list[int]
 ) -> None:
-    """Logits are wanted after the last one only."""
+    """Logits are wanted after the last one only; who is left alone is read in long ones from then on."""
     executor = hash_executor(hash_model())
-    noted = Noted(executor, monkeypatch)
     read(reader_of(executor, 4, lone_chunk), [request_of(TEXT[:13], OFF)])
-    assert noted.steps == [[(size, 0)] for size in steps[:-1]] + [[(steps[-1], 1)]]
-
-
-def test_among_others_chunks_are_short(
-    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who is left alone is read in long ones from then on."""
+    assert sizes(executor) == [[(size, 0)] for size in steps[:-1]] + [[(steps[-1], 1)]]
     executor = hash_executor(hash_model(), 3)
-    noted = Noted(executor, monkeypatch)
     read(reader_of(executor, 4, 16), [request_of(TEXT[:n], OFF, slot=slot) for slot, n in enumerate((6, 30, 1))])
-    assert noted.steps == [[(4, 0), (4, 0), (1, 1)], [(2, 1), (4, 0)], [(16, 0)], [(6, 1)]]
-
-
-def test_of_a_text_that_is_read_the_root_is_left(hash_executor: Any, hash_model: Any, request_of: Any) -> None:
-    reader, sequence = reader_of(hash_executor(hash_model()), 4, 8), request_of(TEXT[:9], OFF)
-    for alone, tokens in ((True, TEXT[:8]), (False, TEXT[:4])):
-        (chunk,) = reader.chunks([sequence], 64, alone)
-        assert chunk.tokens == tokens
-    sequence.cached = 8
-    for alone in (False, True):
-        (chunk,) = reader.chunks([sequence], 64, alone)
-        assert (chunk.tokens, chunk.parents, chunk.depths) == ([TEXT[8]], [-1], [0])
+    assert sizes(executor) == [[(4, 0), (4, 0), (1, 1)], [(2, 1), (4, 0)], [(16, 0)], [(6, 1)]]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 64])
@@ -110,12 +76,6 @@ def test_the_first_token_is_plain_decodings(
         assert rows[: len(prompt) + 1] == [*enumerate(prompt), (-1, -1)], "no more is committed than was read"
 
 
-def test_log_probabilities_of_the_first_token_are_noted(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    sequence = request_of(TEXT[:9], SamplingParams(speculation="off", logprobs=1))
-    read(reader_of(hash_executor(hash_model()), 4), [sequence])
-    assert [told.token_id for told in sequence.logprobs] == sequence.output
-
-
 def test_a_text_without_a_logit_ends_alone(hash_executor: Any, request_of: Any, plain: Any) -> None:
     model = FaultyModel(1)
     prompts = [TEXT[:5], [model.NAN, *TEXT[:4]], TEXT[:7]]
@@ -127,21 +87,6 @@ def test_a_text_without_a_logit_ends_alone(hash_executor: Any, request_of: Any, 
     assert first.error is None is third.error
 
 
-def test_a_sequence_that_raises_ends_alone(
-    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sequences = [request_of(TEXT[:5], OFF, slot=slot) for slot in range(3)]
-
-    def fail(token: int) -> bool:
-        raise ValueError("no such letter")
-
-    monkeypatch.setattr(sequences[1].detokenizer, "push", fail)
-    read(reader_of(hash_executor(hash_model(), 3), 4), sequences)
-    assert [len(s.output) for s in sequences] == [1, 1, 1]
-    assert [s.finish_reason for s in sequences] == [None, "error", None]
-    assert str(sequences[1].error) == "decoding failed, ValueError: no such letter"
-
-
 def test_a_step_that_raises_concerns_all(hash_executor: Any, request_of: Any) -> None:
     model = FaultyModel(1)
     sequences = [request_of(prompt, OFF, slot=slot) for slot, prompt in enumerate((TEXT[:3], [model.RAISES]))]
@@ -150,35 +95,29 @@ def test_a_step_that_raises_concerns_all(hash_executor: Any, request_of: Any) ->
     assert [(s.cached, s.error) for s in sequences] == [(0, None), (0, None)]
 
 
-@pytest.fixture
-def reused(hash_model: Any, hash_executor: Any, monkeypatch: pytest.MonkeyPatch) -> HashExecutor:
-    """An executor that overwrites a step's logits in the next one, as those of models do."""
-    executor: HashExecutor = hash_executor(hash_model(2))
-    inner, kept = executor.step, np.zeros((64, VOCAB), dtype=np.float32)
+class Reusing(HashExecutor):
+    """Overwrites a step's logits in the next one, as executors of models do."""
 
-    def step(inputs: Any) -> list[Any]:
-        (rows,) = inner(inputs)
-        kept.fill(np.nan)
-        kept[: len(rows)] = rows
-        return [kept[: len(rows)]]
+    kept = np.zeros((64, VOCAB), dtype=np.float32)
 
-    monkeypatch.setattr(executor, "step", step)
-    return executor
+    def step(self, inputs: Any) -> list[Any]:
+        (rows,) = super().step(inputs)
+        self.kept.fill(np.nan)
+        self.kept[: len(rows)] = rows
+        return [self.kept[: len(rows)]]
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 39, 40, 64])
-@pytest.mark.parametrize("count", [1, 2, 4, 17, 39, 40])
-def test_logits_are_the_models(
-    hash_model: Any, reused: HashExecutor, monkeypatch: pytest.MonkeyPatch, count: int, size: int
-) -> None:
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 64))
+def test_logits_are_the_models(count: int, size: int) -> None:
     """After each of the last tokens, whatever the steps; none of them is longer than asked."""
-    noted, model = Noted(reused, monkeypatch), hash_model(2)
-    found = reader_of(reused, 8).logits(TEXT, count, size)
+    model = HashModel(2)
+    executor = Reusing(model, 1, 64, 64)
+    found = reader_of(executor, 8).logits(TEXT, count, size)
     assert (found.shape, found.dtype) == ((count, VOCAB), np.float32)
     assert found.tolist() == [model(TEXT[:end]).tolist() for end in range(41 - count, 41)]
-    sizes = [length for ((length, _),) in noted.steps]
-    assert sizes == [size] * (40 // size) + ([40 % size] if 40 % size else [])
-    assert sum(wanted for ((_, wanted),) in noted.steps) == count, "no row is computed that nobody wants"
+    assert [length for ((length, _),) in sizes(executor)] == [size] * (40 // size) + [40 % size] * (40 % size > 0)
+    assert sum(wanted for ((_, wanted),) in sizes(executor)) == count, "no row is computed that nobody wants"
 
 
 def ask(request_of: Callable[..., Sequence], cached: int, slot: int = 1) -> Sequence:
@@ -186,19 +125,6 @@ def ask(request_of: Callable[..., Sequence], cached: int, slot: int = 1) -> Sequ
     sequence = request_of(TEXT[:9], OFF, slot=slot)
     sequence.cached = cached
     return sequence
-
-
-@pytest.mark.parametrize(("cached", "size", "wanted"), [(0, 4, 0), (4, 4, 0), (4, 5, 1), (0, 9, 1), (7, 2, 1)])
-def test_a_chunk_wants_logits_at_the_end(request_of: Any, cached: int, size: int, wanted: int) -> None:
-    tokens = TEXT[cached : cached + size]
-    given = step_input(ask(request_of, cached), Tree.chain(tokens))
-    positions = list(range(cached, cached + size))
-    assert given == StepInput(1, cached, cached, tokens, positions, None, wanted)
-
-
-def test_a_drafted_chain_wants_logits_of_all_its_nodes(request_of: Any) -> None:
-    given = step_input(ask(request_of, 8, slot=3), Tree.chain([TEXT[8], 5, 6]))
-    assert given == StepInput(3, 8, 8, [TEXT[8], 5, 6], [8, 9, 10], None, 3)
 
 
 def test_a_tree_says_who_sees_whom(request_of: Any) -> None:

@@ -119,14 +119,6 @@ def test_texts_are_plain_decodings_whatever_is_rounded(
     assert not any(each.num_unsettled_steps or each.num_recomputed_tokens for each in chains)
 
 
-def test_without_a_class_nothing_is_computed_again(hash_model: Any, request_of: Any) -> None:
-    loop = loop_of(hash_model(5), hash_model(5, 0.7), 0.6, exact=False)
-    request = request_of([1, 2], SamplingParams(max_new_tokens=100, speculation="topk:4,4"))
-    run(loop, [request])
-    told = request.metrics.speculative_decoding
-    assert (told.num_unsettled_steps, told.num_recomputed_tokens) == (0, 0)
-
-
 def test_what_is_not_in_the_class_would_be_another_text(hash_model: Any, request_of: Any, plain: Any) -> None:
     """So the tests above can fail."""
     model = hash_model(5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_requests import run
 from hash_models import VOCAB, HashExecutor, HashModel
 from numpy.typing import NDArray
 
@@ -40,65 +41,42 @@ class Target(HashExecutor):
         return states
 
 
-class Head:
+class Head(HashExecutor):
     """An executor whose rows are (position, token, state that it was given).
 
     Its logits are a hash of all that a node sees; its own hidden state one of what it was given in that row.
     """
 
     def __init__(self, model: HashModel, batch_size: int) -> None:
+        super().__init__(model, batch_size, CAPACITY, 64)
         self.spec = ModelSpec("head", 1, 1, 1, VOCAB, CAPACITY, 64, hidden=2, reads_hidden=True)
-        self.model, self.batch_size, self.seconds, self.seen = model, batch_size, 0.0, list[StepInput]()
-        self.rows: list[list[Any]] = [[None] * CAPACITY for _ in range(batch_size)]
         self.states = np.zeros((batch_size, CAPACITY, 2), dtype=np.float32)
 
-    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
-        self.seen += inputs
-        return [self._one(each) for each in inputs]
+    def rows_of(self, step_input: StepInput) -> list[Any]:
+        assert step_input.hidden is not None
+        given = [tuple(state) for state in step_input.hidden.tolist()]
+        for index, (token, state) in enumerate(zip(step_input.tokens, given, strict=True)):
+            self.states[step_input.slot, step_input.start + index] = state_of("own", state, token)
+        return list(zip(step_input.positions, step_input.tokens, given, strict=True))
 
-    def _one(self, each: StepInput) -> NDArray[np.float32]:
-        rows, count = self.rows[each.slot], len(each.tokens)
-        assert each.hidden is not None
-        assert each.hidden.shape == (count, 2)
-        assert 0 < count <= self.spec.max_nodes
-        for index, (position, token) in enumerate(zip(each.positions, each.tokens, strict=True)):
-            given = tuple(each.hidden[index].tolist())
-            rows[each.start + index] = (position, token, given)
-            self.states[each.slot, each.start + index] = state_of("own", given, token)
-        visible, end = each.visible, each.start + count
-        if visible is None:
-            visible = np.tri(count, end - each.committed, each.start - each.committed, dtype=np.bool_)
-        logits = []
-        for sees in visible[count - each.logits :] if each.logits else ():
-            drafted = [row for row, seen in zip(rows[each.committed : end], sees, strict=True) if seen]
-            text = sorted([*rows[: each.committed], *drafted])
-            assert [position for position, *_ in text] == list(range(len(text)))
-            logits.append(logits_of(self.model, [row[1:] for row in text]))
-        return np.stack(logits) if logits else np.empty((0, VOCAB), dtype=np.float32)
+    def text_of(self, rows: Sequence[Any]) -> list[int]:
+        return numbers([row[1:] for row in rows])
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
-        kept = [self.rows[slot][row] for row in rows]
-        self.rows[slot][start:] = kept + [None] * (CAPACITY - start - len(kept))
-        self.states[slot, start : start + len(kept)] = self.states[slot, list(rows)]
-        self.states[slot, start + len(kept) :] = -1
+        super().commit(slot, rows, start)
+        self.states[slot, start : start + len(rows)] = self.states[slot, list(rows)]
+        self.states[slot, start + len(rows) :] = -1
 
     def copy(self, slot: int, source: int, rows: int) -> None:
-        self.rows[slot][:rows] = self.rows[source][:rows]
+        super().copy(slot, source, rows)
         self.states[slot, :rows] = self.states[source, :rows]
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
         return self.states[slot]
 
-    @property
-    def cache_bytes(self) -> int:
-        return 0
 
-    def close(self) -> None:
-        pass
-
-
-def logits_of(model: HashModel, rows: Sequence[tuple[int, State]]) -> NDArray[np.float32]:
-    return model([number for token, state in rows for number in (token, *map(int, state))])
+def numbers(rows: Sequence[tuple[int, State]]) -> list[int]:
+    return [number for token, state in rows for number in (token, *map(int, state))]
 
 
 def after(model: HashModel, text: list[int], path: list[int]) -> NDArray[np.float32]:
@@ -106,7 +84,7 @@ def after(model: HashModel, text: list[int], path: list[int]) -> NDArray[np.floa
     rows = [(text[i + 1], state_of(*text[: i + 1])) for i in range(len(text) - 1)]
     for token in path:
         rows.append((token, state_of("own", rows[-1][1], rows[-1][0])))
-    return logits_of(model, rows)
+    return model(numbers(rows))
 
 
 def wanted(model: HashModel, text: list[int], shape: str) -> Tree:
@@ -146,60 +124,7 @@ def test_a_tree_is_what_the_head_says_from_the_states_it_is_given(
     read(target, 0, text)
     (tree,) = drafter.propose([request_of(text, SamplingParams(speculation=shape))])
     assert tree == wanted(head.model, text, shape)
-    assert all(len(step.tokens) <= CHUNK for step in head.seen)
-
-
-def test_the_head_has_a_row_less_than_the_text_has_tokens(make: Any, request_of: Any) -> None:
-    target, head, drafter = make()
-    read(target, 0, [3, 4, 5, 6])
-    drafter.propose([request_of([3, 4, 5, 6], SamplingParams(speculation="chain:3"))])
-    first, *levels = head.seen
-    assert (first.start, list(first.tokens), list(first.positions)) == (0, [4, 5, 6], [0, 1, 2])
-    assert first.hidden.tolist() == [list(state_of(*text)) for text in ([3], [3, 4], [3, 4, 5])]
-    assert [list(step.positions) for step in levels] == [[3], [4]]
-    assert [step.hidden[0].tolist() for step in levels] == [head.states[0, row].tolist() for row in (2, 3)]
-
-
-def test_after_a_single_token_nothing_is_drafted(make: Any, request_of: Any) -> None:
-    """The target has said nothing yet; the others beside it are asked as ever."""
-    target, head, drafter = make(slots=3)
-    texts = [[7], [3, 4, 5], [8]]
-    for slot, text in enumerate(texts):
-        read(target, slot, text)
-    requests = [request_of(text, SamplingParams(speculation="chain:3"), slot=slot) for slot, text in enumerate(texts)]
-    trees = drafter.propose(requests)
-    assert trees == [Tree([7]), wanted(head.model, [3, 4, 5], "chain:3"), Tree([8])]
-    assert {step.slot for step in head.seen} == {1}
-    for request in requests:
-        drafter.commit(request, [0])
-    requests[0].emit(2, frozenset())
-    read(target, 0, requests[0].tokens)
-    assert drafter.propose(requests[:1]) == [wanted(head.model, [7, 2], "chain:3")]
-
-
-def test_rows_of_accepted_nodes_are_computed_anew(make: Any, request_of: Any) -> None:
-    """From the target's states: what the head had guessed of them is no longer there."""
-    target, head, drafter = make()
-    sequence = request_of([3, 4, 5], SamplingParams(max_new_tokens=60, speculation="chain:4"))
-    starts = []
-    for accepted in (0, 2, 4, 1):
-        read(target, 0, sequence.tokens)
-        (tree,) = drafter.propose([sequence])
-        assert tree == wanted(head.model, sequence.tokens, "chain:4")
-        rows = len(sequence.tokens) - 1
-        for token in [*tree.tokens[1 : 1 + accepted], 11]:
-            sequence.emit(token, frozenset())
-        before = len(head.seen)
-        drafter.commit(sequence, range(1 + accepted))
-        assert (head.rows[0][rows - 1] is not None, head.rows[0][rows]) == (True, None)
-        starts.append(rows)
-        read(target, 0, sequence.tokens)
-        drafter.propose([sequence])
-        assert head.seen[before].start == rows
-        assert len(head.seen[before].tokens) == accepted + 1
-        drafter.commit(sequence, [0])
-        sequence.emit(1, frozenset())
-    assert starts == sorted(starts)
+    assert all(len(each.tokens) <= CHUNK for step in head.steps for each in step)
 
 
 @pytest.mark.parametrize(("common", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3)])
@@ -213,35 +138,10 @@ def test_a_common_beginning_keeps_a_row_less(make: Any, request_of: Any, common:
     drafter.propose([request_of(text, SamplingParams(speculation="chain:3"), slot=0)])
     drafter.release(0)
     drafter.keep(1, 0, common)
-    before = len(head.seen)
+    head.steps.clear()
     (tree,) = drafter.propose([request_of(other, SamplingParams(speculation="chain:3"), slot=1)])
     assert tree == wanted(head.model, other, "chain:3")
-    assert (head.seen[before].slot, head.seen[before].start) == (1, kept)
-
-
-def test_columns_may_stand_for_other_tokens(make: Any, request_of: Any) -> None:
-    names = np.arange(VOCAB)[::-1].copy()
-    target, head, drafter = make(tokens=names)
-    read(target, 0, [3, 4, 5])
-    (tree,) = drafter.propose([request_of([3, 4, 5], SamplingParams(speculation="chain:3"))])
-    path = list[int]()
-    for _ in range(3):
-        path.append(int(names[after(head.model, [3, 4, 5], path).argmax()]))
-    assert tree == Tree.chain([5, *path])
-
-
-def test_another_one_of_the_same_head_knows_no_text_and_never_drafts_ahead(make: Any, request_of: Any) -> None:
-    names = np.arange(VOCAB)[::-1].copy()
-    target, head, drafter = make(tokens=names)
-    read(target, 0, [3, 4, 5])
-    sequence = request_of([3, 4, 5], SamplingParams(speculation="best:5"))
-    (tree,) = drafter.propose([sequence])
-    again = drafter.again(overlap=True)
-    assert type(again) is EagleDrafter
-    assert (again.executor, again._thread) == (head, None)
-    before = len(head.seen)
-    assert again.propose([sequence]) == [tree]
-    assert head.seen[before].start == 0
+    assert (head.steps[0][0].slot, head.steps[0][0].start) == (1, kept)
 
 
 @pytest.mark.parametrize("shape", ["chain:4", "topk:3,3", "best:6"])
@@ -262,14 +162,8 @@ def test_a_loop_decodes_as_without_it(
     drafter.propose = noted  # type: ignore[method-assign]
     chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)  # type: ignore[arg-type]
     for prompts in ([[5], [1, 2], [1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 9], [5, 5], [1, 2]]):
-        active = [request_of(prompt, chosen, slot=slot) for slot, prompt in enumerate(prompts)]
-        started = list(active)
-        while active:
-            loop.round(active)
-            active = [sequence for sequence in active if not sequence.finish_reason]
-        for slot, sequence in enumerate(started):
-            assert (sequence.error, sequence.output) == (None, plain(target.model, prompts[slot], chosen))
-            loop.release(slot)
+        for prompt, sequence in zip(prompts, run(loop, [request_of(each, chosen) for each in prompts]), strict=True):
+            assert (sequence.error, sequence.output) == (None, plain(target.model, prompt, chosen))
     assert len(trees) > 30
     for text, tree in trees if not params else ():
         assert tree == (wanted(head.model, text, shape) if len(text) > 1 else Tree(text)), text

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from device_requests import run
+from hash_models import HashModel
 
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import TreeSpec
 
@@ -23,7 +25,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("text", ["chain:4", "topk:1,3", "best:1", "topk:2,3", "topk:4,4", "best:5", "best:16"])
+@pytest.mark.parametrize("text", ["chain:4", "best:1", "topk:2,3", "best:16"])
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_draft_that_equals_the_target_is_accepted(
     hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], overlap: bool
@@ -45,7 +47,7 @@ def test_a_draft_that_equals_the_target_is_accepted(
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("text", ["chain:3", "topk:3,3", "best:6"])
+@pytest.mark.parametrize("text", ["chain:3", "best:6"])
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_drafting_ahead_changes_no_token(
     hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], looks_up: bool
@@ -57,20 +59,13 @@ def test_drafting_ahead_changes_no_token(
         loop = HostLoop(hash_executor(model, 3), LookupDrafter(drafters[-1], looks_up), 8, frozenset())
         found = []
         for first in (1, 4):
-            active = [
-                request_of(
-                    [first, slot],
-                    SamplingParams(max_new_tokens=50 + slot, speculation=tree, seed=slot, **params),
-                    slot=slot,
-                )
-                for slot, tree in enumerate((text, "off", text))
-            ]
-            found += active
-            while active:
-                loop.round(active)
-                for sequence in (s for s in active if s.finish_reason):
-                    loop.release(sequence.slot)
-                active = [s for s in active if not s.finish_reason]
+            found += run(
+                loop,
+                [
+                    request_of([first, slot], SamplingParams(50 + slot, speculation=tree, seed=slot, **params))
+                    for slot, tree in enumerate((text, "off", text))
+                ],
+            )
         assert all(sequence.error is None for sequence in found)
         outputs.append([sequence.output for sequence in found])
         loop.close()
@@ -78,43 +73,41 @@ def test_drafting_ahead_changes_no_token(
     assert drafters[1].guessed > drafters[1].hit > 0
 
 
+class Ending(HashModel):
+    """A draft that raises for texts of more than so many tokens, or knows nothing to follow every third text."""
+
+    most, silent = 1000, False
+
+    def __call__(self, tokens: Any) -> Any:
+        if len(tokens) > self.most:
+            raise RuntimeError("out of memory")
+        return super().__call__(tokens) - (np.inf if self.silent and sum(tokens) % 3 == 0 else 0)
+
+
 def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    drafter = ModelDrafter(hash_executor(hash_model(5)), 8, overlap=True)
-    loop = HostLoop(hash_executor(hash_model(5)), drafter, 8, frozenset())
+    """A draft that can read what it proposes, and not what would follow."""
+    draft = Ending(5)
+    draft.most = 8
+    loop = HostLoop(hash_executor(hash_model(5)), ModelDrafter(hash_executor(draft), 8, overlap=True), 8, frozenset())
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=20, speculation="chain:3"))
     loop.round([sequence])
-    step, steps = drafter.executor.step, list[int]()
-
-    def fails(shares: Any) -> Any:
-        steps.append(1)
-        if len(steps) > 3:  # a chain's steps; those that follow are ahead
-            raise RuntimeError("out of memory")
-        return step(shares)
-
-    drafter.executor.step = fails  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="out of memory"):
         loop.round([sequence])
     loop.close()
 
 
-@pytest.mark.parametrize(("text", "temperature"), [("chain:4", 0.0), ("chain:4", 1.0), ("topk:4,1", 1.0)])
-def test_the_real_target_as_its_own_draft_is_accepted_fully(
-    load: Any, request_of: Any, tokenizer: Tokenizer, prompts: list[str], text: str, temperature: float
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_draft_to_which_nothing_follows_changes_no_token(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, overlap: bool
 ) -> None:
-    loop = HostLoop(load("target", 2), ModelDrafter(load("target", 2), 64), 64, frozenset())
-    params = SamplingParams(max_new_tokens=30, speculation=text, temperature=temperature, seed=7)
-    chosen = [tokenizer.encode(prompt) for prompt in prompts[20:22]]
-    active = [
-        request_of(tokens, params, slot=slot, vocab_size=4096, tokenizer=tokenizer)
-        for slot, tokens in enumerate(chosen)
-    ]
-    while active:
-        before = [(len(s.output), s.drafts) for s in active]
-        loop.round(active)
-        for sequence, (count, drafted) in zip(active, before, strict=True):
-            if drafted and not sequence.finish_reason:
-                assert len(sequence.output) - count == 1 + TreeSpec.parse(text).depth
-        active = [s for s in active if not s.finish_reason]
+    """Also if that is found behind a guess, when the guessed path's rows have been moved."""
+    draft = Ending(6, error=0.4)
+    draft.silent = True
+    loop = HostLoop(hash_executor(hash_model(6)), ModelDrafter(hash_executor(draft), 8, overlap), 8, frozenset())
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
+    run(loop, [sequence])
+    assert (sequence.error, sequence.output) == (None, plain(hash_model(6), [1, 2, 3], sequence.params))
+    loop.close()
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 8)])
@@ -124,15 +117,12 @@ def test_a_draft_runs_no_node_twice(
     """A round runs what was emitted and not run, the last leaf and the bonus at most, and its own inner nodes."""
     model = hash_model(5)
     executor = hash_executor(model)
-    loop, ran = HostLoop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), list[int]()
-    step = executor.step
-    executor.step = lambda shares: (ran.append(sum(len(share.tokens) for share in shares)), step(shares))[1]
+    loop, ran = HostLoop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), [0]
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text))
-    rounds = 0
     while not sequence.finish_reason:
-        before, rounds = sum(ran), rounds + 1
         loop.round([sequence])
-        assert rounds <= 2 or sum(ran) - before <= nodes
+        ran.append(sum(len(each.tokens) for step in executor.steps for each in step))
+    assert all(after - before <= nodes for before, after in pairwise(ran[2:]))
 
 
 def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
@@ -156,36 +146,10 @@ def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_execu
     drafter.release(0)
     drafter.keep(0, 1, 2)  # of [2, 3, …]
     other = request_of([2, 3, 6], SamplingParams(speculation="chain:3"), slot=0)
-    steps, step = [], executor.step
-    executor.step = lambda shares: steps.append(shares[0].start) or step(shares)
+    executor.steps.clear()
     (tree,) = drafter.propose([other])
     assert tree.tokens[1] == int(hash_model(5)([2, 3, 6]).argmax())
-    assert steps[0] == 2
-    drafter.release(0)
-    drafter.keep(0, 0, 0)
-    fresh = request_of([4, 5, 6], SamplingParams(speculation="chain:3"), slot=0)
-    (tree,) = drafter.propose([fresh])
-    assert tree.tokens[1] == int(hash_model(5)([4, 5, 6]).argmax())
-
-
-def test_a_guess_that_finds_no_bonus_leaves_the_rows_of_the_text(
-    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut-offs may leave the draft nothing after the guessed leaf; the path's rows have been moved by then."""
-    drafter = ModelDrafter(hash_executor(hash_model(6, error=0.4)), 8, overlap=True)
-    best = drafter._best
-
-    def nothing(text: Any, logits: Any) -> Any:
-        tokens, likely = best(text, logits)
-        return tokens, np.full_like(likely, -np.inf) if text.growth.before else likely
-
-    monkeypatch.setattr(drafter, "_best", nothing)
-    loop = HostLoop(hash_executor(hash_model(6)), drafter, 8, frozenset())
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
-    while not sequence.finish_reason:
-        loop.round([sequence])
-    assert (sequence.error, len(sequence.output), drafter.guessed) == (None, 60, 0)
-    loop.close()
+    assert executor.steps[0][0].start == 2
 
 
 def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows(
@@ -196,8 +160,7 @@ def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows(
     for text in ("off", "best:31"):
         loop = HostLoop(hash_executor(model), ModelDrafter(hash_executor(model, 1, 64 + 32), 8), 8, frozenset())
         sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, temperature=1.0, seed=4))
-        while not sequence.finish_reason:
-            loop.round([sequence])
+        run(loop, [sequence])
         assert sequence.error is None
         outputs.append(sequence.output)
     assert outputs[0] == outputs[1]

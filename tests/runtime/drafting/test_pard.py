@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_requests import run
 from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.drafting.pard import PardDrafter, masks
+from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
@@ -23,13 +24,6 @@ Path = tuple[int, ...]
 def drafted(drafter: ModelDrafter, sequence: Sequence) -> Tree:
     (tree,) = drafter.propose([sequence])
     return tree
-
-
-def inputs_of(executor: Any) -> list[Any]:
-    """The step inputs of every step from now on."""
-    seen, step = list[Any](), executor.step
-    executor.step = lambda inputs: (seen.extend(inputs), step(inputs))[1]
-    return seen
 
 
 def levels(model: Callable[[Any], NDArray[np.float32]], text: list[int], depth: int) -> list[NDArray[np.float32]]:
@@ -55,83 +49,45 @@ def brute_force(logits: list[NDArray[np.float32]], spec: TreeSpec) -> set[Path]:
     return set(sorted(pool, key=lambda path: -pool[path])[: spec.nodes])
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 8, 9, 12, 16, 17, 33])
-def test_a_chain_is_what_each_mask_says(
-    hash_model: Any, hash_executor: Any, request_of: Any, depth: int, length: int
+@pytest.mark.parametrize("shape", ["chain:1", "chain:4", "topk:2,3", "topk:4,2", "best:3", "best:16"])
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
+def test_a_tree_is_the_best_of_what_the_masks_say(
+    hash_model: Any, hash_executor: Any, request_of: Any, shape: str, length: int
 ) -> None:
     """However many chunks the text before it takes."""
-    model, text = hash_model(3), [token % 11 for token in range(length)]
-    drafter = PardDrafter(hash_executor(model), CHUNK, MASK)
-    tree = drafted(drafter, request_of(text, SamplingParams(speculation=f"chain:{depth}")))
-    assert tree == Tree.chain([text[-1], *(int(row.argmax()) for row in levels(model, text, depth))])
+    model, text, spec = hash_model(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
+    tree = drafted(PardDrafter(hash_executor(model), CHUNK, MASK), request_of(text, SamplingParams(speculation=shape)))
+    assert {tuple(tree.path(node)) for node in range(1, len(tree))} == brute_force(
+        levels(model, text, spec.depth), spec
+    )
+    assert (tree.tokens[0], len(tree)) == (text[-1], spec.nodes + 1)
 
 
-@pytest.mark.parametrize("shape", ["topk:2,3", "topk:4,2", "topk:3,3", "best:3", "best:6", "best:16"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_tree_is_the_best_of_what_the_masks_say(
-    hash_model: Any, hash_executor: Any, request_of: Any, shape: str, seed: int
+def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind(
+    hash_model: Any, hash_executor: Any, request_of: Any
 ) -> None:
-    model, text, spec = hash_model(seed), [1, 2, 3], TreeSpec.parse(shape)
-    drafter = PardDrafter(hash_executor(model), 16, MASK)
-    tree = drafted(drafter, request_of(text, SamplingParams(speculation=shape)))
-    wanted = brute_force(levels(model, text, spec.depth), spec)
-    assert {tuple(tree.path(node)) for node in range(1, len(tree))} == wanted
-    assert len(tree) == spec.nodes + 1
-
-
-def test_a_tree_costs_one_step(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    executor = hash_executor(hash_model(3))
-    seen = inputs_of(executor)
-    drafted(PardDrafter(executor, CHUNK, MASK), request_of([1, 2, 3], SamplingParams(speculation="topk:3,4")))
-    (step,) = seen
-    assert (list(step.tokens), list(step.positions)) == ([1, 2, 3, *[MASK] * 3], list(range(6)))
-    assert (step.start, step.committed, step.visible) == (0, 0, None)
-    assert step.logits == 4, "of the root, and of each mask"
-
-
-@pytest.mark.parametrize(("levels", "count"), [(1, 0), (2, 1), (8, 7)])
-def test_there_is_a_mask_for_every_level_but_the_first(
-    hash_model: Any, hash_executor: Any, request_of: Any, levels: int, count: int
-) -> None:
-    assert masks(levels) == count
-    executor = hash_executor(hash_model(3))
-    seen = inputs_of(executor)
-    drafted(PardDrafter(executor, 16, MASK), request_of([1, 2], SamplingParams(speculation=f"chain:{levels}")))
-    assert [list(step.tokens) for step in seen] == [[1, 2, *[MASK] * count]]
-
-
-def test_masks_leave_no_row_behind(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    """Nor does what was accepted: its rows are run in the next step, where the masks' were."""
+    """Nor does what was accepted: its rows are run in the next step, where the masks' were; another one starts anew."""
     model = hash_model(3)
     executor = hash_executor(model)
-    drafter, seen = PardDrafter(executor, CHUNK, MASK), inputs_of(executor)
+    drafter = PardDrafter(executor, CHUNK, MASK)
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="chain:4"))
     for emitted in ([5], [6, 7], [8, 9, 10, 1, 2]):
         tree = drafted(drafter, sequence)
         assert tree.tokens[1:] == [int(row.argmax()) for row in levels(model, sequence.tokens, 4)]
-        run, before = len(sequence.tokens), seen[-1].start
-        assert before + len(seen[-1].tokens) == run + masks(4)
+        run = len(sequence.tokens)
         for token in emitted:
             sequence.emit(token, frozenset())
         drafter.commit(sequence, [0, 1][: len(emitted)])
         assert [token for _, token in executor.rows[0][:run]] == sequence.tokens[:run]
         assert executor.rows[0][run] == (-1, -1)
-    assert [step.start for step in seen] == [0, 3, 4]
-
-
-def test_a_text_that_begins_as_another_one_is_read_from_there(
-    hash_model: Any, hash_executor: Any, request_of: Any
-) -> None:
-    model = hash_model(3)
-    executor = hash_executor(model, 2)
-    drafter, seen = PardDrafter(executor, CHUNK, MASK), inputs_of(executor)
-    drafted(drafter, request_of([1, 2, 3, 4], SamplingParams(speculation="chain:3"), slot=0))
-    drafter.release(0)
-    drafter.keep(1, 0, 3)
-    other = request_of([1, 2, 3, 9], SamplingParams(speculation="chain:3"), slot=1)
-    assert drafted(drafter, other).tokens[1:] == [int(row.argmax()) for row in levels(model, other.tokens, 3)]
-    assert (seen[-1].slot, seen[-1].start, list(seen[-1].tokens)) == (1, 3, [9, MASK, MASK])
+    (first,), *others = executor.steps
+    assert (list(first.tokens), list(first.positions)) == ([1, 2, 3, *[MASK] * 3], list(range(6)))
+    assert (first.start, first.committed, first.visible) == (0, 0, None)
+    assert first.logits == 4, "of the root, and of each mask"
+    assert [step.start for (step,) in others] == [3, 4]
+    again = drafter.again(overlap=True)
+    drafted(again, sequence)
+    assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
 
 
 def test_columns_may_stand_for_other_tokens(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
@@ -149,8 +105,7 @@ def test_columns_may_stand_for_other_tokens(hash_model: Any, hash_executor: Any,
 PARAMS = [
     {},
     {"temperature": 1.0},
-    {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.2},
-    {"temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5},
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5},
 ]
 
 
@@ -164,31 +119,8 @@ def test_what_comes_out_is_plain_decoding(
     drafter = PardDrafter(hash_executor(model, 2), 16, MASK)
     loop = HostLoop(hash_executor(model, 2), drafter, 16, frozenset())
     chosen = SamplingParams(max_new_tokens=40, speculation=text, seed=4, **params)  # type: ignore[arg-type]
-    active = [request_of([1, 2, slot], chosen, slot=slot) for slot in range(2)]
-    for _ in range(2):
-        started = list(active)
-        while active:
-            before = [(len(sequence.output), sequence.drafts) for sequence in active]
-            loop.round(active)
-            for sequence, (count, drafts) in zip(active, before, strict=True):
-                assert sequence.finish_reason or len(sequence.output) - count >= 1 + drafts
-            active = [sequence for sequence in active if not sequence.finish_reason]
-        for slot, sequence in enumerate(started):
-            assert sequence.error is None
-            assert sequence.output == plain(model, [1, 2, slot], chosen)
-            loop.release(slot)
-        active = [request_of([1, 2, slot], chosen, slot=slot) for slot in range(2)]  # in slots that know the text
-
-
-def test_another_one_of_the_same_model_knows_no_text(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    executor, names = hash_executor(hash_model(3)), np.arange(12)[::-1].copy()
-    drafter = PardDrafter(executor, CHUNK, MASK, names)
-    sequence = request_of([1, 2, 3], SamplingParams(speculation="chain:3"))
-    tree = drafted(drafter, sequence)
-    again = drafter.again(overlap=True)
-    assert type(again) is PardDrafter
-    assert again.executor is executor
-    assert again._thread is None, "there is no next pass to draft ahead"
-    seen = inputs_of(executor)
-    assert drafted(again, sequence) == tree
-    assert (seen[0].start, len(seen)) == (0, 1)
+    for _ in range(2):  # then in slots that know the text
+        for slot, done in enumerate(run(loop, [request_of([1, 2, slot], chosen) for slot in range(2)])):
+            told = done.metrics.speculative_decoding
+            assert (done.error, done.output) == (None, plain(model, [1, 2, slot], chosen))
+            assert told.num_accepted_draft_tokens >= told.num_spec_steps > 0

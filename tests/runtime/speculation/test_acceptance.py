@@ -34,8 +34,9 @@ def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(0, 30))
-def test_walk_against_a_naive_one(rng: random.Random, nodes: int) -> None:
+@given(st.randoms(use_true_random=False), st.integers(0, 30), st.integers(1, 5))
+def test_walk_against_a_naive_one(rng: random.Random, nodes: int, most: int) -> None:
+    """It asks for no choice beyond what its caller takes, and ends where there is none."""
     tree = random_tree(rng, rng.randrange(VOCAB), nodes)
     choices, asked = [rng.randrange(VOCAB) for _ in range(len(tree))], list[int]()
 
@@ -48,28 +49,10 @@ def test_walk_against_a_naive_one(rng: random.Random, nodes: int) -> None:
     assert asked == [node for node, _ in walked]  # nothing is chosen where nothing was accepted
     last, bonus = walked[-1]
     assert [*tree.path(last), bonus] == [token for _, token in walked]
-
-
-def test_walk_asks_no_further_than_its_caller_goes() -> None:
-    asked: list[int] = []
-
-    def choose(node: int) -> int:
-        asked.append(node)
-        return node + 1
-
-    steps = walk(Tree.chain([0, 1, 2, 3]), choose)
-    assert next(steps) == (0, 1)
-    assert next(steps) == (1, 2)
-    steps.close()
-    assert asked == [0, 1]
-
-
-def test_walk_of_the_root_alone_gives_the_bonus_token() -> None:
-    assert list(walk(Tree([7]), lambda node: 7)) == [(0, 7)]
-
-
-def test_walk_never_goes_back_to_the_root() -> None:
-    assert list(islice(walk(Tree.chain([-1, 2]), lambda node: -1), 3)) == [(0, -1)]
+    asked.clear()
+    assert list(islice(walk(tree, choose), most)) == walked[:most]
+    assert len(asked) <= most
+    assert list(walk(tree, lambda node: None if node == last else choices[node])) == walked[:-1]
 
 
 @settings(deadline=None)

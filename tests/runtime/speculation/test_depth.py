@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from specbuild.runtime.speculation.depth import AGAIN, BOUNDS, BRIEF, Depths
+from specbuild.runtime.speculation.depth import Depths
 
 
 def simulated(
@@ -39,24 +39,9 @@ def test_what_pays_is_found(seconds: dict[int, float], chance: float, best: tupl
     assert sum(found[bound] for bound in best) > 0.95 * found.total()
 
 
-def test_it_costs_little_beside_plain_decoding() -> None:
-    """Where no draft comes true and each costs a third of a round, as is found in a few rounds."""
-    found = simulated(Depths(), {24: 1.3, 4: 1.3, 0: 1.0}, 0.05, 100)
-    took = 1.3 * (found[24] + found[4]) + found[0]
-    assert took / found.total() < 1.03
-
-
 def test_what_can_hardly_be_better_is_not_tried() -> None:
     """A text that repeats itself: plain decoding would have to take a tenth of the time."""
     assert simulated(Depths(), {24: 1.0, 4: 1.0, 0: 1.0}, 0.99, 50)[0] == 0
-
-
-def test_a_machine_that_changes_is_noticed() -> None:
-    """Rounds that draft take longer from now on."""
-    depths = Depths()
-    assert simulated(depths, {24: 1.05, 4: 1.02, 0: 1.0}, 0.35, 50).most_common(1)[0][0] in (24, 4)
-    found = simulated(depths, {24: 2.0, 4: 1.9, 0: 1.0}, 0.35, 100)
-    assert found[0] > 0.9 * found.total()
 
 
 def test_texts_that_change_are_noticed() -> None:
@@ -67,34 +52,11 @@ def test_texts_that_change_are_noticed() -> None:
     assert simulated(depths, seconds, 0.95, 100).most_common(1)[0][0] == 24
 
 
-def test_disturbed_trials_are_forgotten() -> None:
-    """The first trials of others took two and a half times as long as such rounds do."""
-    depths = Depths()
-    simulated(depths, {24: 1.6, 4: 2.75, 0: 2.5}, 0.4, 3)
-    simulated(depths, {24: 1.6, 4: 1.1, 0: 1.0}, 0.4, 400)
-    assert simulated(depths, {24: 1.6, 4: 1.1, 0: 1.0}, 0.4, 100).most_common(1)[0][0] == 4
-
-
 def test_a_clock_that_stands_still_is_ignored() -> None:
     depths = Depths()
     for _ in range(40):
         depths.record(24, [1], 0.0, 1)
     assert depths.choose(1, 24) == (24, None)
-
-
-def test_another_number_of_sequences_is_another_matter() -> None:
-    depths = Depths()
-    assert simulated(depths, {24: 1.0, 4: 1.0, 0: 1.0}, 0.5, 60, sequences=1)[0] <= 60
-    assert simulated(depths, {24: 3.0, 4: 2.5, 0: 1.0}, 0.5, 60, sequences=8).most_common(1)[0][0] == 0
-
-
-def test_tries_are_brief_and_rare() -> None:
-    depths = Depths()
-    seconds = dict.fromkeys(BOUNDS, 1.0)
-    simulated(depths, seconds, 0.1, 20)
-    tries = [depths.choose(4, 24)[1] for _ in range(4 * AGAIN[1])]
-    assert set(tries) == {BRIEF, None}
-    assert tries.count(BRIEF) <= 6
 
 
 @pytest.mark.parametrize(("most", "bounds"), [(2, {0, 2}), (0, {0}), (24, {0, 4, 24}), (10, {0, 4, 10})])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
@@ -25,27 +28,27 @@ def test_the_least_counts() -> None:
     assert NO_LIMITS.max_nodes(3, 10) == 10
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_draft_tokens": -1},
-        {"max_draft_tokens": True},
-        {"max_draft_tokens": 2.0},
-        {"min_expected_speedup": 0.5},
-        {"min_expected_speedup": float("nan")},
-        {"min_expected_speedup": "2"},
-        {"num_speculative_tokens_per_batch_size": 3},
-        {"num_speculative_tokens_per_batch_size": "1-4"},
-        {"num_speculative_tokens_per_batch_size": {"1": 3}},
-        {"num_speculative_tokens_per_batch_size": {"4-1": 3}},
-        {"num_speculative_tokens_per_batch_size": {"1-4": -3}},
-        {"num_speculative_tokens_per_batch_size": [[1, 4]]},
-        {"num_speculative_tokens_per_batch_size": [[0, 4, 1]]},
-        {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [4, 8, 1]]},
-        {"num_speculative_tokens_per_batch_size": [[1, 4, 3.5]]},
-    ],
+NO_RANGES = st.one_of(
+    st.integers(),
+    st.text("0123456789-[]{}:, "),
+    st.dictionaries(st.sampled_from(["1", "4-1", "0-3", "a-b"]), st.integers(0, 9), min_size=1),
+    st.dictionaries(st.just("1-4"), st.integers(max_value=-1), min_size=1),
+    st.lists(st.tuples(st.integers(max_value=0), st.integers(), st.integers()), min_size=1),
+    st.sampled_from([[[1, 4]], [[1, 4, 3], [4, 8, 1]], [[1, 4, 3.5]]]),
 )
-def test_what_is_wrong_is_named(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(OptionError, match=name):
-        Limits(**wrong)
+WRONG = st.one_of(
+    st.tuples(st.just("max_draft_tokens"), st.one_of(st.integers(max_value=-1), st.floats(), st.booleans(), st.text())),
+    st.tuples(
+        st.just("min_expected_speedup"),
+        st.one_of(st.floats(max_value=0.99), st.floats(min_value=1001), st.just(math.nan), st.booleans(), st.text()),
+    ),
+    st.tuples(st.just("num_speculative_tokens_per_batch_size"), NO_RANGES),
+)
+
+
+@given(WRONG)
+def test_what_is_wrong_is_named_in_one_line(wrong: tuple[str, Any]) -> None:
+    assume(wrong[1] not in ("[]", "{}"))  # a schedule without ranges
+    with pytest.raises(OptionError, match=wrong[0]) as caught:
+        Limits(**dict([wrong]))
+    assert "\n" not in str(caught.value)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.speculation.timings import TimingTable, machine
@@ -41,27 +44,31 @@ def test_chances_by_likelihood() -> None:
     assert np.exp(found[1:]) == pytest.approx([0.1, 0.3, 0.9])
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda r: r.update(schema=3), "of schema 3, this reads 2: tune again"),
-        (lambda r: r.pop("times"), "(Object missing required field `times`): run specbuild tune"),
-        (lambda r: r["times"].update({"1": TIMES | {"verify": [[2, 1.0]]}}), "sizes must ascend from 1"),
-        (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, -1.0]]}}), "Expected `float` >= 0.0"),
-        (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, float("nan")]]}}), "Expected `float` >= 0.0"),
-        (lambda r: r["times"].update({"x": TIMES}), "run specbuild tune"),
-        (lambda r: r["times"].clear(), "run specbuild tune"),
-        (lambda r: r.update(chances=[]), "run specbuild tune"),
-        (lambda r: r["chances"]["greedy"].update(likely=[0.0]), "run specbuild tune"),
-        (lambda r: r["chances"]["greedy"].update(chance=[0.1, 0.5, 1.5]), "run specbuild tune"),
-    ],
-)
-def test_what_is_no_timing_table_is_refused(change: Any, reason: str) -> None:
+NO_NUMBERS = st.sampled_from([None, "x", -1.0, math.nan, math.inf, [], {}, [1.0, "x"], True])
+WRONG = st.one_of(
+    st.tuples(st.just(["schema"]), st.sampled_from([1, 3, "2", None])),
+    st.tuples(st.sampled_from([["times"], ["chances"], ["chances", "greedy"], ["widest"]]), NO_NUMBERS),
+    st.tuples(st.sampled_from([["times", "1", each] for each in ("plain", "round", "level")]), NO_NUMBERS),
+    st.tuples(
+        st.just(["times", "1", "verify"]),
+        st.sampled_from([[], [[2, 1.0]], [[1, -1.0]], [[1, math.nan]], [[1, 1.0], [1, 2.0]], [[3, 1.0], [1, 1.0]]]),
+    ),
+    st.tuples(st.just(["times", "x"]), st.just(TIMES)),
+    st.tuples(st.just(["chances", "greedy", "likely"]), st.sampled_from([[0.0], [], None])),
+    st.tuples(st.just(["chances", "greedy", "chance"]), st.sampled_from([[0.1, 0.5, 1.5], [0.1], None])),
+).filter(lambda wrong: not (wrong[0] == ["widest"] and wrong[1] == "x"))
+
+
+@given(WRONG)
+def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], Any]) -> None:
     record = copy.deepcopy(RECORD)
-    change(record)
-    with pytest.raises(BundleError) as refusal:
+    place: Any = record
+    for name in wrong[0][:-1]:
+        place = place[name]
+    place[wrong[0][-1]] = wrong[1]
+    with pytest.raises(BundleError, match="tune") as refusal:
         TimingTable.of(record, 6)
-    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:

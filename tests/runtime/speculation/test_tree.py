@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,101 +24,53 @@ def trees(draw: st.DrawFn, most: int = 24) -> Tree:
 
 
 @pytest.mark.parametrize(
-    ("text", "branch", "width", "expand", "depth", "nodes"),
+    ("text", "branch", "width", "expand", "depth", "nodes", "fills"),
     [
-        ("chain:1", 1, 1, 1, 1, 1),
-        ("chain:4", 1, 1, 1, 4, 4),
-        ("chain:63", 1, 1, 1, 63, 63),
-        ("topk:2,3", 2, 2, 2, 3, 6),
-        ("topk:4,4", 4, 4, 4, 4, 16),
-        ("topk:1,5", 1, 1, 1, 5, 5),
-        ("topk:7,1", 7, 7, 7, 1, 7),
-        ("best:1", 1, 1, 1, 1, 1),
-        ("best:5", 4, 5, 5, 5, 5),
-        ("best:16", 4, 16, 8, 8, 16),
+        ("chain:1", 1, 1, 1, 1, 1, True),
+        ("chain:63", 1, 1, 1, 63, 63, True),
+        ("topk:2,3", 2, 2, 2, 3, 6, False),
+        ("topk:1,5", 1, 1, 1, 5, 5, True),
+        ("topk:7,1", 7, 7, 7, 1, 7, False),
+        ("best:1", 1, 1, 1, 1, 1, True),
+        ("best:5", 4, 5, 5, 5, 5, True),
+        ("best:16", 4, 16, 8, 8, 16, True),
     ],
 )
 def test_grammar_counts_without_the_root(
-    text: str, branch: int, width: int, expand: int, depth: int, nodes: int
+    text: str, branch: int, width: int, expand: int, depth: int, nodes: int, fills: bool
 ) -> None:
     spec = TreeSpec.parse(text)
     assert spec == TreeSpec(text, branch, width, expand, depth, nodes)
-    assert str(spec) == text
+    assert (str(spec), spec.fills_with_chain) == (text, fills)
     assert spec.check(nodes + 1) is spec
     with pytest.raises(OptionError, match=f"{nodes} nodes.*at most {nodes - 1}"):
         spec.check(nodes)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            ":",
-            "chain",
-            "chain:",
-            "chain:0",
-            "chain:-1",
-            "chain:+1",
-            "chain:1.5",
-            "chain:1,2",
-            "chain:x",
-            "chain: 4",
-        ),
-        *(" chain:4", "chain:4 ", "chain:4\n", "\nchain:4", "chain:4\nbest:2", "Chain:4", "chain4", "chain:1e3"),
-        *("chain:4097", "chain:99999999999999999999", "topk:2", "topk:2,", "topk:,3", "topk:0,3", "topk:2,0"),
-        *("topk:2,3,4", "topk:2;3", "topk:-2,3", "best", "best:0", "best:", "best:1,2", "auto", "off", "none", "[1,2]"),
-    ],
-)
-def test_malformed_text_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        TreeSpec.parse(text)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert repr(text) in message
-
-
-@pytest.mark.parametrize("text", [None, 4, 4.0, b"chain:4", ["chain:4"], True])
-def test_what_is_no_text_is_refused(text: object) -> None:
-    with pytest.raises(OptionError):
-        TreeSpec.parse(text)  # type: ignore[arg-type]
-
-
-def test_a_number_too_long_to_read_is_refused() -> None:
-    with pytest.raises(OptionError):
-        TreeSpec.parse("chain:" + "9" * 5000)
-
-
 @settings(deadline=None)
-@given(st.text(alphabet="chainbestopk:,0123456789 -", max_size=12))
-def test_any_text_parses_or_is_refused(text: str) -> None:
+@given(
+    st.one_of(
+        st.text(alphabet="chainbestopk:,0123456789 -\n", max_size=12),
+        st.from_regex(r"(chain|best|topk):-?[0-9]{1,5}(,[0-9]{1,4})?\n?"),
+        st.text(),
+        st.sampled_from([None, 4, 4.0, b"chain:4", ["chain:4"], True, "Chain:4", "auto", "off", "chain:" + "9" * 5000]),
+    )
+)
+def test_what_is_no_tree_is_refused_in_one_line(text: Any) -> None:
     try:
         spec = TreeSpec.parse(text)
-    except OptionError:
+    except OptionError as error:
+        message = str(error)
+    else:
+        kind, _, numbers = text.partition(":")
+        values = [int(number) for number in numbers.split(",")]
+        assert text == text.strip()
+        assert len(values) == {"chain": 1, "best": 1, "topk": 2}[kind]
+        assert 0 < min(values) <= max(values) <= 4096
+        assert spec.nodes == int(np.prod(values))
         return
-    kind, _, numbers = text.partition(":")
-    values = [int(number) for number in numbers.split(",")]
-    assert kind in ("chain", "topk", "best")
-    assert spec.nodes == int(np.prod(values))
-    assert len(values) == (2 if kind == "topk" else 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "fills"),
-    [
-        ("chain:1", True),
-        ("chain:8", True),
-        ("best:1", True),
-        ("best:5", True),
-        ("best:16", True),
-        ("topk:1,4", True),
-        ("topk:2,3", False),
-        ("topk:4,4", False),
-        ("topk:4,1", False),
-    ],
-)
-def test_which_shapes_a_chain_fills(text: str, fills: bool) -> None:
-    assert TreeSpec.parse(text).fills_with_chain is fills
+    assert repr(text)[:99] in message
+    assert "\n" not in message
 
 
 @settings(deadline=None)
@@ -151,12 +105,3 @@ def test_a_tree_against_a_naive_recomputation(tree: Tree) -> None:
         (tree.parents[node], tree.tokens[node]): node for node in range(1, size)
     }
     assert all(children.get((node, token)) != 0 for node in range(size) for token in range(10))
-
-
-def test_add_returns_the_index() -> None:
-    tree = Tree([5])
-    assert tree.add(6, 0) == 1
-    assert tree.add(7, 0) == 2
-    assert tree.add(8, 1) == 3
-    assert (tree.tokens, tree.parents, tree.depths) == ([5, 6, 7, 8], [-1, 0, 0, 1], [0, 1, 1, 2])
-    assert not tree.is_chain

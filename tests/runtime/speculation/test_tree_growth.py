@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_chances import LARGE, table_of
 from numpy.typing import NDArray
 
-from specbuild.runtime.speculation.policy import Policy, SequencePolicy
-from specbuild.runtime.speculation.timings import TimingTable
-from specbuild.runtime.speculation.tree import BEST_BRANCH, Tree, TreeSpec
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likelihoods
 
 VOCAB = 12
@@ -50,108 +47,8 @@ def test_best_tokens_leaves_out_what_a_cut_off_excluded() -> None:
     assert np.isneginf(likelihoods[0, 2:]).all()
 
 
-def grown(model: Callable[[Any], NDArray[np.float32]], text: str) -> tuple[Growth, Tree]:
-    growth = Growth(TreeSpec.parse(text), Tree([0]))
-    while True:
-        growth.grow(
-            *best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in growth.frontier]), growth.spec.branch)
-        )
-        if growth.done:
-            return growth, growth.tree()
-        growth.place()
-
-
 def paths(tree: Tree) -> set[Path]:
     return {tuple(tree.path(node)) for node in range(1, len(tree))}
-
-
-def most_likely(model: Callable[[Any], NDArray[np.float32]], count: int) -> set[Path]:
-    """The most likely paths of any length, by a best-first search over every child of every node."""
-    heap: list[tuple[float, Path]] = [(0.0, ())]
-    found: set[Path] = set()
-    while len(found) <= count:
-        cost, path = heapq.heappop(heap)
-        found.add(path)
-        for token, likelihood in enumerate(log_share(model([0, *path]), min(count, BEST_BRANCH))):
-            heapq.heappush(heap, (cost - float(likelihood), (*path, token)))
-    return found - {()}
-
-
-def beam(model: Callable[[Any], NDArray[np.float32]], width: int, depth: int) -> set[Path]:
-    """The `width` most likely children of each level's `width` survivors."""
-    level: dict[Path, float] = {(): 0.0}
-    found: set[Path] = set()
-    for _ in range(depth):
-        candidates = {
-            (*path, token): score + float(likelihood)
-            for path, score in level.items()
-            for token, likelihood in enumerate(log_share(model([0, *path]), width))
-        }
-        level = dict(islice(sorted(candidates.items(), key=lambda item: -item[1]), width))
-        found |= set(level)
-    return found
-
-
-@pytest.mark.parametrize("nodes", range(2, 9))
-@pytest.mark.parametrize("seed", range(8))
-def test_best_first_trees_are_the_best(hash_model: Any, nodes: int, seed: int) -> None:
-    model = hash_model(seed)
-    growth, tree = grown(model, f"best:{nodes}")
-    assert paths(tree) == most_likely(model, nodes)
-    assert len(tree) == nodes + 1
-    assert all(tree.parents[node] < node for node in range(len(tree)))
-    assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
-
-
-@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (4, 4), (3, 1), (2, 6)])
-@pytest.mark.parametrize("seed", range(6))
-def test_topk_trees_are_a_beam(hash_model: Any, shape: tuple[int, int], seed: int) -> None:
-    model, (width, depth) = hash_model(seed), shape
-    _, tree = grown(model, f"topk:{width},{depth}")
-    assert paths(tree) == beam(model, width, depth)
-    assert [tree.depths.count(level) for level in range(1, depth + 1)] == [width] * depth
-
-
-@pytest.mark.parametrize("text", ["chain:1", "chain:5", "topk:1,5", "best:1"])
-def test_a_chain_is_the_greedy_path(hash_model: Any, text: str) -> None:
-    model, tokens = hash_model(3), [0]
-    _, tree = grown(model, text)
-    while len(tokens) < TreeSpec.parse(text).nodes + 1:
-        tokens.append(int(model(tokens).argmax()))
-    assert tree == Tree.chain(tokens)
-
-
-@pytest.mark.parametrize("text", ["best:16", "best:40"])
-@pytest.mark.parametrize("seed", range(4))
-def test_larger_best_first_trees_keep_the_best_of_what_was_considered(hash_model: Any, text: str, seed: int) -> None:
-    model = hash_model(seed)
-    growth, tree = grown(model, text)
-    spec = growth.spec
-    assert len(tree) == spec.nodes + 1
-    kept, scores = set(growth.kept), growth.scores
-    dropped = [scores[node] for node in range(len(growth.pool)) if node not in kept]
-    assert all(growth.pool.parents[node] in kept for node in kept if node)
-    assert min(scores[node] for node in kept) >= max(dropped, default=-np.inf)
-    for node in range(1, len(growth.pool)):
-        path = growth.pool.path(node)
-        expected = sum(log_share(model([0, *path[:i]]), spec.branch)[path[i]] for i in range(len(path)))
-        assert scores[node] == pytest.approx(expected, abs=1e-4)
-
-
-def test_rows_say_who_sees_whom(hash_model: Any) -> None:
-    model, growth = hash_model(1), Growth(TreeSpec.parse("topk:3,4"), Tree([0]))
-    growth.grow(*best_tokens(model([0])[None].copy(), growth.spec.branch))
-    while not growth.done:
-        frontier, first = list(growth.frontier), growth.run
-        visible = growth.place()
-        assert visible is not None
-        assert visible.shape == (len(frontier), first + len(frontier))
-        ancestors = growth.pool.ancestors()
-        node_of = {row: node for node, row in enumerate(growth.rows) if row >= 0}
-        for index, node in enumerate(frontier):
-            assert growth.rows[node] == first + index
-            assert visible[index].tolist() == [bool(ancestors[node, node_of[row]]) for row in range(growth.run)]
-        growth.grow(*best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in frontier]), growth.spec.branch))
 
 
 @st.composite
@@ -184,9 +81,35 @@ def brute_force(model: Callable[[Any], NDArray[np.float32]], spec: TreeSpec) -> 
     return list(scores)[1:], best()
 
 
+def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], policy: Any = None) -> tuple[Growth, Tree]:
+    """A growth that is over, whose rows were given one after another to nodes that see their ancestors' alone."""
+    growth, run = Growth(spec, Tree([0]), policy=policy), 0
+    while not growth.done:
+        frontier = list(growth.frontier)
+        if growth.depth:
+            visible = growth.place()
+            assert [growth.rows[node] for node in frontier] == list(range(run, run + len(frontier)))
+            run += len(frontier)
+            ancestors, node_of = (
+                growth.pool.ancestors(),
+                {row: node for node, row in enumerate(growth.rows) if row >= 0},
+            )
+            for node, seen in zip(frontier, [] if visible is None else visible, strict=visible is not None):
+                assert seen.tolist() == [bool(ancestors[node, node_of[row]]) for row in range(run)]
+            assert (visible is None) == (spec.width == 1)
+        rows = np.stack([model([0, *growth.pool.path(node)]) for node in frontier])
+        tokens, likely = best_tokens(rows, spec.branch)
+        growth.grow(tokens, policy.log_chances(likely) if policy else likely)
+        assert len(growth.frontier) <= spec.expand
+    assert growth.rows[0] == -1, "the root is the text's own"
+    assert run <= spec.expand * (spec.depth - 1)
+    return growth, growth.tree()
+
+
 @settings(deadline=None)
 @given(specs(), st.integers(0, 2**32))
 def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int) -> None:
+    """Its trunk of best children comes first, and ends in the likeliest leaf if that is asked."""
     noise: dict[Path, NDArray[np.float32]] = {}
 
     def model(tokens: Any) -> NDArray[np.float32]:
@@ -195,59 +118,36 @@ def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int) -> No
             noise[key] = np.random.default_rng([seed, *key]).normal(0, 2, VOCAB).astype(np.float32)
         return noise[key].copy()
 
-    growth = Growth(spec, Tree([0]))
-    levels = 0
-    while not levels or not growth.done:
-        rows = np.stack([model([0, *growth.pool.path(node)]) for node in growth.frontier])
-        growth.grow(*best_tokens(rows, spec.branch))
-        levels += 1
-        assert growth.depth == levels <= spec.depth
-        assert len(growth.frontier) <= spec.expand
-    tree = growth.tree()
+    growth, tree = grown(spec, model)
     considered, kept = brute_force(model, spec)
     assert [tuple(growth.pool.path(node)) for node in range(1, len(growth.pool))] == considered
     assert paths(tree) == kept
-    trunk = tree.trunk
-    assert growth.kept[trunk:] == sorted(growth.kept[trunk:])
-    for node in range(
-        trunk
-    ):  # no child of the trunk is likelier than the one that lies behind it, and its end has none
-        children = [growth.scores[growth.kept[n]] for n, parent in enumerate(tree.parents) if parent == node]
-        assert growth.scores[growth.kept[node + 1]] == max(children) if node + 1 < trunk else not children
     assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
     assert [growth.pool.depths[node] for node in growth.kept] == tree.depths
-
-
-@settings(deadline=None)
-@given(specs(), st.integers(0, 2**32))
-def test_rows_are_given_once_and_one_after_another(spec: TreeSpec, seed: int) -> None:
-    rng, growth, run = np.random.default_rng(seed), Growth(spec, Tree([0])), 0
-    growth.grow(*best_tokens(rng.normal(0, 2, (1, VOCAB)).astype(np.float32), spec.branch))
-    while not growth.done:
-        placed = list(growth.frontier)
-        visible = growth.place()
-        assert [growth.rows[node] for node in placed] == list(range(run, run + len(placed)))
-        run += len(placed)
-        assert growth.run == run == sum(row >= 0 for row in growth.rows)
-        assert (visible is None) == (spec.width == 1)
-        growth.grow(*best_tokens(rng.normal(0, 2, (len(placed), VOCAB)).astype(np.float32), spec.branch))
-    assert growth.rows[0] == -1, "the root is the text's own"
-    assert run <= spec.expand * (spec.depth - 1)
-
-
-@settings(deadline=None)
-@given(specs(), st.integers(0, 2**32))
-def test_the_likeliest_leaf_has_the_best_score_of_all_leaves(spec: TreeSpec, seed: int) -> None:
-    rng, growth = np.random.default_rng(seed), Growth(spec, Tree([0]))
-    while not growth.done:
-        rows = rng.normal(0, 2, (len(growth.frontier), VOCAB)).astype(np.float32)
-        growth.grow(*best_tokens(rows, spec.branch))
-    tree, path = growth.tree(), growth.likeliest()
-    leaves = [node for node in range(len(tree)) if node not in tree.parents]
-    assert growth.scores[path[-1]] == max(growth.scores[growth.kept[leaf]] for leaf in leaves)
-    assert growth.kept.index(path[-1]) in leaves
+    scores = [growth.scores[node] for node in growth.kept]
+    for node in range(tree.trunk):  # its end has no child
+        children = [scores[n] for n, parent in enumerate(tree.parents) if parent == node]
+        assert scores[node + 1] == max(children) if node + 1 < tree.trunk else not children
+    leaves = {growth.kept[node]: scores[node] for node in range(len(tree)) if node not in tree.parents}
+    path = growth.likeliest()
+    assert leaves[path[-1]] == max(leaves.values())
     assert growth.pool.path(path[-1]) == [growth.pool.tokens[node] for node in path]
-    assert [growth.pool.depths[node] for node in path] == list(range(1, len(path) + 1))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["chain:6", "topk:3,3", "best:16"]), st.floats(0.1, 9.0), st.integers(0, 2**32))
+def test_the_dearer_a_row_the_smaller_the_tree(text: str, dear: float, seed: int) -> None:
+    """Grown with a policy, it stays within its shape."""
+    sizes, rng = [], np.random.default_rng(seed)
+    rows = {depth: rng.normal(0, 2, VOCAB).astype(np.float32) for depth in range(1, 20)}
+    for row in (0.0, dear, 99.0):
+        times = {"verify": [[1, 9.0], [64, 9.0 + 63 * row]], "draft": [[1, 0.1], [64, 0.2]]}
+        policy = Policy(table_of(LARGE | times), drafts=True).for_request(0.0)
+        policy.choose(1, 0, 40)
+        growth, tree = grown(TreeSpec.parse(text), lambda path: rows[len(path)].copy(), policy)
+        assert len(tree) <= growth.spec.nodes + 1
+        sizes.append(len(tree))
+    assert sizes[0] >= sizes[1] >= sizes[2] == 1
 
 
 def test_children_without_a_chance_are_no_candidates() -> None:
@@ -256,41 +156,21 @@ def test_children_without_a_chance_are_no_candidates() -> None:
     assert growth.pool.tokens == [0, 5, 7]
     assert growth.frontier == [1, 2]
     growth.grow(np.zeros((2, 3), dtype=np.int64), np.full((2, 3), -np.inf))
-    assert (growth.frontier, growth.done, growth.depth) == ([], True, 2)
-    assert growth.tree() == Tree([0, 5, 7], [-1, 0, 0], [0, 1, 1])
-
-
-def test_a_root_that_nothing_follows_is_a_tree_of_one() -> None:
-    growth = Growth(TreeSpec.parse("best:4"), Tree([3]))
-    assert not growth.done
-    growth.grow(np.zeros((1, 4), dtype=np.int64), np.full((1, 4), -np.inf))
     assert growth.done
-    assert growth.tree() == Tree([3])
-    assert (growth.kept, growth.likeliest()) == ([0], [])
-
-
-def test_a_chain_grows_by_its_only_candidate_and_needs_no_mask() -> None:
-    growth = Growth(TreeSpec.parse("chain:2"), Tree([3]))
-    growth.grow(np.array([[4]]), np.zeros((1, 1)))
-    assert growth.place() is None
-    growth.grow(np.array([[5]]), np.zeros((1, 1)))
-    assert (growth.done, growth.tree()) == (True, Tree.chain([3, 4, 5]))
-    assert (growth.rows, growth.likeliest()) == ([-1, 0, -1], [1, 2])
+    assert growth.tree() == Tree([0, 5, 7], [-1, 0, 0], [0, 1, 1])
+    alone = Growth(TreeSpec.parse("best:4"), Tree([3]))
+    alone.grow(np.zeros((1, 4), dtype=np.int64), np.full((1, 4), -np.inf))
+    assert (alone.done, alone.tree(), alone.likeliest()) == (True, Tree([3]), [])
 
 
 def test_equal_scores_keep_the_order_in_which_they_came() -> None:
     growth = Growth(TreeSpec("any", 3, 2, 2, 2, 3), Tree([0]))
     growth.grow(np.array([[5, 6, 7]]), np.full((1, 3), -1.0))
-    assert growth.pool.tokens == [0, 5, 6]
     growth.grow(np.array([[1, 2, 3], [4, 5, 6]]), np.zeros((2, 3)))
     assert growth.pool.tokens == [0, 5, 6, 1, 2]
-    assert growth.best() == [0, 1, 2, 3], "an ancestor goes before its equal descendants"
-    assert growth.best(1) == [0, 1]
-    assert growth.best(0) == [0]
-    assert growth.best(9) == [0, 1, 2, 3, 4]
+    assert [growth.best(count) for count in (0, 1, 3, 9)] == [[0], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
     wide = Growth(TreeSpec("any", 200, 150, 1, 1, 100), Tree([0]))
     wide.grow(np.arange(200)[None], np.full((1, 200), -1.0))
-    assert wide.pool.tokens == [0, *range(150)]
     assert wide.tree().tokens == [0, *range(100)]
 
 
@@ -310,49 +190,6 @@ def test_likelihoods_of_rows_that_are_cut_off_are_no_numbers_gone_wrong() -> Non
     assert found[0].tolist() == [0.0, -np.inf]
     assert np.isneginf(found[1]).all()
     np.testing.assert_allclose(found[2], np.log(0.5))
-
-
-@pytest.fixture
-def policy() -> SequencePolicy:
-    """One that has just found the model worth a tree, on a machine where drafting is cheap."""
-    times = {"verify": [[1, 8.0], [64, 80.0]], "draft": [[1, 0.6], [64, 4.0]]}
-    times |= {"plain": 0.1, "round": 0.2, "level": 0.1}
-    chances = {
-        "likely": [-8.0, -1.0, 0.0],
-        "chance": [0.01, 0.4, 0.95],
-        "step": 0.75,
-        "reach": [0, 0.75, 1.3, 1.7, 2.0],
-        "lookup": [0.0, 0.3],
-    }
-    record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": times}}
-    table = TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 64)
-    made = Policy(table, drafts=True).for_request(0.0)
-    assert made.choose(1, 0, 40).kind == "model"
-    return made
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_policy_says_which_nodes_are_expanded_and_which_verified(policy: SequencePolicy, seed: int) -> None:
-    rng, growth = np.random.default_rng(seed), Growth(TreeSpec.parse("best:16"), Tree([0]), policy=policy)
-    narrowed = 0
-    while not growth.done:
-        rows, nodes = rng.normal(0, 2, (len(growth.frontier), VOCAB)).astype(np.float32), len(growth.pool)
-        tokens, likely = best_tokens(rows, growth.spec.branch)
-        growth.grow(tokens, policy.log_chances(likely))
-        wanted = [node for node in range(nodes, len(growth.pool)) if node in growth.best()][: growth.spec.expand]
-        if growth.depth < growth.spec.depth:
-            kept = policy.expands([growth.scores[node] for node in wanted])
-            assert growth.frontier == wanted[:kept]
-            narrowed += kept < len(wanted)
-    scores = sorted(growth.scores[1:], reverse=True)[: growth.spec.nodes]
-    tree = growth.tree()
-    assert len(tree) - 1 == policy.verifies(scores)
-    assert 0 < len(tree) - 1 < growth.spec.nodes, "on this machine sixteen are too many"
-    assert narrowed > 0
-    assert len(policy.below) == len(tree)
-    leaves = [node for node in range(len(tree)) if node not in tree.parents]
-    assert {policy.below[leaf] for leaf in leaves} == {0.0}
-    assert all(policy.below[node] > 0 for node in range(len(tree)) if node not in leaves)
 
 
 def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:
@@ -381,10 +218,7 @@ def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:
     assert prolonged(3, 9) == {(5,), (5, 7), (5, 7, 8)}
     assert prolonged(9, 2) == everything - {(5, 7, 8)}
     assert prolonged(9, 1) == {(5,), (6,), (4,)}
-
-
-def test_nothing_goes_on_after_a_leaf_that_is_not_legal() -> None:
-    growth = Growth(TreeSpec.parse("topk:2,1"), Tree([0]))
-    growth.grow(np.array([[5, 6]]), np.array([[-0.2, -2.0]]))
-    growth.prolong(lambda path, guess, count: [9, 9, 9], 9)
-    assert (len(growth.pool), growth.forced) == (3, set())
+    illegal = Growth(TreeSpec.parse("topk:2,1"), Tree([0]))
+    illegal.grow(np.array([[5, 6]]), np.array([[-0.2, -2.0]]))
+    illegal.prolong(lambda path, guess, count: [9, 9, 9], 9)
+    assert (len(illegal.pool), illegal.forced) == (3, set())

@@ -13,7 +13,6 @@ from specbuild.runtime import Bundle
 from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.decoding.device.description import RecordingDevice, describe_bundle
-from specbuild.runtime.decoding.device.state import ProcessorFlags
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 
@@ -51,18 +50,6 @@ def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
     assert walk["grid"] == [2, 1, 1]
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "blocks"), [("auto", 4), ("fp8", 2)])
-def test_a_description_of_fp8_caches(bundle: Path, kv_cache_dtype: str, blocks: int) -> None:
-    """64 heads of 64 numbers: the commit's threads have 16 bytes each."""
-    opened = as_plans(bundle, "plugin")
-    engines = {n: replace(e, kv_cache_dtype=kv_cache_dtype) for n, e in opened.manifest.engines.items()}
-    models = {name: replace(model, kv_heads=64) for name, model in opened.manifest.models.items()}
-    changed = replace(opened, manifest=replace(opened.manifest, engines=engines, models=models))
-    found = describe_bundle(changed, 2, "off")
-    (commit,) = (node for node in found["body"]["nodes"] if node.get("kernel") == "commit_path")
-    assert commit["grid"][0] == blocks
-
-
 def test_a_description_of_paged_caches(bundle: Path) -> None:
     """The models' steps and the commit read one table; nothing else of a round is another."""
     opened = as_plans(bundle, "plugin")
@@ -81,8 +68,9 @@ def test_a_description_without_a_draft(bundle: Path) -> None:
     found = describe_bundle(as_plans(bundle, "native"), 3, "off")
     assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}
     assert found["body"]["nodes"][0]["reads"] == ["slots.roots"]
-    with pytest.raises(OptionError, match="unknown tree"):
-        describe_bundle(as_plans(bundle, "native"), 3, "tree")
+    for tree, reason in (("tree", "unknown tree"), ("chain:64", "64 nodes, this bundle verifies at most 63")):
+        with pytest.raises(OptionError, match=reason):
+            describe_bundle(as_plans(bundle, "native"), 3, tree)
     opened = as_plans(bundle, "native")
     models = opened.manifest.models | {"draft": replace(opened.manifest.models["draft"], kind="parallel")}
     with pytest.raises(OptionError, match="a draft of kind parallel, so no rounds follow each other"):
@@ -106,61 +94,3 @@ def test_what_a_body_cannot_hold() -> None:
 
         with pytest.raises(ExecutionError, match=f"node 1 of the loop, {kind}, is none that a conditional body"):
             notes.loop(body, stream)
-
-
-def test_cut_offs_are_a_kernel_more_for_every_choice(bundle: Path) -> None:
-    """Greedy requests have none of them."""
-    opened = as_plans(bundle, "plugin")
-    plain, cut = (
-        [node["kernel"] for node in describe_bundle(opened, 2, "chain:2", asked)["body"]["nodes"] if "kernel" in node]
-        for asked in (ProcessorFlags(False, False, False), ProcessorFlags(True, False, False))
-    )
-    assert plain.count("choose_best_F32") == cut.count("choose_cuts_F32") == 3  # two levels, and the target's own
-    assert [name for name in cut if name != "choose_cuts_F32"] == plain
-
-
-def test_a_tree_that_no_step_verifies_is_refused(bundle: Path) -> None:
-    with pytest.raises(OptionError, match=r"tree 'chain:64' drafts 64 nodes, this bundle verifies at most 63"):
-        describe_bundle(as_plans(bundle, "native"), 1, "chain:64")
-
-
-def test_the_order_of_streams_is_told_by_edges() -> None:
-    """What is enqueued on a stream follows what is there, and with `after` what is on another by then."""
-    notes = RecordingDevice()
-    first, second = notes.stream(), notes.stream()
-    there = notes.empty((4,), np.int32)
-    notes.copy(there, there, first)
-    assert notes.nodes == [], "no loop is noted yet"
-
-    def body(handle: int) -> None:
-        notes.fill(there, 0, first)  # 0
-        notes.fill(there, 0, second)  # 1, beside it
-        notes.after(second, first)
-        notes.copy(there, there, second)  # 2, behind both
-        notes.copy(there, there, first)  # 3
-        notes.after(first, second)
-        notes.fill(there, 0, first)  # 4, behind 2 and 3
-
-    notes.loop(body, first)
-    assert [(node["kind"], node["stream"]) for node in notes.nodes[:3]] == [
-        ("memset", first),
-        ("memset", second),
-        ("memcpy", second),
-    ]
-    assert notes.edges == [(0, 2), (1, 2), (0, 3), (2, 4), (3, 4)]
-
-
-def test_memory_is_told_by_the_smallest_name_it_lies_in() -> None:
-    notes = RecordingDevice()
-    whole, other = notes.empty((8, 16), np.int32), notes.empty((3,), np.int32)
-    part = replace(whole, address=whole.address + 64, shape=(16,))
-    notes.names += [(each.address, each.address + each.nbytes, name) for each, name in ((whole, "all"), (part, "row"))]
-    last = replace(part, address=part.address + part.nbytes)
-
-    def body(handle: int) -> None:
-        for source in (whole, part, last, other):
-            notes.copy(whole, source, 1)
-
-    notes.loop(body, 1)
-    assert [node["reads"] for node in notes.nodes] == [["all"], ["row"], ["all"], []]
-    assert {node["bytes"] for node in notes.nodes} == {8 * 16 * 4, 64, 12}

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from device_requests import Made, prompt_of, request_of
-from tiny_models import BUCKETS, CAPACITY, TEXT
+from tiny_models import BUCKETS, TEXT
 
-from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.room import Room
 from specbuild.runtime.requests.sequence import Sequence
@@ -36,16 +35,6 @@ def ask(tree: str, tokens: int = 10, slot: int = 0, max_new_tokens: int = 30) ->
     return sequence
 
 
-@pytest.mark.parametrize(("target", "draft", "both"), [(70, 50, 50), (40, 60, 40), (40, None, 40)])
-def test_both_models_have_to_know_the_positions(target: int, draft: int | None, both: int) -> None:
-    room = Room(executor_of(target), executor_of(draft) if draft else None)
-    assert room.max_positions == both
-    for tree, nodes in (("chain:4", 4), ("topk:3,3", 9)):
-        spec = TreeSpec.parse(tree)
-        assert room.fits(ask(tree, both - nodes), spec, [TOPK])
-        assert not room.fits(ask(tree, both - nodes + 1), spec, [TOPK])
-
-
 @pytest.mark.parametrize(
     ("tree", "specs", "taken"),
     [
@@ -68,26 +57,6 @@ def test_what_a_tree_leaves_of_the_drafts_cache(tree: str, specs: list[str], tak
         assert room.fits(ask(tree, tokens, slot), spec, others)
     assert room.left(ask(tree, most + 1, slot), spec, others) == -1
     assert not room.fits(ask(tree, most + 1, slot), spec, others)
-
-
-@pytest.mark.parametrize(("max_rows", "left"), [(6, True), (5, False)])
-def test_levels_together_may_be_too_many_for_the_draft(max_rows: int, left: bool) -> None:
-    """Of three levels of three nodes two are run."""
-    room = Room(executor_of(), executor_of(max_rows=max_rows))
-    sequence = ask("topk:3,3")
-    assert (room.left(sequence, TOPK, [TOPK]) >= 0) == room.fits(sequence, TOPK, [TOPK]) == left
-    assert room.fits(sequence, CHAIN, [CHAIN])
-
-
-def test_without_a_draft_nothing_is_taken() -> None:
-    assert Room(executor_of(rows=0), None).left(ask("best:12", 50), BEST, [BEST]) == 0
-    assert Room(executor_of(rows=0), None).fits(ask("best:12", 50), BEST, [BEST])
-
-
-def test_the_tree_that_is_meant_counts_and_not_what_was_asked_for() -> None:
-    sequence, room = ask("best:12", 44), Room(executor_of(), executor_of())
-    assert room.left(sequence, BEST, [BEST]) == 0
-    assert room.left(sequence, CHAIN, [CHAIN]) == 100 - 44 - 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +94,6 @@ def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tre
         left = room(ask(tree, 1), spec, [spec])
         sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it
         sequence.cached = 0
-        assert (made.target.max_rows, made.target.rows(0)) == (MAX_NODES, CAPACITY)
         assert sequence.limit <= TEXT
         while not sequence.output:
             made.loop.round([sequence])

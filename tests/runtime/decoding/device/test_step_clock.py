@@ -6,17 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_requests import request_of, run
-from host_device import HostQueue
+from device_requests import run
 from odd_clocks import bewitch
-from tuned_device import LARGE, NODES, Tuned, plain
+from tuned_device import LARGE, Tuned, plain
 
-from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.device.step_clock import StepClock
-from specbuild.runtime.decoding.loop import LoopOptions
-from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy
 
@@ -85,31 +80,3 @@ def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahe
         bewitch(executor, seed + number)
     done = run(made.loop, made.requests(3, temperature=0.9 * (seed % 2)))
     assert [s.output for s in done] == plain(folder, done)
-
-
-def test_plain_rounds_that_follow_each_other_cost_the_loop_nothing(host: KernelLibrary, folder: Path) -> None:
-    """Their steps are the table's, and what exceeds them is the loop's own: here nothing does."""
-    plains = list[float]()
-    for ahead in (0, 32):
-        made = Tuned(host, folder, LARGE | {"plain": 1e-4}, ("target",), ahead=ahead, batch_size=2)
-        live = told(made, 2)
-        run(made.loop, made.requests(2))
-        assert (made.device.turns > 0) is (ahead > 0)
-        plains.append(live.at(2).plain)
-    assert plains[1] < plains[0] / 3
-
-
-@pytest.mark.parametrize("in_class", [False, True])
-def test_drafts_in_padding_add_nothing(host: KernelLibrary, folder: Path, in_class: bool) -> None:
-    """Where every step has all its nodes, a round with drafts from the text takes what plain decoding takes."""
-    made = Tuned(host, folder, LARGE, ("target",))
-    exactness = ExactnessClass(NODES, NODES) if in_class else None
-    texts, queue = TextDrafts(padded=True), HostQueue(host, made.device)
-    live, added = LiveTimings(made.policy.timings, 1), list[int]()
-    options = LoopOptions(exactness=exactness, live=live)
-    loop = DeviceLoop(made.target, None, queue, frozenset(), texts, None, options)
-    live.round = lambda _, count, drafted, *__: added.append(drafted)  # type: ignore[method-assign]
-    one = request_of([1, 2, 3] * 6, max_new_tokens=12, speculation="chain:3")
-    run(loop, [one])
-    assert one.metrics.speculative_decoding.num_draft_tokens > 0
-    assert (max(added) > 0) is not in_class

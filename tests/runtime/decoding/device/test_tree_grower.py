@@ -16,7 +16,7 @@ from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.state import Block, ProcessorFlags, Slots, round_block
-from specbuild.runtime.decoding.device.tree_grower import Extent, TreeGrower
+from specbuild.runtime.decoding.device.tree_grower import TreeGrower
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.sequence import Sequence
@@ -147,14 +147,6 @@ def test_trees_are_those_that_the_host_grows(host: KernelLibrary, trees: tuple[s
     assert [len(found[s.slot][0]) for s in ours] == [1 + TreeSpec.parse(tree).nodes for tree in trees]
 
 
-def test_what_drafts_nothing_has_no_tree_beside_others(host: KernelLibrary) -> None:
-    made, drafts = Growing(host), sequence(2, 9, "topk:2,2")
-    plain = [sequence(0, 5, "off"), sequence(1, 40, "off", temperature=1.0)]
-    found = made.draft([*plain, drafts])
-    assert [len(tokens) for tokens, _ in (found[0], found[1])] == [0, 0]
-    assert paths(*found[2]) == paths(*by_the_host([sequence(2, 9, "topk:2,2")])[2])
-
-
 def test_a_text_is_read_once_but_for_its_last_two_tokens(host: KernelLibrary) -> None:
     """In steps of all slots; then a pair of nodes and a step for each further level, whatever the tree."""
     made, text = Growing(host), sequence(1, 31, "chain:3")
@@ -164,60 +156,6 @@ def test_a_text_is_read_once_but_for_its_last_two_tokens(host: KernelLibrary) ->
     made.grower.commit(text, 30)
     assert made.draft([text]) == first
     assert made.steps == [2, 1, 1]
-
-
-def test_a_long_text_is_read_in_longer_steps(host: KernelLibrary) -> None:
-    """While more than four steps of all slots are left; several texts share those."""
-    made = Growing(host)
-    made.draft([sequence(0, 38, "chain:2"), sequence(2, 20, "chain:2")])
-    assert made.steps == [12, 8, 8, 8, 8, 2, 1]
-
-
-def test_a_slot_goes_on_from_anothers_rows(host: KernelLibrary) -> None:
-    """As many as that one's cache has; they are not read again."""
-    made, text = Growing(host), sequence(0, 27, "chain:2")
-    made.draft([text])
-    made.grower.commit(text, 26)
-    made.grower.release(0)
-    other = request_of([*text.tokens[:20], 5, 6], speculation="best:5", seed=3)
-    other.slot, other.cached = 2, 21
-    made.grower.keep(2, 0, 20)
-    made.steps.clear()
-    found = made.draft([other])
-    again = request_of(other.tokens, speculation="best:5", seed=3)
-    again.slot = 2
-    assert found == by_the_host([again])
-    assert made.steps[0] == 2, "no chunk was read"
-
-
-def test_the_same_extent_is_one_graph(host: KernelLibrary) -> None:
-    """Trees of other shapes that take no more of anything, and other sequences, are grown by it as well."""
-    made = Growing(host)
-    for slot, captured in ((0, 0), (1, 1), (0, 1)):
-        made.draft([sequence(slot, 2, "best:7")])
-        assert made.device.captured == captured, "the first use enqueues"
-    made.draft([sequence(0, 2, "best:7"), sequence(1, 2, "chain:2")])
-    assert made.device.captured == 1
-    for _ in range(2):
-        made.draft([sequence(0, 2, "best:7", temperature=0.8, top_p=0.9)])
-        made.draft([sequence(0, 2, "chain:2")])
-    assert made.device.captured == 3
-
-
-@pytest.mark.parametrize(
-    ("trees", "extent"),
-    [
-        (["chain:4"], Extent(levels=4, branch=1, frontiers=1, pool=5, rows=3, nodes=8)),
-        (["topk:3,2"], Extent(levels=2, branch=3, frontiers=4, pool=7, rows=4, nodes=8)),
-        (["best:7"], Extent(levels=7, branch=4, frontiers=8, pool=50, rows=42, nodes=8)),
-        (["chain:4", "topk:3,2"], Extent(levels=4, branch=3, frontiers=4, pool=7, rows=4, nodes=8)),
-        (["chain:1"], Extent(levels=1, branch=1, frontiers=1, pool=2, rows=1, nodes=8)),
-    ],
-)
-def test_a_graph_has_room_for_the_most_of_everything(trees: list[str], extent: Extent) -> None:
-    """Frontiers are whole steps; a level's rows are at least those of a step."""
-    specs = [TreeSpec.parse(tree) for tree in trees]
-    assert Extent.of(specs, executor_of(HostDevice()), 8) == extent
 
 
 def test_a_draft_needs_a_step_of_two() -> None:

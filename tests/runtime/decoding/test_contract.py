@@ -1,0 +1,431 @@
+"""What every loop promises: on the host, on a device round by round, and where rounds follow each other there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from constraints import OneOf, family
+from device_requests import Made, Words, prompt_of, request_of, requests, run
+from host_device import HostDevice
+from small_grammars import END as GRAMMAR_END
+from small_grammars import grammar
+from small_models import reference
+from tiny_models import CHUNK, TEXT, VOCAB, executor, torch_model
+
+from specbuild.runtime import Limits
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.sequence import Sequence
+
+BOTH, PERFECT, ALONE, END = ("target", "draft"), ("target", "target"), ("target",), VOCAB - 1
+CYCLE = [17, 4, 29, 61, 8, 2, 55, 90, 31]
+Make = Callable[..., Any]
+
+
+class OnHost:
+    """A loop on the host, over the same models as a device's."""
+
+    def __init__(self, folder: Path, size: int, names: tuple[str, ...], looks_up: bool, *more: Any) -> None:
+        self.device = HostDevice()
+        self.target, *drafts = [executor(name, self.device, folder, size) for name in names]
+        drafter = LookupDrafter(ModelDrafter(drafts[0], 8) if drafts else None, looks_up)
+        self.loop = HostLoop(self.target, drafter, CHUNK, *more)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(params=["host", "device", "resident"])
+def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> Make:
+    """`make(size, names)`: a loop of so many slots over these models, with what it is made of."""
+
+    def made(
+        size: int = 2,
+        names: tuple[str, ...] = BOTH,
+        looks_up: bool = False,
+        eos: frozenset[int] = frozenset(),
+        options: LoopOptions = DEFAULTS,
+    ) -> Any:
+        if request.param == "host":
+            return OnHost(folder, size, names, looks_up, eos, options)
+        drafter = None if looks_up else "model"
+        found = Made(host, folder, size, names, drafter, eos, 32 * (request.param == "resident"), options)
+        found.device.ahead = 3
+        return found
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Callable[..., list[Sequence]]:
+    """`plain(requests)`: the same requests one by one, without speculation, by the loop on the host."""
+
+    def decode(wanted: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()) -> list[Sequence]:
+        for each in wanted:
+            each.tree = None
+        return run(HostLoop(executor(name, HostDevice(), folder, 1), None, CHUNK, eos), wanted)
+
+    return decode
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Any) -> list[list[int]]:
+    return [s.output for s in plain(requests("off"))]
+
+
+def told(sequence: Sequence) -> Any:
+    return sequence.metrics.speculative_decoding
+
+
+@pytest.mark.slow(but=("host-chain:4", "device-chain:4", "resident-topk:2,3"))
+@pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "off"])
+def test_tokens_are_plain_decodings(make: Make, expected: list[list[int]], tree: str) -> None:
+    """Prompts of many lengths join and leave, with every processor, two without speculation."""
+    made = make()
+    done = run(made.loop, requests(tree))
+    assert [s.output for s in done] == expected
+    assert {s.finish_reason for s in done} == {"length"}
+    assert all(bool(told(s).num_spec_steps) == bool(s.tree) for s in done)
+    assert (sum(told(s).num_accepted_draft_tokens for s in done) > 10) == (tree != "off")
+    stats = made.loop.stats
+    assert stats.emitted == sum(map(len, expected))
+    assert (stats.draft > 0) == (tree != "off")
+    assert stats.since(stats).emitted == 0
+    assert sum(s.metrics.busy_time for s in done) == pytest.approx(stats.total, rel=1e-6)
+
+
+def test_what_is_drafted_and_accepted_is_the_host_s(make: Make, folder: Path) -> None:
+    """Of every shape; how deep a tree was that grew on a device, nobody tells the host."""
+    wanted = [("chain:3", {}), ("topk:2,3", {"temperature": 0.7}), ("best:6", {"repetition_penalty": 1.3})]
+    mine, theirs = (
+        [request_of(prompt_of(i, 5 + i), speculation=tree, **more) for i, (tree, more) in enumerate(wanted)]
+        for _ in range(2)
+    )
+    run(make(3).loop, mine)
+    run(OnHost(folder, 3, BOTH, False, frozenset()).loop, theirs)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.output == other.output
+        assert replace(told(one), depth_histogram=[]) == replace(told(other), depth_histogram=[])
+        assert told(one).num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
+def test_a_text_that_repeats_itself_is_continued(make: Make, plain: Any, names: tuple[str, ...]) -> None:
+    """The draft model, where there is one, catches up afterwards."""
+    more = [{"logit_bias": dict.fromkeys(CYCLE, 30.0), "max_new_tokens": 24}, {"temperature": 0.6}, {}]
+
+    def wanted() -> list[Sequence]:
+        prompts = CYCLE * 3, prompt_of(5, 9), CYCLE[2:] + CYCLE
+        return [request_of(prompt, speculation="best:6", **each) for prompt, each in zip(prompts, more, strict=True)]
+
+    done = run(make(2, names, looks_up=True).loop, wanted())
+    assert [s.output for s in done] == [s.output for s in plain(wanted())]
+    assert told(done[0]).num_accepted_draft_tokens > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["chain:3", "topk:2,3"])
+def test_windows_and_a_perfect_draft(make: Make, plain: Any, tree: str) -> None:
+    def wanted() -> list[Sequence]:
+        return [request_of(prompt_of(i, n), speculation=tree, max_new_tokens=25) for i, n in enumerate((30, 4))]
+
+    done = run(make(2, ("windowed", "windowed")).loop, wanted())
+    assert [s.output for s in done] == [s.output for s in plain(wanted(), "windowed")]
+    assert all(told(s).mean_acceptance_length == 4 for s in done)
+
+
+@pytest.mark.parametrize("tree", ["best:7", "topk:5,3"])
+def test_trees_end_where_the_cache_does(make: Make, plain: Any, tree: str) -> None:
+    """A draft whose levels have no more room is not asked, and no kernel finds a fault."""
+
+    def wanted() -> list[Sequence]:
+        return [request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=22) for i in range(2)]
+
+    assert [s.output for s in run(make(2, PERFECT).loop, wanted())] == [s.output for s in plain(wanted())]
+
+
+def test_ends_inside_an_accepted_path(make: Make, plain: Any) -> None:
+    """An end-of-sequence token, a stop string or a length; the slot's next request finds nothing of it."""
+    (full,) = plain([request_of(prompt_of(3, 6), speculation="off")])
+    for at in (2, 5):
+        made = make(1, PERFECT, eos=frozenset({full.output[at]}))
+        stop = Words().decode(full.output[at - 1 : at + 1])
+        asked = {"speculation": "chain:4", "ignore_eos": True}
+        (one,) = run(made.loop, [request_of(prompt_of(3, 6), stop=stop, **asked)])
+        (stopped,) = plain([request_of(prompt_of(3, 6), stop=stop, speculation="off")])
+        assert (one.output, one.finish_reason) == (stopped.output, "stop")
+        (other,) = run(made.loop, [request_of(prompt_of(3, 6), speculation="topk:2,3")])
+        ended = full.output[: full.output.index(full.output[at]) + 1]
+        assert (other.output, other.finish_reason) == (ended, "stop")
+        (third,) = run(made.loop, [request_of(prompt_of(3, 6), max_new_tokens=at + 2, **asked)])
+        assert (third.output, third.finish_reason) == (full.output[: at + 2], "length")
+
+
+def test_logprobs_are_plain_decodings(make: Make, plain: Any) -> None:
+    def wanted() -> list[Sequence]:
+        more = [{"logprobs": 3, "temperature": 0.8}, {}, {"logprobs": 0}]
+        return [request_of(prompt_of(i, 5), speculation="topk:2,3", **fields) for i, fields in enumerate(more)]
+
+    for one, other in zip(run(make().loop, wanted()), plain(wanted()), strict=True):
+        assert one.output == other.output
+        assert len(one.logprobs) == (0 if one.params.logprobs is None else len(one.output))
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+@pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
+def test_what_is_no_logit_ends_its_sequence_alone(make: Make, plain: Any, names: tuple[str, ...]) -> None:
+    """And nothing of it is left in the caches for the slot's next sequence."""
+
+    def wanted() -> list[Sequence]:
+        return [request_of(prompt_of(i, 5), speculation="chain:3", temperature=i % 2) for i in range(3)]
+
+    made, reference, steps = make(2, names), plain(wanted()), [0]
+    model = made.target.model
+
+    def spoil(nodes: int) -> None:
+        steps[0] += 1
+        if steps[0] == 4:
+            made.device.array(model.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
+            made.device.array(model.cache)[:, 1] = np.nan
+
+    model.spoil = spoil
+    first, second, third = run(made.loop, wanted())
+    assert (second.finish_reason, type(second.error)) == ("error", ExecutionError)
+    assert second.output == reference[1].output[: len(second.output)]
+    assert [first.output, third.output] == [reference[0].output, reference[2].output]
+
+
+def test_a_step_that_fails_leaves_the_loop_usable(make: Make, expected: list[list[int]]) -> None:
+    made, batch = make(), requests("topk:2,3")[:2]
+    for slot, sequence in enumerate(batch):
+        sequence.slot = slot
+    for _ in range(4):
+        made.loop.round(batch)
+
+    def fail(nodes: int) -> None:
+        raise ExecutionError("out of luck")
+
+    made.target.model.spoil = fail
+    with pytest.raises(ExecutionError):
+        made.loop.round(batch)
+    made.target.model.spoil = None
+    for sequence in batch:
+        sequence.fail(ExecutionError("out of luck"))
+        made.loop.release(sequence.slot)
+    assert [s.output for s in run(made.loop, requests("topk:2,3")[:4])] == expected[:4]
+
+
+def test_who_leaves_gets_no_token_any_more(make: Make, plain: Any) -> None:
+    """One is cancelled, and another takes its slot."""
+
+    def wanted() -> list[Sequence]:
+        return [request_of(prompt_of(i, 5 + 7 * i), speculation="topk:2,3", max_new_tokens=20) for i in range(3)]
+
+    made, reference = make(), [s.output for s in plain(wanted())]
+    leaver, stayer, joiner = wanted()
+    leaver.slot, stayer.slot = 0, 1
+    for _ in range(5):
+        made.loop.round([leaver, stayer])
+    tokens = list(leaver.output)
+    made.loop.release(0)
+    joiner.slot = 0
+    while active := [s for s in (stayer, joiner) if not s.finish_reason]:
+        made.loop.round(active)
+    assert leaver.output == tokens == reference[0][: len(tokens)]
+    assert [stayer.output, joiner.output] == reference[1:]
+    made.loop.close()
+
+
+def conversations(**fields: Any) -> list[list[Sequence]]:
+    """Texts that go on, or begin like another, some at a time; a long one is left alone for a while."""
+    system, long = prompt_of(3, 30), prompt_of(4, TEXT - 16)
+    turns = [[system, prompt_of(5, 3), long], [[*system, 5], [*system[:20], 6]], [[*system, 5, 7]], [long, system[:2]]]
+    asked: dict[str, Any] = {"max_new_tokens": 12, "speculation": "off", **fields}
+    return [
+        [request_of(prompt, **asked, seed=at, temperature=at % 2) for at, prompt in enumerate(turn)] for turn in turns
+    ]
+
+
+@pytest.mark.slow(but=("host-target-chain:4", "resident-target-chain:4"))
+@pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
+@pytest.mark.parametrize("name", ["target", "windowed"])
+def test_prompts_are_read_from_where_a_cache_has_them(make: Make, plain: Any, tree: str, name: str) -> None:
+    """Nothing that other slots' steps write meanwhile is in the rows, of either model; and none under another salt."""
+    made = make(3, (name, name))
+    done = [s for turn in conversations(speculation=tree) for s in run(made.loop, turn)]
+    cached = [s.metrics.num_cached_tokens for s in done]
+    assert all(some >= wanted for some, wanted in zip(cached[3:], [30, 20, 31, TEXT - 17, 1], strict=True)), cached
+    assert [s.output for s in done] == [s.output for turn in conversations() for s in plain(turn, name)]
+    if tree == "chain:4":  # a perfect draft, that has the rows it needs
+        assert all(told(s).mean_acceptance_length > 3.5 for s in done if not s.params.temperature)
+    assert sum(made.loop.cached_tokens()) > 100
+    (other,) = run(made.loop, [request_of(prompt_of(3, 30), speculation=tree, cache_salt="another")])
+    assert other.metrics.num_cached_tokens == 0
+
+
+def test_no_prefix_is_kept_where_none_is_wanted(make: Make) -> None:
+    loop = make(1, ALONE, options=LoopOptions(prefix_caching=False)).loop
+    done = [run(loop, [request_of(prompt_of(3, 9), speculation="off")])[0] for _ in range(2)]
+    assert [s.metrics.num_cached_tokens for s in done] == [0, 0]
+    assert loop.cached_tokens() == (0,)
+
+
+def constrained(temperature: float, count: int = 5) -> list[Sequence]:
+    """Constrained and free ones."""
+    found = []
+    for index in range(count):
+        constraint = None if index % 3 == 2 else family(index, VOCAB, END, length=9)
+        more = {"repetition_penalty": 1.3, "logit_bias": {END: 2.0}} if index == 3 else {}
+        cut = {"top_p": 0.9} if temperature and index % 2 else {}
+        fields = {"temperature": temperature, "seed": index, "max_new_tokens": 18, **more, **cut}
+        found.append(
+            request_of(prompt_of(index, 4 + 3 * index), speculation="topk:2,3", constraint=constraint, **fields)
+        )
+    return found
+
+
+@pytest.mark.slow(only=("host-1.0-alone", "device-0.0-alone", "resident-1.0-alone", "resident-0.0-draft"))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
+def test_constrained_texts_are_plain_decodings(
+    make: Make, plain: Any, names: tuple[str, ...], temperature: float
+) -> None:
+    eos = frozenset({END})
+    done = run(make(4, names, eos=eos, looks_up=names == ALONE).loop, constrained(temperature))
+    expected = [s.output for s in plain(constrained(temperature), eos=eos)]
+    assert [(s.error, s.output) for s in done] == [(None, output) for output in expected]
+    assert any(told(s).num_draft_tokens for s in done)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_grammar_forces_is_drafted(make: Make, plain: Any, temperature: float) -> None:
+    """Tokens are plain decoding's, and long runs take few rounds."""
+    eos = frozenset({GRAMMAR_END})
+
+    def wanted() -> list[Sequence]:
+        regexes = "(ab|cd)0101,0101,(a|b|c)10101010", "[abcd]{3}(0|1){4}cd"
+        fields: dict[str, Any] = {"speculation": "chain:6", "temperature": temperature, "max_new_tokens": 24}
+        return [
+            request_of(prompt_of(n, 5), seed=n, constraint=grammar(vocab_size=VOCAB, regex=regex), **fields)
+            for n, regex in enumerate(regexes)
+        ]
+
+    made = make(eos=eos)
+    found = run(made.loop, wanted())
+    assert [(s.error, s.output) for s in found] == [(None, s.output) for s in plain(wanted(), eos=eos)]
+    assert [s.finish_reason for s in found] == ["stop", "stop"]
+    assert made.loop.stats.rounds < max(len(s.output) for s in found)
+
+
+class Broken(OneOf):
+    """Raises from the third token on."""
+
+    def legal(self, text: Any) -> set[int]:
+        if len(text) >= 3:
+            raise ValueError("no such rule")
+        return super().legal(text)
+
+
+class Nothing(OneOf):
+    """Allows nothing after three tokens."""
+
+    def legal(self, text: Any) -> set[int]:
+        return set() if len(text) == 3 else super().legal(text)
+
+
+@pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
+@pytest.mark.parametrize(("kind", "message"), [(Broken, "no such rule"), (Nothing, "the constraint allows")])
+def test_a_constraint_that_fails_is_its_request_s_error(
+    make: Make, plain: Any, names: tuple[str, ...], kind: type[OneOf], message: str
+) -> None:
+    """Wherever it does, in the draft as well; the others' texts are what they are without it."""
+    texts, eos = (tuple(range(11)), (3, 4, 5, 6)), frozenset({END})
+
+    def wanted() -> list[Sequence]:
+        kinds = kind(texts, END), OneOf(texts, END), None
+        fields: dict[str, Any] = {"speculation": "best:7", "max_new_tokens": 9}
+        return [request_of(prompt_of(2, 5), constraint=each, **fields) for each in kinds]
+
+    broken, good, free = run(make(3, names, eos=eos).loop, wanted())
+    _, *expected = plain(wanted(), eos=eos)
+    assert message in str(broken.error)
+    assert broken.output == expected[0].output[: len(broken.output)]
+    assert [(s.error, s.output) for s in (good, free)] == [(None, s.output) for s in expected]
+
+
+def test_limits_hold_and_may_change_between_rounds(make: Make, plain: Any) -> None:
+    made = make(1, PERFECT, options=LoopOptions(Limits(max_draft_tokens=4)))
+    with pytest.raises(OptionError, match="max_draft_tokens allows 4"):
+        made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
+    one = request_of(prompt_of(1, 4), speculation="chain:4", max_new_tokens=90)
+    one.slot = 0
+    for most in (2, 0, 4):
+        made.loop.planner.limit(Limits(max_draft_tokens=most))
+        for _ in range(2):  # what was begun before ends
+            made.loop.round([one])
+        nodes, steps = told(one).num_draft_tokens, told(one).num_spec_steps
+        for _ in range(2):
+            made.loop.round([one])
+        assert told(one).num_draft_tokens - nodes == most * (told(one).num_spec_steps - steps)
+        assert (told(one).num_spec_steps > steps) is (most > 0) or one.finish_reason
+    while not one.finish_reason:
+        made.loop.round([one])
+    assert [one.output] == [
+        s.output for s in plain([request_of(prompt_of(1, 4), speculation="off", max_new_tokens=60)])
+    ]
+
+
+def test_a_sibling_takes_turns_with_its_loop(make: Make, expected: list[list[int]]) -> None:
+    """The same models, and statistics of its own; what one has written the other never takes for a prefix."""
+    made = make()
+    loops: list[Loop] = [made.loop, made.loop.sibling(looks_up=True)]
+    assert (loops[1].target, loops[1].draft_executor) == (loops[0].target, loops[0].draft_executor)
+    assert loops[1].stats == RunStats()
+    emitted = [0, 0]
+    for turn in (0, 1, 0, 1):
+        assert [s.output for s in run(loops[turn], requests("chain:3")[:3])] == expected[:3]
+        emitted[turn] += sum(map(len, expected[:3]))
+        assert [loop.stats.emitted for loop in loops] == emitted
+    assert made.loop.cache_bytes == made.target.cache_bytes + made.loop.draft_executor.cache_bytes
+    assert made.loop.page_tokens is None
+
+
+def test_a_fresh_drafter_knows_of_no_text(make: Make) -> None:
+    made = make(1)
+    run(made.loop, [request_of(prompt_of(0, 6), speculation="chain:3")])
+    trees = []
+    for _ in range(2):
+        fresh = made.loop.fresh_drafter()
+        assert (fresh.executor, fresh.cached) == (made.loop.draft_executor, [0])
+        sequence = request_of(prompt_of(0, 6), speculation="chain:3")
+        sequence.slot, sequence.cached, sequence.shape = 0, 5, sequence.tree
+        trees += fresh.propose([sequence])
+    assert trees[0] == trees[1]
+    assert len(trees[0]) == 4
+    assert make(1, ALONE).loop.fresh_drafter() is None
+
+
+def test_logits_for_measuring(make: Make) -> None:
+    """They are the model's, and no part of the rounds."""
+    made, text = make(), prompt_of(1, 60)
+    wanted = reference(torch_model("target"), text)
+    for count, nodes in ((1, None), (30, 16), (30, 4)):
+        np.testing.assert_allclose(made.loop.logits(text, count, nodes), wanted[-count:], rtol=1e-4, atol=1e-4)
+    assert made.loop.stats.rounds == 0
+    (after,) = run(made.loop, [request_of(text[:30], speculation="off")])
+    assert after.metrics.num_cached_tokens == 0, "nor a prefix"
+    made.loop.close()
