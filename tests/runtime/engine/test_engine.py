@@ -15,16 +15,13 @@ import pytest
 
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, Limits, Result, SamplingParams
-from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.errors import OptionError, QueueFullError
-from specbuild.runtime.requests.sequence import Sequence
 
 THREADS, EACH = 8, 25
 
 
-@pytest.mark.soak(only=("1",))
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
     """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""
     with Engine.load(bundle, batch_size=batch_size, max_waiting=6) as engine:
@@ -101,35 +98,6 @@ print("done")
 """
     done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-@pytest.mark.parametrize("max_waiting", [0, -1, True, 1.5, "4"])
-def test_a_queue_needs_room(bundle: Path, max_waiting: Any) -> None:
-    with pytest.raises(OptionError, match="max_waiting"):
-        Engine.load(bundle, max_waiting=max_waiting)
-
-
-def test_what_never_gets_room_is_told_before_it_waits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loop says of a sequence is a prompt's own error, and the others run."""
-
-    def check(self: Planner, sequence: Sequence) -> None:
-        if len(sequence.tokens) > 3:
-            raise OptionError("too long")
-
-    monkeypatch.setattr(Planner, "check", check)
-    with Engine.load(bundle) as engine:
-        with pytest.raises(OptionError, match="prompt 2: too long"):
-            engine.generate([[1, 2], [1, 2, 3, 4]])
-        params = SamplingParams(max_new_tokens=2)
-        results = engine.generate([[1, 2], [1, 2, 3, 4]], params, errors="return")
-        assert [result.finish_reason for result in results] == ["length", "error"]
-        with pytest.raises(OptionError, match="too long"):
-            engine.submit([1, 2, 3, 4])
-
-
-def test_linear_caches_have_no_tokens_to_give(bundle: Path) -> None:
-    with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
-        Engine.load(bundle, kv_cache_tokens=1024)
 
 
 def test_limits_hold_for_trees_that_were_asked_for(bundle: Path, prompts: list[str]) -> None:
