@@ -142,12 +142,6 @@ def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., B
     assert "\n" not in str(caught.value)
 
 
-def test_an_expectation_is_refused_before_a_draft_is_loaded(opened: Bundle, load_with: Load, tmp_path: Path) -> None:
-    (tmp_path / "target").symlink_to(opened.folder / "target")
-    with pytest.raises(OptionError, match=f"needs a tuned bundle: run specbuild tune {tmp_path}"):
-        load_with(Bundle(tmp_path, opened.manifest), limits=Limits(min_expected_speedup=1.01))
-
-
 def test_a_loop_that_was_loaded_decodes(load_with: Load, request_of: Any, tokenizer: Any) -> None:
     outputs = []
     for drafter, overlap in (("ngram", False), ("model", False), (None, True)):

@@ -11,8 +11,7 @@ from engine_checks import SHORT, at_rest, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime import Chunk, Handle, Result, SamplingParams, TokenLogprobs
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime import Chunk, Handle, SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.sequence import Sequence
 
 Make = Callable[..., Handle]
@@ -94,28 +93,6 @@ def test_the_end_s_reason_is_the_sequence_s_own_if_it_has_one(make: Make) -> Non
     assert [handle.result().finish_reason for handle in (cut, whole)] == ["deadline", "length"]
 
 
-def test_the_end_is_measured_from_submission(make: Make) -> None:
-    running, waiting = make(), make()
-    running.sequence.metrics.submitted = waiting.sequence.metrics.submitted = 9.5
-    running.sequence.metrics.started = 10.0
-    emit(running, 5, 6)
-    for handle in (running, waiting):
-        handle.end("cancelled", 12.5)
-        assert (handle.done, handle.queued) == (True, True), "nobody waits for room any more"
-    found = [handle.result().metrics for handle in (running, waiting)]
-    assert [(each.e2el, each.queue_time, each.num_output_tokens) for each in found] == [(3.0, 0.5, 2), (3.0, 3.0, 0)]
-    assert waiting.result() == Result("", [], "cancelled", waiting.sequence.metrics)
-
-
-def test_an_error_is_in_the_result_and_is_not_raised(make: Make) -> None:
-    handle, error = make(), OptionError("no")
-    emit(handle, 5)
-    handle.sequence.fail(error)
-    handle.end("deadline", 1.0)
-    result = handle.result()
-    assert (result.finish_reason, result.error, result.token_ids, result.text) == ("error", error, [5], "f")
-
-
 class Panic(BaseException):
     """As what a tokenizer written in Rust raises when it panics: no Exception."""
 
@@ -190,20 +167,6 @@ def test_a_result_that_does_not_come_in_time(make: Make, timeout: float) -> None
         handle.result(timeout)
     handle.end("length", 1.0)
     assert handle.result(timeout) is handle.result()
-
-
-@pytest.mark.parametrize(("each_round", "woken"), [(True, 4), (False, 2)])
-def test_who_listens_is_woken_when_it_is_queued_and_when_it_ends(make: Make, each_round: bool, woken: int) -> None:
-    handle, seen = make(), list[tuple[bool, bool]]()
-    handle.listen(lambda: seen.append((handle.queued, handle.done)), each_round)
-    handle.queued = True
-    handle.wake()
-    emit(handle, 5)
-    emit(handle, 6)
-    handle.end("length", 1.0)
-    handle.wake()
-    assert len(seen) == woken
-    assert (seen[0], seen[-1]) == ((True, False), (True, True)), "what there is to see is there by then"
 
 
 def test_leaving_a_handle_s_chunks_cancels_nothing(make: Make) -> None:

@@ -264,18 +264,6 @@ def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle: Path,
     assert "\n" not in str(caught.value)
 
 
-def test_samples_without_temperature_are_one_text(bundle: Path) -> None:
-    """As many as are asked for, whatever is drafted; with it each has its own seed."""
-    with Engine.load(bundle, batch_size=2) as engine:
-        (alone,) = engine.generate("def main(", SamplingParams(12))
-        for speculation in ("off", "auto"):
-            found = engine.generate(["def main(", "x"], SamplingParams(12, n=3, seed=5, speculation=speculation))
-            assert [result.token_ids for result in found[:3]] == [alone.token_ids] * 3
-            assert len(found) == 6
-        sampled = engine.generate("def main(", SamplingParams(12, n=3, seed=5, temperature=1.0))
-        assert len({tuple(result.token_ids) for result in sampled}) == 3
-
-
 def test_texts_become_tokens_and_texts_again(bundle: Path) -> None:
     with Engine.load(bundle) as engine:
         tokens = engine.encode("größe = '🙂'")

@@ -178,18 +178,6 @@ def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> No
     at_rest(engine)
 
 
-def test_a_cancelled_one_gives_its_place_to_the_first_in_line(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
-    engine.submit([0], SHORT)
-    waiting = engine.submit([1], SamplingParams(6, priority=-5))
-    sequences = [engine.requests([2 + at], SamplingParams(6, priority=-at), "raise")[0][0] for at in range(2)]
-    first, second = map(engine.scheduler.submit, sequences)
-    waiting.cancel()
-    assert (first.queued, second.queued) == (False, True)
-    engine.gate.open()
-    assert {first.result().finish_reason, second.result().finish_reason} == {"length"}
-
-
 def test_salts_keep_cached_prompts_apart(hash_engine: Any) -> None:
     engine, prompt = hash_engine(batch_size=2), [1, 2, 3, 4, 5, 6, 7, 8]
     cached = []
@@ -222,18 +210,6 @@ def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> No
     second.cancel()
     assert (first.result(), second.result().finish_reason) == (result, "length")
     at_rest(engine)
-
-
-def test_what_waits_and_is_cancelled_never_starts(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
-    first, second = engine.submit("ab", SHORT), engine.submit("cd", LONG)
-    second.cancel()
-    assert (second.done, second.result(0).finish_reason, second.result(0).token_ids) == (True, "cancelled", [])
-    with pytest.raises(TimeoutError, match="no result"):
-        first.result(timeout=0)
-    engine.gate.open()
-    assert first.result().finish_reason == "length"
-    assert engine.stats.emitted == 6
 
 
 def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: Any) -> None:

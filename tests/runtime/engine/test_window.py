@@ -169,20 +169,6 @@ def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     assert started[2] < (beside.metrics.started or 0.0) < started[3]
 
 
-def test_a_deadline_in_line_makes_room_too(hash_engine: Any, clock: Any) -> None:
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True, clock=clock), threading.Event()
-    soon = SamplingParams(max_new_tokens=6, deadline=1)
-    sequences, _ = engine.requests([[i, 0] for i in range(5)], [SHORT, SHORT, soon, soon, SHORT], "raise")
-    window = Window(engine.scheduler, sequences, 5, changed.set, False)
-    window.fill()
-    engine.gate.halted()
-    clock.now = 1.0
-    engine.gate.open()
-    ends = {chunk.index: chunk.result.finish_reason for chunk in drained(window, changed) if chunk.result}
-    assert ends == {0: "length", 1: "length", 2: "deadline", 3: "deadline", 4: "length"}
-    at_rest(engine)
-
-
 def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) -> None:
     engine, changed = hash_engine(), threading.Event()
     window = Window(engine.scheduler, sequences_of(engine, 7), 2, changed.set, False)
@@ -190,16 +176,6 @@ def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) ->
     chunks = drained(window, changed)
     assert [chunk.index for chunk in chunks] == list(range(7))
     assert {chunk.result.finish_reason for chunk in chunks if chunk.result} == {"cancelled"}
-
-
-def test_a_failure_is_a_chunk_and_the_others_go_on(hash_engine: Any) -> None:
-    engine, changed = hash_engine(), threading.Event()
-    sequences, _ = engine.requests(["ab", [engine.model.RAISES], [engine.model.NAN], "cd"], SHORT, "raise")
-    window = Window(engine.scheduler, sequences, 2, changed.set, False)
-    ends = {chunk.index: chunk.result for chunk in drained(window, changed) if chunk.result}
-    assert [ends[index].finish_reason for index in range(4)] == ["length", "error", "error", "length"]
-    assert "the model raises" in str(ends[1].error)
-    at_rest(engine)
 
 
 def test_closing_a_stream_cancels_the_rest(hash_engine: Any) -> None:

@@ -152,25 +152,6 @@ def test_auto_grows_chains_where_side_branches_could_not_be_settled(
         assert (str(auto.tree), auto.metrics.speculation, str(asked.tree)) == (grown, name, "best:3")
 
 
-def test_a_policy_chooses_for_those_who_leave_it_to_the_bundle(make: Make) -> None:
-    validator = make(policy=tuned())
-    (first,), (second,) = (validator.samples("a", SHORT) for _ in range(2))
-    assert (str(first.tree), first.metrics.speculation) == ("best:6", "auto")
-    assert first.policy
-    assert second.policy
-    assert first.policy is not second.policy
-    assert first.policy.session is not second.policy.session
-    assert first.policy.session.shared is second.policy.session.shared, "what is seen in one is known to the others"
-    (own, same), (other,) = (
-        [validator.samples("a", SamplingParams(session=name))[0] for name in names] for names in (("x", "x"), ("y",))
-    )
-    assert own.policy
-    assert own.policy.session is same.policy.session is not other.policy.session  # type: ignore[union-attr]
-    for asked in ("off", "chain:3"):
-        (own,) = validator.samples("a", SamplingParams(speculation=asked))
-        assert (own.policy, own.metrics.speculation) == (None, asked)
-
-
 def test_samples_share_nothing_that_grows(make: Make) -> None:
     prompt = [5, 6]
     one, other = make().samples(prompt, SamplingParams(temperature=1.0, n=2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,16 +54,6 @@ def test_ends_are_illegal_until_there_are_enough() -> None:
     assert matcher.mask([]) is None
 
 
-def test_another_constraint_holds_beside_it_and_after_it() -> None:
-    matcher = MinTokens(1, [4], Even()).matcher(VOCAB)
-    first, second = matcher.mask([]), matcher.mask([2])
-    assert first is not None
-    assert second is not None
-    assert np.flatnonzero(unpack(first, VOCAB)).tolist() == [0, 2, *range(6, VOCAB, 2)]
-    assert np.flatnonzero(unpack(second, VOCAB)).tolist() == list(range(0, VOCAB, 2))
-    matcher.emit(2)
-
-
 @pytest.fixture(scope="module")
 def engine(bundle: Path) -> Iterator[Engine]:
     with Engine.load(bundle, batch_size=4) as engine:
@@ -97,22 +86,6 @@ def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
     assert ignored.token_ids == [eos] * 8
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_stop_strings_count_from_then_on(engine: Engine, temperature: float) -> None:
-    """A letter that is in the text before and after; whatever is drafted the same token ends it."""
-    fields: dict[str, Any] = {"temperature": temperature, "seed": 3}
-    (free,) = engine.generate("def main(", SamplingParams(40, **fields))
-    grown = [engine.decode(free.token_ids[:count]) for count in range(41)]
-    letter = next(each for each in grown[10] if each.isalpha() and each in grown[40][len(grown[10]) :])
-    least = next(count for count in range(11, 41) if letter in grown[count][len(grown[10]) :])
-    for speculation in ("off", "chain:4", "best:8"):
-        params = SamplingParams(40, **fields, stop=[letter], min_tokens=10, speculation=speculation)
-        for stopped in engine.generate(["def main("] * 4, params):
-            assert stopped.token_ids == free.token_ids[:least]
-            assert stopped.text == grown[least][: grown[least].index(letter, len(grown[10]))]
-            assert (stopped.finish_reason, letter in stopped.text) == ("stop", True)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -129,8 +102,7 @@ def on_device(tree: str, temperature: float, least: int = 6) -> list[Sequence]:
     return found
 
 
-@pytest.mark.parametrize("ahead", [0, 32])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "ahead"), [(0.0, 32), (1.0, 0), (1.0, 32)])
 def test_on_a_device_texts_are_long_enough_and_plain_decodings(
     host: KernelLibrary, folder: Path, temperature: float, ahead: int
 ) -> None:
