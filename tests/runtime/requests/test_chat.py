@@ -218,14 +218,10 @@ def test_messages_are_the_callers_own(theirs: Any) -> None:
     [
         ("{% if %}", ["does not parse", "line 1", "as text"]),
         ("a\n{{ 'x' ", ["does not parse", "line 2"]),
-        ("{% nonesuch %}", ["does not parse", "nonesuch"]),
         ("{{ raise_exception('no system\nmessage') }}", ["refuses", "no system message"]),
-        ("{{ messages.__class__.__mro__ }}", ["refuses", "unsafe"]),
-        ("{{ messages.append(1) }}", ["refuses", "unsafe"]),
         ("{% set ns = namespace(__class__=1) %}", ["refuses", "__class__"]),
         ("{% set ns = namespace() %}{% set ns._x = 1 %}", ["refuses", "_x"]),
         ("{{ missing.field }}", ["refuses", "missing"]),
-        ("{{ 1 / 0 }}", ["refuses", "division"]),
     ],
 )
 def test_a_template_that_does_not_parse_or_refuses(source: str, words: list[str]) -> None:

@@ -40,7 +40,7 @@ def over_pieces(pieces: Sequence[str], stop: Sequence[str], min_tokens: int = 0)
     return shown[-1], stopped
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(tokens=token_lists, prompt=texts)
 def test_pieces_of_any_tokens_add_up_to_their_text(tokenizer: Tokenizer, tokens: list[int], prompt: str) -> None:
     shown, stopped = stream(Detokenizer(tokenizer, tokenizer.encode(prompt), ()), tokens)

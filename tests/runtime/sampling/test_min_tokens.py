@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,21 @@ def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
     assert (len(result.token_ids), result.token_ids[-1], result.finish_reason) == (6, eos, "stop")
     (ignored,) = engine.generate("x", SamplingParams(8, logit_bias={eos: 1e6}, min_tokens=5, ignore_eos=True))
     assert ignored.token_ids == [eos] * 8
+
+
+def test_stop_strings_count_from_then_on(engine: Engine) -> None:
+    """A letter that is in the text before and after; whatever is drafted the same token ends it."""
+    fields: dict[str, Any] = {"temperature": 0.9, "seed": 3}
+    (free,) = engine.generate("def main(", SamplingParams(40, **fields))
+    grown = [engine.decode(free.token_ids[:count]) for count in range(41)]
+    letter = next(each for each in grown[10] if each.isalpha() and each in grown[40][len(grown[10]) :])
+    least = next(count for count in range(11, 41) if letter in grown[count][len(grown[10]) :])
+    for speculation in ("off", "chain:4", "best:8"):
+        params = SamplingParams(40, **fields, stop=[letter], min_tokens=10, speculation=speculation)
+        for stopped in engine.generate(["def main("] * 4, params):
+            assert stopped.token_ids == free.token_ids[:least]
+            assert stopped.text == grown[least][: grown[least].index(letter, len(grown[10]))]
+            assert (stopped.finish_reason, letter in stopped.text) == ("stop", True)
 
 
 @pytest.fixture(scope="module")
