@@ -145,23 +145,3 @@ def test_load_and_close(bundle: Path) -> None:
 
     run(main())
     assert told == [want, want]
-
-
-def test_a_drain_serves_what_has_begun_and_refuses_the_rest(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
-
-    async def main() -> None:
-        twin = AsyncEngine(engine)
-        begun = asyncio.create_task(twin.generate([[i] for i in range(9)], SHORT))
-        await asyncio.to_thread(engine.gate.halted)
-        draining = asyncio.create_task(twin.drain(60))
-        while not engine.scheduler.draining:
-            await asyncio.sleep(0)
-        with pytest.raises(EngineClosedError, match="draining"):
-            await twin.generate("ab", SHORT)
-        engine.gate.open()
-        assert [result.finish_reason for result in await begun] == ["length"] * 9
-        assert await draining is True
-        assert await twin.drain() is True
-
-    run(main())
