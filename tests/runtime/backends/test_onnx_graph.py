@@ -71,6 +71,13 @@ def test_files_of_anything_but_initializers_are_refused() -> None:
             external_tensors(model(numpy_helper.from_array(WEIGHTS, "w"), node))
 
 
+def test_sizes_may_be_packed() -> None:
+    data = model(outside())
+    packed = data.replace(b"\x08\x02\x08\x03", b"\x0a\x02\x02\x03")
+    assert packed != data
+    assert external_tensors(packed) == external_tensors(data)
+
+
 def test_damaged_bytes_are_a_value_error_or_a_model() -> None:
     data, rng = model(outside()), np.random.default_rng(0)
     for _ in range(2000):
