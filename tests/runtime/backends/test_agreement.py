@@ -24,14 +24,6 @@ def test_shapes_matter_where_kernels_differ_by_them(planted: float, kept: bool, 
     assert (agree(made, 2, 8, every=4) is not None) is found
 
 
-def test_texts_are_always_the_same_and_fit_the_cache() -> None:
-    made = executor("target", HostDevice(), 2, 0.0)
-    several = texts(made)
-    assert several == texts(made)
-    assert [len(text) for text in several] == [CAPACITY - CHUNK] * 2
-    assert several[0] != several[1]
-
-
 def test_a_text_may_end_where_steps_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is of nothing."""
     made, step = executor("target", HostDevice(), 1, 0.0), StandardExecutor.step

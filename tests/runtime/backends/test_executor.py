@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hash_models import HashExecutor
 
 from specbuild.runtime import Manifest
 from specbuild.runtime.backends.executor import ModelSpec, StepInput, share_rows, spec_of
@@ -37,11 +36,6 @@ def test_a_head_alone_reads_hidden_states(
     assert not spec_of(manifest, "target").reads_hidden
 
 
-def test_a_model_that_is_not_there_has_no_spec(manifest_of: Callable[..., Manifest]) -> None:
-    with pytest.raises(KeyError, match="draft"):
-        spec_of(manifest_of(), "draft")
-
-
 def read(executor: Any, slot: int, tokens: list[int]) -> None:
     executor.step([StepInput(slot, 0, 0, tokens, range(len(tokens)), None, 1)])
     executor.commit(slot, (), len(tokens))
@@ -63,29 +57,3 @@ def test_a_slot_gets_the_first_rows_of_a_slot_and_no_more(
     share_rows(executor, 0, source, rows)
     assert tokens_of(executor, 0) == texts[source][:rows]
     assert tokens_of(executor, 1) == texts[1], "the other keeps its own"
-
-
-def test_nothing_is_copied_where_nothing_has_to_be(
-    hash_executor: Any, hash_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor, copies = hash_executor(hash_model(1), 2), list[tuple[int, int, int]]()
-    copy = HashExecutor.copy
-    monkeypatch.setattr(HashExecutor, "copy", lambda self, *given: (copies.append(given), copy(self, *given))[1])
-    for slot in range(2):
-        read(executor, slot, [1, 2, 3])
-    share_rows(executor, 0, 0, 2)
-    share_rows(executor, 0, 1, 0)
-    assert copies == []
-    share_rows(executor, 0, 1, 3)
-    assert copies == [(0, 1, 3)]
-
-
-def test_what_was_shared_goes_on_as_ones_own(hash_executor: Any, hash_model: Any) -> None:
-    model = hash_model(1)
-    executor = hash_executor(model, 2)
-    read(executor, 1, [4, 5, 6, 7])
-    share_rows(executor, 0, 1, 2)
-    (logits,) = executor.step([StepInput(0, 2, 2, [9], [2], None, 1)])
-    assert logits[0].tolist() == model([4, 5, 9]).tolist()
-    (logits,) = executor.step([StepInput(1, 4, 4, [9], [4], None, 1)])
-    assert logits[0].tolist() == model([4, 5, 6, 7, 9]).tolist()

@@ -87,15 +87,6 @@ def test_rounds_of_trees_against_naive_lists(rng: random.Random) -> None:
             assert book.positions[each, :count].tolist() == list(range(count)), "a committed row's is its number"
 
 
-def test_a_new_book_is_empty() -> None:
-    book = SlotRows(spec(), SLOTS)
-    assert book.ends == [0] * SLOTS
-    assert book.positions.tolist() == [list(range(CAPACITY))] * SLOTS
-    assert book.hidden.shape == (SLOTS, CAPACITY, 2)
-    assert book.hidden.dtype == np.float32
-    assert not book.hidden.any()
-
-
 @pytest.mark.parametrize(
     ("start", "count", "fits"),
     [
@@ -118,13 +109,6 @@ def test_nodes_have_to_fit_the_step_and_the_cache(start: int, count: int, fits: 
         assert (book.ends, book.positions.tolist()) == (before[0], before[1].tolist()), "and nothing is written"
 
 
-def test_a_step_s_own_limit_may_be_larger_than_the_spec_s() -> None:
-    """As a prompt's chunk has."""
-    book = SlotRows(spec(), SLOTS)
-    book.write(nodes(0, 0, [0] * (MOST + 2)), MOST + 2)
-    assert book.ends[0] == MOST + 2
-
-
 def test_positions_are_kept_for_windows_alone() -> None:
     """Where every node sees all rows nobody asks for them."""
     book = SlotRows(spec(windows=(0,)), 1)
@@ -132,23 +116,3 @@ def test_positions_are_kept_for_windows_alone() -> None:
     assert book.positions[0, :3].tolist() == [0, 1, 2]
     book.commit(0, [2], 0)
     assert (book.ends, book.positions[0, :3].tolist()) == ([1], [0, 1, 2])
-
-
-def test_a_model_without_hidden_states_has_no_width_of_them() -> None:
-    book = SlotRows(spec(hidden=0), 2)
-    book.write(nodes(0, 0, [0, 1]), MOST)
-    book.commit(0, [1], 0)
-    book.copy(1, 0, 1)
-    assert book.hidden.shape == (2, CAPACITY, 0)
-
-
-def test_a_path_s_states_are_moved_as_if_at_once() -> None:
-    """Rows that overlap with where they go to."""
-    book = SlotRows(spec(), 1)
-    book.write(nodes(0, 0, [0] * 6), MOST)
-    book.hidden[0, :6] = np.arange(6)[:, None]
-    book.commit(0, [1, 2, 3, 5], 0)
-    assert book.hidden[0, :4, 0].tolist() == [1, 2, 3, 5]
-    book.commit(0, range(1, 3), 2)
-    assert book.hidden[0, :4, 0].tolist() == [1, 2, 2, 3]
-    assert book.ends == [4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -124,13 +123,6 @@ def test_others_hidden_folders_stay(tmp_path: Path) -> None:
     with staging(tmp_path / "x.bundle", 1):
         pass
     assert names(tmp_path) == sorted([*kept, "x.bundle"])
-
-
-def test_a_writer_in_the_same_process_is_refused_too(tmp_path: Path) -> None:
-    refused = pytest.raises(OutputError, match=f"is being written by process {os.getpid()} ")
-    with staging(tmp_path / "x", 1), refused, staging(tmp_path / "x", 1):
-        raise AssertionError
-    assert names(tmp_path) == ["x"]
 
 
 def test_what_is_put_beside_a_folder_in_the_making_goes_with_it(tmp_path: Path) -> None:

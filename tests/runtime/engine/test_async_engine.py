@@ -9,25 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_checks import LONG, SHORT, at_rest
 
-from specbuild.runtime import AsyncEngine, Engine, SamplingParams
+from specbuild.runtime import AsyncEngine, Engine, LoadOptions, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
-
-LONG = SamplingParams(max_new_tokens=100)
-SHORT = SamplingParams(max_new_tokens=6)
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(main, 60))
-
-
-async def at_rest(engine: Any) -> None:
-    def check() -> None:
-        with engine.scheduler.exclusive():
-            assert sorted(engine.scheduler.free) == list(range(engine.batch_size))
-            assert (list(engine.scheduler.waiting), list(engine.scheduler.overflow)) == ([], [])
-
-    await asyncio.to_thread(check)
 
 
 def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
@@ -44,7 +33,7 @@ def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
         async for chunk in twin.stream(prompts, params):
             tokens.setdefault((chunk.index, chunk.sample), []).extend(chunk.token_ids)
         assert [tokens[key] for key in sorted(tokens)] == want
-        await at_rest(engine)
+        await asyncio.to_thread(at_rest, engine)
 
     run(main())
 
@@ -64,7 +53,7 @@ def test_a_cancelled_task_frees_its_slot(hash_engine: Any) -> None:
         (result,) = await twin.generate("ef", SHORT)
         assert result.finish_reason == "length"
         assert engine.stats.rounds < 10
-        await at_rest(engine)
+        await asyncio.to_thread(at_rest, engine)
 
     run(main())
 
@@ -82,10 +71,10 @@ def test_leaving_a_stream_cancels_it(hash_engine: Any) -> None:
             (handle,) = engine.scheduler.active
         engine.gate.open()
         assert (await asyncio.to_thread(handle.result)).finish_reason == "cancelled"
-        await at_rest(engine)
+        await asyncio.to_thread(at_rest, engine)
         async for _ in twin.stream("cd", LONG):
             break
-        await at_rest(engine)
+        await asyncio.to_thread(at_rest, engine)
 
     run(main())
 
@@ -115,10 +104,9 @@ def test_errors(hash_engine: Any) -> None:
 
     async def main() -> None:
         twin = AsyncEngine(engine)
-        with pytest.raises(PromptError, match="prompt 2"):
-            await twin.generate(["ab", ""], SHORT)
-        with pytest.raises(PromptError, match="prompt 1"):
-            await anext(twin.stream("", SHORT))
+        for call in (twin.generate(["ab", ""], SHORT), anext(twin.stream(["ab", ""], SHORT))):
+            with pytest.raises(PromptError, match="prompt 2"):
+                await call
         results = await twin.generate(["ab", "", [engine.model.NAN]], SHORT, errors="return")
         assert [r.finish_reason for r in results] == ["length", "error", "error"]
         await twin.close()
@@ -142,35 +130,18 @@ def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine: Any) -
 
 
 def test_load_and_close(bundle: Path) -> None:
-    params = SamplingParams(max_new_tokens=8)
+    params, told = SamplingParams(max_new_tokens=8), list[str]()
     with Engine.load(bundle) as engine:
         want = engine.generate("def main(", params)[0].text
 
     async def main() -> None:
-        async with await AsyncEngine.load(bundle, batch_size=2, max_waiting=3) as twin:
-            assert twin.engine.scheduler.max_waiting == 3
+        options = LoadOptions(threads=1, batch_size=1, max_waiting=3, on_finish=lambda result: told.append(result.text))
+        async with await AsyncEngine.load(bundle, options, batch_size=2) as twin:
+            assert (twin.engine.batch_size, twin.engine.scheduler.max_waiting) == (2, 3)
             assert (await twin.generate("def main(", params))[0].text == want
             assert "".join([chunk.text async for chunk in twin.stream("def main(", params)]) == want
+            assert await twin.drain(60)
         assert twin.engine.scheduler.closed
 
     run(main())
-
-
-def test_a_drain_serves_what_has_begun_and_refuses_the_rest(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
-
-    async def main() -> None:
-        twin = AsyncEngine(engine)
-        begun = asyncio.create_task(twin.generate([[i] for i in range(9)], SHORT))
-        await asyncio.to_thread(engine.gate.halted)
-        draining = asyncio.create_task(twin.drain(60))
-        while not engine.scheduler.draining:
-            await asyncio.sleep(0)
-        with pytest.raises(EngineClosedError, match="draining"):
-            await twin.generate("ab", SHORT)
-        engine.gate.open()
-        assert [result.finish_reason for result in await begun] == ["length"] * 9
-        assert await draining is True
-        assert await twin.drain() is True
-
-    run(main())
+    assert told == [want, want]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
-from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -21,7 +20,6 @@ from specbuild.runtime.engine.composition import cpu_loop
 from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.draft_limits import NO_LIMITS
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import FILE, machine
 
@@ -57,22 +55,6 @@ def model_of(loop: HostLoop) -> Any:
     return loop.drafter.model
 
 
-def test_a_loop_has_what_its_bundle_says(opened: Bundle, load_with: Load) -> None:
-    loop, policy = load_with()
-    manifest, chunk = opened.manifest, opened.manifest.buckets[-1]
-    assert policy is None
-    assert (loop.reader.chunk, loop.emission.eos) == (chunk, frozenset(manifest.eos_token_ids))
-    assert loop.planner.limits is NO_LIMITS
-    for name, executor in (("target", loop.target), ("draft", loop.draft_executor)):
-        assert executor
-        record = manifest.models[name]
-        assert (executor.spec.name, executor.spec.layers, executor.spec.capacity) == (
-            *(name, record.layers),
-            record.capacity,
-        )
-        assert executor.spec.max_nodes == PROMPT_CHUNK > chunk, "a prompt's chunk is longer than any tree"
-
-
 def repeating(request_of: Any) -> Sequence:
     """A text that goes on as it did before, whose last token is the root."""
     sequence: Sequence = request_of(
@@ -82,51 +64,15 @@ def repeating(request_of: Any) -> Sequence:
     return sequence
 
 
-def test_without_a_wish_the_text_is_asked_first_and_the_model_else(load_with: Load, request_of: Any) -> None:
-    loop, _ = load_with()
-    assert model_of(loop)
-    assert loop.drafter
-    (tree,) = loop.drafter.propose([repeating(request_of)])
-    assert tree.tokens == [8, 5, 6, 7, 8]
-    assert loop.draft_executor
-    assert loop.draft_executor.seconds == 0
-
-
-def test_the_model_alone_does_not_look_into_the_text(load_with: Load, request_of: Any) -> None:
-    loop, _ = load_with(drafter="model")
-    assert loop.drafter
-    (tree,) = loop.drafter.propose([repeating(request_of)])
-    assert len(tree) == 5
-    assert loop.draft_executor
-    assert loop.draft_executor.seconds > 0
-
-
 def test_lookup_alone_loads_no_draft(opened: Bundle, load_with: Load, request_of: Any, tmp_path: Path) -> None:
-    """Nor one that is not there."""
+    """Nor one that is not there, nor one that the bundle was built without."""
     (tmp_path / "target").symlink_to(opened.folder / "target")
-    loop, _ = load_with(Bundle(tmp_path, opened.manifest), drafter="ngram")
-    assert (model_of(loop), loop.draft_executor) == (None, None)
-    assert loop.drafter
-    assert loop.drafter.propose([repeating(request_of)])[0].tokens == [8, 5, 6, 7, 8]
-
-
-def test_a_bundle_without_a_draft_looks_up(opened: Bundle, load_with: Load) -> None:
     alone = replace(opened.manifest, models={"target": opened.manifest.models["target"]})
-    loop, _ = load_with(Bundle(opened.folder, alone))
-    assert (model_of(loop), loop.draft_executor) == (None, None)
-
-
-@pytest.mark.parametrize(("overlap", "ahead"), [(None, False), (False, False), (True, True)])
-def test_an_untuned_draft_drafts_ahead_where_it_is_told_to(load_with: Load, overlap: bool | None, ahead: bool) -> None:
-    loop, _ = load_with(overlap=overlap)
-    assert (model_of(loop)._thread is not None) == ahead
-
-
-def test_limits_are_the_loop_s(load_with: Load) -> None:
-    limits = Limits(max_draft_tokens=3)
-    loop, policy = load_with(limits=limits)
-    assert loop.planner.limits is limits
-    assert policy is None
+    for manifest, drafter in ((opened.manifest, "ngram"), (alone, None)):
+        loop, _ = load_with(Bundle(tmp_path, manifest), drafter=drafter)
+        assert (model_of(loop), loop.draft_executor) == (None, None)
+        assert loop.drafter
+        assert loop.drafter.propose([repeating(request_of)])[0].tokens == [8, 5, 6, 7, 8]
 
 
 def table(threads: int = 1, **fields: Any) -> dict[str, Any]:
@@ -152,89 +98,48 @@ def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
     return make
 
 
-def test_a_tuned_bundle_has_a_policy(load_with: Load, tuned: Callable[..., Bundle], caplog: Any, logged: Any) -> None:
-    limits = Limits(min_expected_speedup=1.5)
-    with caplog.at_level(logging.WARNING, "specbuild"):
-        _, policy = load_with(tuned(table()), limits=limits)
-    assert policy
-    assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", True, limits)
-    assert logged() == []
-
-
-def test_a_policy_knows_where_nothing_drafts(opened: Bundle, load_with: Load, tuned: Callable[..., Bundle]) -> None:
-    bundle = tuned(table())
-    _, looking = load_with(bundle, drafter="ngram")
-    without = replace(bundle.manifest, models={"target": opened.manifest.models["target"]})
-    _, alone = load_with(Bundle(bundle.folder, without))
-    assert looking
-    assert alone
-    assert (looking.drafts, alone.drafts) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("pays", "overlap", "ahead"),
-    [(True, None, True), (True, False, False), (False, None, False), (False, True, True)],
-)
-def test_a_tuned_draft_drafts_ahead_where_that_pays_unless_told(
-    load_with: Load, tuned: Callable[..., Bundle], pays: bool, overlap: bool | None, ahead: bool
+def test_a_tuned_bundle_has_a_policy(
+    opened: Bundle, load_with: Load, tuned: Callable[..., Bundle], caplog: Any, logged: Any
 ) -> None:
-    loop, _ = load_with(tuned(table(overlap=pays)), overlap=overlap)
-    assert (model_of(loop)._thread is not None) == ahead
+    """Which knows whether anything but the text drafts."""
+    limits, bundle = Limits(min_expected_speedup=1.5), tuned(table())
+    without = Bundle(bundle.folder, replace(bundle.manifest, models={"target": opened.manifest.models["target"]}))
+    with caplog.at_level(logging.WARNING, "specbuild"):
+        for given, drafter, drafts in ((bundle, None, True), (bundle, "ngram", False), (without, None, False)):
+            _, policy = load_with(given, limits=limits, drafter=drafter)
+            assert policy
+            assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", drafts, limits)
+    assert logged() == []
 
 
 @pytest.mark.parametrize(
     ("threads", "change", "where"),
     [
         (2, {}, "with another thread count"),
-        (1, {"machine": {"processor": "Z80", "threads": 1, "onnxruntime": "0.1"}}, "on another machine"),
         (2, {"machine": {"processor": "Z80", "threads": 1, "onnxruntime": "0.1"}}, "on another machine"),
     ],
 )
 def test_a_table_of_another_machine_is_used_with_a_warning(
-    load_with: Load, tuned: Callable[..., Bundle], caplog: Any, threads: int, change: dict[str, Any], where: str
+    load_with: Load, tuned: Callable[..., Bundle], logged: Any, threads: int, change: dict[str, Any], where: str
 ) -> None:
     bundle = tuned(table(**change))
-    with caplog.at_level(logging.WARNING, "specbuild"):
-        _, policy = load_with(bundle, threads=threads)
+    _, policy = load_with(bundle, threads=threads)
     assert policy
-    (record,) = [each for each in caplog.records if "tuned" in each.getMessage()]
+    (record,) = logged()
     assert record.getMessage().startswith(f"{bundle.folder} was tuned {where} (")
     assert record.getMessage().endswith("): run specbuild tune")
     for each in (policy.timings.machine, machine(threads)):
         assert ", ".join(map(str, each.values())) in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "cannot be read as JSON"),
-        ("", "cannot be read as JSON"),
-        ("[]", "is not a timing table"),
-        ("{}", "is not a timing table (Object missing required field `schema`): run specbuild tune"),
-        (table(schema=3), "is of schema 3, this reads 2: tune again"),
-        (table(times={}), "is not a timing table (Expected `object` of length >= 1"),
-    ],
-)
-def test_a_table_that_is_none_is_refused(
-    load_with: Load, tuned: Callable[..., Bundle], content: Any, message: str
-) -> None:
-    with pytest.raises(BundleError) as caught:
-        load_with(tuned(content))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_table_that_is_gone_is_refused(load_with: Load, tuned: Callable[..., Bundle]) -> None:
-    bundle = tuned(table())
-    bundle.path(FILE).unlink()
-    with pytest.raises(BundleError, match=r"timings\.json cannot be read"):
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", table(schema=3), table(times={})])
+def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., Bundle], content: Any) -> None:
+    bundle = tuned(content)
+    if content is None:
+        bundle.path(FILE).unlink()
+    with pytest.raises(BundleError, match=r"timings\.json|timing table|tune again") as caught:
         load_with(bundle)
-
-
-def test_an_expectation_is_refused_before_a_draft_is_loaded(opened: Bundle, load_with: Load, tmp_path: Path) -> None:
-    (tmp_path / "target").symlink_to(opened.folder / "target")
-    with pytest.raises(OptionError, match=f"needs a tuned bundle: run specbuild tune {tmp_path}"):
-        load_with(Bundle(tmp_path, opened.manifest), limits=Limits(min_expected_speedup=1.01))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_loop_that_was_loaded_decodes(load_with: Load, request_of: Any, tokenizer: Any) -> None:
@@ -261,3 +166,25 @@ def test_an_unknown_backend_is_refused(bundle_copy: Path) -> None:
     with pytest.raises(BundleError, match="abacus") as caught:
         Engine.load(bundle_copy)
     assert "\n" not in str(caught.value)
+
+
+def test_the_text_is_asked_first_and_the_model_else_unless_told(load_with: Load, request_of: Any) -> None:
+    for drafter, used in ((None, False), ("model", True)):
+        loop, policy = load_with(drafter=drafter)
+        assert policy is None
+        assert loop.drafter
+        (tree,) = loop.drafter.propose([repeating(request_of)])
+        assert used or tree.tokens == [8, 5, 6, 7, 8]
+        assert loop.draft_executor
+        assert (loop.draft_executor.seconds > 0) == used
+
+
+@pytest.mark.parametrize(
+    ("pays", "overlap", "ahead"),
+    [(True, None, True), (True, False, False), (False, None, False), (None, True, True), (None, None, False)],
+)
+def test_a_draft_drafts_ahead_where_a_table_says_that_it_pays_unless_told(
+    load_with: Load, tuned: Callable[..., Bundle], pays: bool | None, overlap: bool | None, ahead: bool
+) -> None:
+    loop, _ = load_with(*([] if pays is None else [tuned(table(overlap=pays))]), overlap=overlap)
+    assert (model_of(loop)._thread is not None) == ahead

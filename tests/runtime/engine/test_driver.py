@@ -11,13 +11,6 @@ from typing import Any
 import pytest
 from engine_checks import LONG, SHORT, at_rest, expected
 
-from specbuild.runtime.engine.driver import look
-
-
-@pytest.mark.parametrize(("timeout", "seconds"), [(None, 3600.0), (60.0, 15.0), (0.2, 0.05), (1e9, 3600.0)])
-def test_how_often_a_worker_is_looked_at(timeout: float | None, seconds: float) -> None:
-    assert look(timeout) == seconds
-
 
 def test_a_worker_is_stuck_when_no_round_ends_in_time(hash_engine: Any, clock: Any) -> None:
     engine = hash_engine(gated=True, clock=clock)

@@ -9,85 +9,57 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from engine_checks import at_rest
 
-from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, Limits, Result, SamplingParams
-from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.errors import OptionError, QueueFullError
-from specbuild.runtime.requests.sequence import Sequence
 
 THREADS, EACH = 8, 25
 
 
-@pytest.mark.soak(only=("1",))
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
-    """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""
+    """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding but for near-ties."""
+    answers = list[tuple[str, SamplingParams, Result]]()
+
+    def caller(engine: Engine, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(EACH):
+            prompt, fate = rng.choice(prompts), rng.choice(["wait", "wait", "cancel", "deadline", "logits"])
+            params = SamplingParams(rng.randint(1, 24), rng.choice([0.0, 0.8]), seed=rng.randrange(3))
+            late = replace(params, deadline=rng.choice([1e-9, 0.01, 0.05])) if fate == "deadline" else params
+            try:
+                handle = engine.submit(prompt, late, wait=False)
+            except QueueFullError:
+                handle = engine.submit(prompt, late)
+            if fate == "logits" and rng.random() < 0.2:
+                engine.logits(engine.encode(prompt))
+            if fate == "cancel":
+                next(iter(handle)) if rng.random() < 0.5 else None
+                handle.cancel()
+            answers.append((prompt, params, handle.result(timeout=120)))
+
     with Engine.load(bundle, batch_size=batch_size, max_waiting=6) as engine:
-        tokens = [engine.tokenizer.encode(prompt) for prompt in prompts]
-        answers: list[tuple[int, SamplingParams, Result]] = []
-
-        def caller(seed: int) -> None:
-            rng = random.Random(seed)
-            for _ in range(EACH):
-                index = rng.randrange(len(tokens))
-                params = SamplingParams(
-                    max_new_tokens=rng.randint(1, 24), temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(3)
-                )
-                fate = rng.choice(["wait", "wait", "cancel", "deadline", "logits"])
-                late = replace(params, deadline=rng.choice([1e-9, 0.01, 0.05])) if fate == "deadline" else params
-                try:
-                    handle = engine.submit(tokens[index], late, wait=False)
-                except QueueFullError:
-                    handle = engine.submit(tokens[index], late)
-                if fate == "logits" and rng.random() < 0.2:
-                    engine.logits(tokens[index])
-                if fate == "cancel":
-                    next(iter(handle)) if rng.random() < 0.5 else None
-                    handle.cancel()
-                answers.append((index, params, handle.result(timeout=120)))
-
-        threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(THREADS)]
+        threads = [threading.Thread(target=caller, args=(engine, seed)) for seed in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        with engine.scheduler.exclusive():
-            assert sorted(engine.scheduler.free) == list(range(batch_size))
-            assert not engine.scheduler.waiting
-            assert not engine.scheduler.overflow
+        at_rest(engine)
         assert len(answers) == THREADS * EACH
         reasons = Counter(result.finish_reason for *_, result in answers)
         assert set(reasons) <= {"stop", "length", "cancelled", "deadline"}
         assert min(reasons["length"], reasons["cancelled"], reasons["deadline"]) > 5, reasons
-        whole = [answer for answer in answers if answer[2].finish_reason in ("stop", "length")]
-        cut = [
-            answer for answer in answers if answer[2].finish_reason in ("cancelled", "deadline") and answer[2].token_ids
-        ]
-        asked = [(i, p, r.token_ids) for i, p, r in whole]
-        asked += [(i, replace(p, max_new_tokens=len(r.token_ids)), r.token_ids) for i, p, r in cut]
-        inputs, params = [tokens[i] for i, _, _ in asked], [p for _, p, _ in asked]
-        want = plain(engine, inputs, params)
-        case = compare(replayed(engine, [t for *_, t in asked]), "stress", inputs, params, want)
-    assert case.exact, case.divergences
-    assert len(case.divergences) <= 2  # near-ties are rare
-
-
-def replayed(engine: Engine, tokens: list[list[int]]) -> Any:
-    """The engine, but that it generates what it did before."""
-
-    class Replay:
-        manifest, logits, exact = engine.manifest, engine.logits, engine.exact
-
-        def generate(self, prompts: Any, params: Any) -> list[Result]:
-            metrics = engine.generate("x", SamplingParams(max_new_tokens=1))[0].metrics
-            return [Result("", each, "length", metrics) for each in tokens]
-
-    return Replay()
+        asked = [replace(params, speculation="off") for _, params, _ in answers]
+        plain = engine.generate([prompt for prompt, *_ in answers], asked)
+    others = 0
+    for (*_, found), right in zip(answers, plain, strict=True):
+        whole = found.finish_reason in ("stop", "length")
+        others += found.token_ids != right.token_ids[: None if whole else len(found.token_ids)]
+    assert others <= 2
 
 
 def test_a_program_that_ends_without_closing_ends_well(bundle: Path) -> None:
@@ -101,35 +73,6 @@ print("done")
 """
     done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-@pytest.mark.parametrize("max_waiting", [0, -1, True, 1.5, "4"])
-def test_a_queue_needs_room(bundle: Path, max_waiting: Any) -> None:
-    with pytest.raises(OptionError, match="max_waiting"):
-        Engine.load(bundle, max_waiting=max_waiting)
-
-
-def test_what_never_gets_room_is_told_before_it_waits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loop says of a sequence is a prompt's own error, and the others run."""
-
-    def check(self: Planner, sequence: Sequence) -> None:
-        if len(sequence.tokens) > 3:
-            raise OptionError("too long")
-
-    monkeypatch.setattr(Planner, "check", check)
-    with Engine.load(bundle) as engine:
-        with pytest.raises(OptionError, match="prompt 2: too long"):
-            engine.generate([[1, 2], [1, 2, 3, 4]])
-        params = SamplingParams(max_new_tokens=2)
-        results = engine.generate([[1, 2], [1, 2, 3, 4]], params, errors="return")
-        assert [result.finish_reason for result in results] == ["length", "error"]
-        with pytest.raises(OptionError, match="too long"):
-            engine.submit([1, 2, 3, 4])
-
-
-def test_linear_caches_have_no_tokens_to_give(bundle: Path) -> None:
-    with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
-        Engine.load(bundle, kv_cache_tokens=1024)
 
 
 def test_limits_hold_for_trees_that_were_asked_for(bundle: Path, prompts: list[str]) -> None:

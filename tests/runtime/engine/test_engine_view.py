@@ -43,12 +43,6 @@ def test_limits_change_while_it_runs_and_no_token_does(bundle: Path, prompts: li
     assert all(r.metrics and r.metrics.speculative_decoding.num_draft_tokens for r in mixed)
 
 
-@pytest.mark.parametrize("limits", [3, None, "4"])
-def test_limits_are_limits(bundle: Path, limits: Any) -> None:
-    with Engine.load(bundle) as engine, pytest.raises(OptionError, match="limits must be Limits"):
-        engine.limits = limits
-
-
 def test_what_it_tells_while_nothing_runs(bundle: Path) -> None:
     with Engine.load(bundle, batch_size=2) as engine:
         assert (engine.max_model_len, engine.notes, engine.correction) == (engine.manifest.max_seq_len, [], 1.0)

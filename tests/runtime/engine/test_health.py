@@ -2,61 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import Any
 
 import pytest
 
 from specbuild.runtime import Health, SamplingParams
-from specbuild.runtime.engine.health import Pulse, health_of
+from specbuild.runtime.engine.health import Pulse
 
 SHORT = SamplingParams(max_new_tokens=6, speculation="off")
-
-
-def test_the_first_state_that_holds_is_told(clock: Any) -> None:
-    pulse, failure = Pulse(clock), ValueError("a bug")
-    order: list[tuple[str, tuple[Any, ...]]] = [
-        ("idle", (None, False, False, False, False)),
-        ("running", (None, False, False, False, True)),
-        ("exclusive", (None, False, False, True, True)),
-        ("draining", (None, False, True, True, True)),
-        ("closed", (None, True, True, True, True)),
-        ("failed", (failure, True, True, True, True)),
-    ]
-    assert [health_of(pulse, *asked).state for _, asked in order] == [state for state, _ in order]
-    assert health_of(pulse, *order[-1][1]).error == "ValueError('a bug')"
-
-
-def test_seconds_count_from_the_last_round_while_something_runs(clock: Any) -> None:
-    pulse = Pulse(clock)
-    clock.now = 100.0
-    assert health_of(pulse, None, False, False, False, False).seconds_since_round is None
-    pulse.begin()
-    clock.now = 103.0
-    assert health_of(pulse, None, False, False, False, True) == Health("running", 0, 3.0, None)
-
-    def fail() -> None:
-        with pulse.round():
-            clock.now = 104.0
-            assert health_of(pulse, None, False, False, False, True) == Health("running", 0, 4.0, "round")
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        fail()
-    clock.now = 104.5
-    assert health_of(pulse, None, False, False, False, True) == Health("running", 1, 0.5, None)
-
-
-def test_what_is_told_never_changes(hash_engine: Any) -> None:
-    engine = hash_engine()
-    for told, name in ((engine.health(), "rounds"), (engine.usage, "waiting")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(told, name, 5)
-    before = engine.stats
-    engine.stats.rounds = 5  # a copy of the caller's own
-    engine.generate("ab", SHORT)
-    assert (before.rounds, engine.stats.rounds, engine.health().rounds) == (0, 6, 6)
 
 
 def test_an_engine_says_what_it_does(hash_engine: Any, clock: Any) -> None:
@@ -87,19 +41,6 @@ def test_it_answers_while_somebody_holds_the_scheduler(hash_engine: Any) -> None
     assert [each.state for each in found] == ["idle"]
 
 
-def test_a_worker_that_died_is_told(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine()
-
-    def release(slot: int) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(engine.loop, "release", release)
-    engine.submit("ab", SHORT).result(60)
-    engine.scheduler._worker.join(60)
-    assert (engine.health().state, engine.health().error) == ("failed", "RuntimeError('a bug')")
-    assert engine.drain(60) is False
-
-
 def test_everything_in_an_engine_is_counted(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
     usage = engine.usage
@@ -122,3 +63,18 @@ def test_everything_in_an_engine_is_counted(hash_engine: Any) -> None:
         assert usage.reusable_tokens == sum(engine.loop.cached_tokens()) > 0
     engine.close()
     assert engine.usage.reusable_tokens == 0
+
+
+def test_a_round_is_counted_however_it_ends(clock: Any) -> None:
+    pulse = Pulse(clock)
+    with pytest.raises(ValueError, match="no"), pulse.round():
+        raise ValueError("no")
+    assert (pulse.rounds, pulse.in_round) == (1, False)
+
+
+def test_statistics_are_the_caller_s_own(hash_engine: Any) -> None:
+    engine = hash_engine()
+    before = engine.stats
+    engine.stats.rounds = 5
+    engine.generate("ab", SHORT)
+    assert (before.rounds, engine.stats.rounds, engine.health().rounds) == (0, 6, 6)

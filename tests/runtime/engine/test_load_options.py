@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 import os
@@ -15,147 +14,59 @@ from typing import Any
 
 import pytest
 from engine_checks import SHORT
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specbuild.runtime import AsyncEngine, Engine, Result, SamplingParams
+from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.bundle import Bundle, file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, EngineRecord, Manifest
-from specbuild.runtime.engine import engine as engine_module
-from specbuild.runtime.engine.load_options import MAX_THREADS, MAX_WAITING, LoadKeywords, LoadOptions
+from specbuild.runtime.engine.load_options import MAX_THREADS, LoadKeywords, LoadOptions
 from specbuild.runtime.errors import OptionError, PromptError
-from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.draft_limits import Limits
 
 FIELDS = [field.name for field in dataclasses.fields(LoadOptions)]
 MOST = max(MAX_THREADS, os.cpu_count() or 1)
-SAID: dict[str, Any] = {  # options that not every backend has, said
-    "threads": 2,
-    "draft_threads": 2,
-    "overlap": True,
-    "resident": True,
-    "gpu_weights_percent": 0.0,
-    "max_num_batched_tokens": 8,
-}
-WHO = {name: [each for each, backend in BACKENDS.items() if name in backend.load_options] for name in SAID}
-OTHERS: dict[str, Any] = {  # every other option, otherwise than by default
-    "drafter": "model",
-    "batch_size": 2,
-    "max_waiting": 3,
-    "prefix_caching": False,
-    "limits": Limits(max_draft_tokens=2),
-    "on_finish": print,
-    "stall_timeout": 5.0,
-    "max_model_len": 16,
-    "chat_template": "{{ messages }}",
-    "live_timings": False,
+NOTHING = st.booleans() | st.binary() | st.lists(st.none()) | st.sampled_from([math.nan, math.inf, object()])
+FLAWED = NOTHING | st.text() | st.floats()
+WRONG: dict[str, st.SearchStrategy[Any]] = {
+    "drafter": FLAWED.filter(lambda value: value not in ("model", "ngram")),
+    **{name: FLAWED | st.none() | st.integers(max_value=0) for name in ("batch_size", "max_waiting")},
+    **{
+        name: FLAWED | st.integers(max_value=0) | st.integers(min_value=MOST + 1)
+        for name in ("threads", "draft_threads")
+    },
+    "gpu_weights_percent": NOTHING | st.text() | st.floats(max_value=0, exclude_max=True) | st.integers(min_value=2),
+    "limits": FLAWED | st.none(),
+    **{name: st.integers() | st.text() for name in ("resident", "overlap")},
+    **{name: st.integers() | st.text() | st.none() for name in ("prefix_caching", "live_timings")},
+    "kv_cache_tokens": FLAWED,
+    "on_finish": FLAWED,
+    "stall_timeout": NOTHING | st.text() | st.floats(max_value=0) | st.integers(max_value=0),
+    **{name: FLAWED | st.integers(max_value=1) for name in ("max_model_len", "max_num_batched_tokens")},
+    "chat_template": st.integers() | st.binary(),
 }
 
 
-def one_line(error: pytest.ExceptionInfo[OptionError]) -> str:
-    """The message, which is."""
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_keywords_are_the_fields() -> None:
+def test_keywords_are_the_fields_and_each_is_explained_once() -> None:
     """`load` takes each of them by its name, of the same type, and none has to be given."""
     assert typing.get_type_hints(LoadKeywords) == typing.get_type_hints(LoadOptions)
-    assert list(LoadKeywords.__annotations__) == FIELDS
     assert (LoadKeywords.__optional_keys__, LoadKeywords.__required_keys__) == (set(FIELDS), set())
-
-
-def test_every_field_is_explained_once() -> None:
-    assert LoadOptions.__doc__
-    explained = re.findall(r"^ *(\w+): ", LoadOptions.__doc__, re.MULTILINE)
+    explained = re.findall(r"^ *(\w+): ", LoadOptions.__doc__ or "", re.MULTILINE)
     assert sorted(explained) == sorted(FIELDS)
 
 
-def test_what_is_for_some_backends_alone_is_said_so() -> None:
-    assert LoadOptions.__doc__
-    _, some = LoadOptions.__doc__.split("Some are for bundles of some backends alone:")
-    explained = re.findall(r"^ *(\w+): ", some, re.MULTILINE)
-    assert set(explained) == {*SAID, "kv_cache_tokens"}
-
-
-def test_backends_know_options_that_there_are() -> None:
-    assert {name for backend in BACKENDS.values() for name in backend.load_options} == set(SAID)
-    assert set(FIELDS) == {*SAID, *OTHERS, "kv_cache_tokens"}
-
-
-def test_nothing_has_to_be_said() -> None:
-    found = dataclasses.asdict(dataclasses.replace(LoadOptions(), limits=NO_LIMITS)) | {"limits": LoadOptions().limits}
-    assert found.pop("limits") is NO_LIMITS
-    assert found == {
-        **dict.fromkeys(["drafter", "threads", "draft_threads", "resident", "gpu_weights_percent", "kv_cache_tokens"]),
-        **{"batch_size": 1, "max_waiting": MAX_WAITING, "prefix_caching": True},
-        **dict.fromkeys(["max_model_len", "max_num_batched_tokens", "chat_template", "overlap", "on_finish"]),
-        "stall_timeout": 60.0,
-        "live_timings": True,
-    }
-
-
-def test_options_do_not_change() -> None:
-    options = LoadOptions()
-    for name in FIELDS:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(options, name, None)
-    with pytest.raises(TypeError):
-        LoadOptions("model")  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("drafter", "eagle", "unknown drafter 'eagle': use model or ngram"),
-        ("drafter", "", "unknown drafter '': use model or ngram"),
-        ("drafter", False, "unknown drafter False: use model or ngram"),
-        ("drafter", ["model"], "unknown drafter ['model']: use model or ngram"),
-        *[
-            ("batch_size", value, f"batch size {value!r}: give a whole number of at least 1")
-            for value in (0, -1, 1.0, True, "2", None)
-        ],
-        *[
-            (name, value, f"threads must be 1…{MOST}, not {value!r}")
-            for name in ("threads", "draft_threads")
-            for value in (0, -2, MOST + 1, 2.0, True, "2")
-        ],
-        *[
-            ("max_waiting", value, f"max_waiting must be a whole number of at least 1, not {value!r}")
-            for value in (0, -1, 1.5, True, "9", None)
-        ],
-        *[
-            ("gpu_weights_percent", value, f"gpu_weights_percent is of 0…1, not {value}")
-            for value in (-0.1, 1.01, 50, math.nan, math.inf)
-        ],
-        *[("limits", value, f"limits must be Limits, not {value!r}") for value in (None, 8, {"max_draft_tokens": 8})],
-        *[("resident", value, f"resident must be true, false or None, not {value!r}") for value in (1, "no")],
-        *[("prefix_caching", value, f"prefix_caching must be true or false, not {value!r}") for value in (None, "off")],
-        *[("overlap", value, f"overlap must be true, false or None, not {value!r}") for value in (1, "yes")],
-        *[
-            ("kv_cache_tokens", value, f"kv_cache_tokens must be a whole number or None, not {value!r}")
-            for value in (64.0, True, "64")
-        ],
-        *[("gpu_weights_percent", value, f"gpu_weights_percent is of 0…1, not {value!r}") for value in ("0.5", True)],
-        ("on_finish", 3, "on_finish must be a function of a result, not 3"),
-        *[
-            ("stall_timeout", value, f"stall_timeout must be seconds above 0, or None, not {value!r}")
-            for value in (0, -1.0, math.inf, math.nan, "5", True)
-        ],
-        *[
-            (name, value, f"{name} must be a whole number of at least 2, not {value!r}")
-            for name in ("max_model_len", "max_num_batched_tokens")
-            for value in (0, 1, -4, 8.0, True, "8")
-        ],
-        *[("chat_template", value, f"chat_template must be a text or None, not {value!r}") for value in (5, b"x")],
-    ],
-)
-def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, value: Any, message: str) -> None:
+@pytest.mark.parametrize("name", sorted(FIELDS))
+@given(data=st.data())
+def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -> None:
     """Also where options are made from others."""
-    with pytest.raises(OptionError) as caught:
-        LoadOptions(**{name: value})
-    assert one_line(caught) == message
-    with pytest.raises(OptionError):
-        dataclasses.replace(LoadOptions(), **{name: value})
+    value = data.draw(WRONG[name])
+    for make in (LoadOptions, lambda **given: dataclasses.replace(LoadOptions(), **given)):
+        with pytest.raises(OptionError) as caught:
+            make(**{name: value})
+        assert name.removeprefix("draft_").replace("_size", "") in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +75,9 @@ def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, value: Any, 
         ("drafter", [None, "model", "ngram"]),
         ("batch_size", [1, 10**6]),
         ("threads", [None, 1, MOST]),
-        ("draft_threads", [None, 1, MOST]),
         ("max_waiting", [1, 10**6]),
-        ("gpu_weights_percent", [None, 0, 0.0, 0.5, 1, 1.0]),
+        ("gpu_weights_percent", [None, 0, 0.5, 1.0]),
+        ("stall_timeout", [None, 0.1, 5]),
     ],
 )
 def test_the_ends_of_what_can_be_meant(name: str, values: list[Any]) -> None:
@@ -184,182 +95,85 @@ def bundle_for(manifest_of: Callable[..., Manifest]) -> Callable[..., Bundle]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", SAID)
-def test_an_option_that_a_backend_has_not_is_refused(
-    bundle_for: Callable[..., Bundle], backend: str, name: str
-) -> None:
-    """In one line, which says whose it is; `gpu_weights_percent` 0 is said, too."""
-    options, able = LoadOptions(**{name: SAID[name]}), WHO[name]
-    if backend in able:
-        options.check(bundle_for(backend))
-        return
-    with pytest.raises(OptionError) as caught:
-        options.check(bundle_for(backend))
-    have = f"({', '.join(able)} {'has' if len(able) == 1 else 'have'} it)"
-    assert one_line(caught) == f"some.bundle runs on {backend}, which has no {name}: drop it {have}"
+def test_an_option_that_a_backend_has_not_is_refused(bundle_for: Callable[..., Bundle], backend: str) -> None:
+    """In one line, which says whose it is; `gpu_weights_percent` 0 is said, too. What every backend has is taken."""
+    some = {"threads": 2, "draft_threads": 2, "overlap": True, "resident": True}
+    some |= {"gpu_weights_percent": 0.0, "max_num_batched_tokens": 8}
+    bundle = bundle_for(backend)
+    assert {name for each in BACKENDS.values() for name in each.load_options} == set(some)
+    for name, value in some.items():
+        LoadOptions(**{name: None}).check(bundle)
+        options, able = LoadOptions(**{name: value}), [a for a, b in BACKENDS.items() if name in b.load_options]
+        if backend in able:
+            options.check(bundle)
+            continue
+        with pytest.raises(OptionError) as caught:
+            options.check(bundle)
+        have = f"({', '.join(able)} {'has' if len(able) == 1 else 'have'} it)"
+        assert str(caught.value) == f"some.bundle runs on {backend}, which has no {name}: drop it {have}"
+    every: dict[str, Any] = {"resident": False, "overlap": False, "drafter": "model", "batch_size": 2}
+    every |= {"prefix_caching": False, "limits": Limits(max_draft_tokens=2), "on_finish": print, "max_model_len": 64}
+    LoadOptions(**every, max_waiting=3, stall_timeout=5.0, chat_template="{{ messages }}").check(bundle)
+
+
+PAGED = {
+    "backend": "tensorrt",
+    "engines": {"target/model.plan": EngineRecord("10.1", [], "plugin", "1", False, None, 0, {}, block_size=32)},
+}
 
 
 @pytest.mark.parametrize(
-    ("backend", "name", "have"),
+    ("given", "fields", "told"),
     [
-        ("tensorrt", "threads", "(onnxruntime has it)"),
-        ("onnxruntime", "resident", "(onnxruntime-cuda, tensorrt, tensorrt-rtx have it)"),
-        ("onnxruntime-cuda", "gpu_weights_percent", "(tensorrt, tensorrt-rtx have it)"),
+        ({"batch_size": 3}, {}, "batch size 3 is not in 1…2, what some.bundle was built for"),
+        ({"max_model_len": 65}, {}, "max_model_len 65 is more than 64, what some.bundle was built for"),
+        ({"drafter": "model"}, {"draft": False}, "some.bundle has no draft: use the ngram drafter"),
+        ({"overlap": True}, {"draft": False}, "no draft that drafts token by token, and so ahead: drop overlap"),
+        ({"draft_threads": 1}, {"draft": False}, "was built without a draft: drop draft_threads"),
+        ({"drafter": "ngram", "overlap": True}, {}, "the ngram drafter has no model: drop overlap"),
+        ({"drafter": "ngram", "draft_threads": 2}, {}, "the ngram drafter has no model: drop overlap"),
+        ({"kv_cache_tokens": 64}, {}, "the bundle's caches are not paged: drop kv_cache_tokens"),
+        *[({"kv_cache_tokens": n}, PAGED, "must be 32…144 for this bundle, not") for n in (0, 31, 145)],
+        ({"max_num_batched_tokens": 3, "batch_size": 2}, {}, "is 3: give at least 2 for each of 2 sequences"),
+        *[({"kv_cache_tokens": n}, PAGED, None) for n in (None, 32, 144)],
+        ({"max_num_batched_tokens": 4, "batch_size": 2}, {}, None),
+        ({"drafter": "ngram", "overlap": False}, {"draft": False}, None),
+        ({"overlap": True, "draft_threads": 1}, {}, None),
     ],
 )
-def test_who_has_an_option(bundle_for: Callable[..., Bundle], backend: str, name: str, have: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(have)):
-        LoadOptions(**{name: SAID[name]}).check(bundle_for(backend))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_said_is_refused_by_nobody(bundle_for: Callable[..., Bundle], backend: str) -> None:
-    LoadOptions().check(bundle_for(backend))
-    LoadOptions(**dict.fromkeys(SAID, None)).check(bundle_for(backend))
-    LoadOptions(resident=False, overlap=False).check(bundle_for(backend))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_every_backend_has_is_refused_by_none(bundle_for: Callable[..., Bundle], backend: str, name: str) -> None:
-    LoadOptions(**{name: OTHERS[name]}).check(bundle_for(backend))
-
-
-def test_more_sequences_than_a_bundle_was_built_for_are_refused(bundle_for: Callable[..., Bundle]) -> None:
-    LoadOptions(batch_size=2).check(bundle_for())
-    with pytest.raises(OptionError) as caught:
-        LoadOptions(batch_size=3).check(bundle_for())
-    assert one_line(caught) == (
-        "batch size 3 is not in 1…2, what some.bundle was built for: build it with --max-batch-size"
-    )
-
-
-@pytest.mark.parametrize("drafter", [None, "ngram", "model"])
-def test_a_model_that_is_not_there_does_not_draft(bundle_for: Callable[..., Bundle], drafter: Any) -> None:
-    options = LoadOptions(drafter=drafter)
-    options.check(bundle_for())
-    if drafter != "model":
-        options.check(bundle_for(draft=False))
+def test_what_a_bundle_cannot_do_is_refused(
+    bundle_for: Callable[..., Bundle], given: dict[str, Any], fields: dict[str, Any], told: str | None
+) -> None:
+    bundle = bundle_for(**fields)
+    if told is None:
+        LoadOptions(**given).check(bundle)
         return
-    with pytest.raises(OptionError) as caught:
-        options.check(bundle_for(draft=False))
-    assert one_line(caught) == ("some.bundle has no draft: use the ngram drafter, or build it with --draft")
+    with pytest.raises(OptionError, match=told) as caught:
+        LoadOptions(**given).check(bundle)
+    assert "\n" not in str(caught.value)
 
 
-def test_tokens_are_of_paged_caches_alone(bundle_for: Callable[..., Bundle]) -> None:
-    with pytest.raises(OptionError, match="the bundle's caches are not paged: drop kv_cache_tokens") as caught:
-        LoadOptions(kv_cache_tokens=64).check(bundle_for())
-    one_line(caught)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "fits"), [(None, True), (32, True), (144, True), (31, False), (145, False), (0, False)]
-)
-def test_tokens_of_paged_caches(bundle_for: Callable[..., Bundle], tokens: Any, fits: bool) -> None:
-    """At least a page of 32 rows, and no more than two texts of 72."""
-    plan = EngineRecord("10.1", [], "plugin", "1", False, None, 0, {}, block_size=32)
-    bundle, options = bundle_for("tensorrt", engines={"target/model.plan": plan}), LoadOptions(kv_cache_tokens=tokens)
-    if fits:
-        options.check(bundle)
-        return
-    with pytest.raises(OptionError) as caught:
-        options.check(bundle)
-    assert one_line(caught) == f"kv_cache_tokens must be 32…144 for this bundle, not {tokens}"
-
-
-def test_nothing_is_loaded_that_cannot_be(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_loaded_that_cannot_be(bundle_copy: Path) -> None:
     """The check comes before any file is read."""
-    monkeypatch.setattr(Bundle, "verified", lambda self: pytest.fail("it reads the files"))
+    (bundle_copy / "target" / "weights.bin").unlink()
     with pytest.raises(OptionError, match="which has no resident"):
-        Engine.load(bundle, LoadOptions(resident=True))
+        Engine.load(bundle_copy, LoadOptions(resident=True))
     with pytest.raises(OptionError, match="unknown drafter"):
-        Engine.load(bundle, drafter="eagle")  # type: ignore[arg-type]
+        Engine.load(bundle_copy, drafter="eagle")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="treads"):
-        Engine.load(bundle, treads=2)  # type: ignore[call-arg]
-
-
-class Composed(Exception):  # noqa: N818
-    """In place of loading a bundle's models."""
-
-    def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
-        self.options = options
-
-
-@pytest.fixture(params=["engine", "twin"])
-def asked(request: pytest.FixtureRequest, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LoadOptions]:
-    """`asked(*load's)`: the options with which an engine, or its twin for asyncio, would load the bundle."""
-
-    def compose(bundle: Bundle, options: LoadOptions) -> None:
-        raise Composed(bundle, options)
-
-    def load(*options: LoadOptions, **given: Any) -> object:
-        if request.param == "engine":
-            return Engine.load(bundle, *options, **given)
-        return asyncio.run(AsyncEngine.load(bundle, *options, **given))
-
-    def ask(*options: LoadOptions, **given: Any) -> LoadOptions:
-        with pytest.raises(Composed) as caught:
-            load(*options, **given)
-        return caught.value.options
-
-    monkeypatch.setattr(engine_module, "compose", compose)
-    return ask
-
-
-def test_options_are_given_at_once_or_one_by_one(asked: Callable[..., LoadOptions]) -> None:
-    assert asked() == LoadOptions()
-    every = OTHERS | SAID | {"kv_cache_tokens": 64}
-    assert asked(**every) == asked(LoadOptions(**every)) == LoadOptions(**every)
-    for name, value in every.items():
-        assert asked(**{name: value}) == LoadOptions(**{name: value}), name
-
-
-def test_a_keyword_goes_before_an_option(asked: Callable[..., LoadOptions]) -> None:
-    options = LoadOptions(batch_size=4, threads=2, drafter="ngram")
-    assert asked(options, batch_size=2) == LoadOptions(batch_size=2, threads=2, drafter="ngram")
-    assert asked(options, threads=None, drafter=None) == LoadOptions(batch_size=4)
-    assert options == LoadOptions(batch_size=4, threads=2, drafter="ngram"), "they are not changed"
+        Engine.load(bundle_copy, treads=2)  # type: ignore[call-arg]
 
 
 def test_what_an_engine_is_loaded_with(bundle: Path) -> None:
+    """A keyword goes before an option."""
     told = list[Result]()
     options = LoadOptions(batch_size=4, threads=1, max_waiting=3, prefix_caching=False, on_finish=told.append)
     with Engine.load(bundle, options, batch_size=2) as engine:
-        assert (engine.batch_size, engine.scheduler.max_waiting) == (2, 3)
+        assert (engine.batch_size, engine.scheduler.max_waiting, options.batch_size) == (2, 3, 4)
         results = engine.generate(["def main(", "import "], SHORT)
         assert engine.usage.reusable_tokens == 0
         assert engine.drain(60)
     assert sorted(result.text for result in told) == sorted(result.text for result in results)
-
-
-def test_what_a_twin_is_loaded_with(bundle: Path) -> None:
-    told = list[Result]()
-
-    async def main() -> list[Result]:
-        loaded = await AsyncEngine.load(bundle, LoadOptions(threads=1, batch_size=2), on_finish=told.append)
-        async with loaded as twin:
-            assert (twin.engine.batch_size, twin.engine.scheduler.max_waiting) == (2, MAX_WAITING)
-            results = await twin.generate("def main(", SHORT)
-            assert await twin.drain(60)
-            return results
-
-    (result,) = asyncio.run(asyncio.wait_for(main(), 120))
-    assert [each.token_ids for each in told] == [result.token_ids]
-
-
-def test_what_no_draft_can_do_is_refused(bundle_for: Callable[..., Bundle]) -> None:
-    for given in ({"overlap": True}, {"draft_threads": 2}):
-        with pytest.raises(OptionError, match="the ngram drafter has no model: drop overlap and draft_threads"):
-            LoadOptions(drafter="ngram", **given)
-    LoadOptions(drafter="ngram", overlap=False)
-    opened = bundle_for("onnxruntime")
-    models = {"target": opened.manifest.models["target"]}
-    alone = Bundle(opened.folder, dataclasses.replace(opened.manifest, models=models))
-    with pytest.raises(OptionError, match="no draft that drafts token by token, and so ahead: drop overlap"):
-        LoadOptions(overlap=True).check(alone)
-    with pytest.raises(OptionError, match="was built without a draft: drop draft_threads"):
-        LoadOptions(draft_threads=1).check(alone)
-    LoadOptions(overlap=True, draft_threads=1).check(opened)
 
 
 @pytest.fixture
@@ -404,22 +218,19 @@ def test_no_step_has_more_tokens_than_may_be_and_no_text_is_another(
     assert max(free) > 100
 
 
-def test_a_tree_that_no_step_has_room_for_is_refused(spied: Callable[..., tuple[Engine, list[int]]]) -> None:
-    engine, steps = spied(max_num_batched_tokens=16)
-    assert engine.generate("x", SamplingParams(8, speculation="chain:3"))[0].finish_reason == "length"
-    with pytest.raises(OptionError, match="tree chain:4 drafts 4 nodes, max_draft_tokens allows 3: ask for fewer"):
-        engine.generate("x", SamplingParams(8, speculation="chain:4"))
-    assert max(steps) <= 16
+def test_a_tree_that_no_step_has_room_for_is_refused(bundle: Path) -> None:
+    with Engine.load(bundle, batch_size=4, max_num_batched_tokens=16) as engine:
+        assert engine.generate("x", SamplingParams(8, speculation="chain:3"))[0].finish_reason == "length"
+        with pytest.raises(OptionError, match="tree chain:4 drafts 4 nodes, max_draft_tokens allows 3: ask for fewer"):
+            engine.generate("x", SamplingParams(8, speculation="chain:4"))
 
 
 def test_a_text_ends_where_max_model_len_is(bundle: Path) -> None:
     """Prompt and output together; a prompt that leaves no room for a token is refused."""
     with Engine.load(bundle) as engine:
-        assert engine.max_model_len == engine.manifest.max_seq_len == 1024
         (free,) = engine.generate("def main(", SamplingParams(60, ignore_eos=True))
         prompt = engine.encode("def main(")
     with Engine.load(bundle, max_model_len=32) as engine:
-        assert engine.max_model_len == 32
         for speculation in ("off", "auto", "chain:4"):
             params = SamplingParams(60, ignore_eos=True, speculation=speculation)
             (result,) = engine.generate("def main(", params)
@@ -427,28 +238,8 @@ def test_a_text_ends_where_max_model_len_is(bundle: Path) -> None:
             assert result.token_ids == free.token_ids[: 32 - len(prompt)]
         assert len(engine.generate([5] * 31, SamplingParams(9))[0].token_ids) == 1
         for call in (engine.generate, engine.encode, engine.submit):
-            with pytest.raises(PromptError, match="32 tokens, this model takes 32 with at least") as caught:
+            with pytest.raises(PromptError, match="32 tokens, this model takes 32 with at least"):
                 call([5] * 32)  # type: ignore[operator]
-            assert "\n" not in str(caught.value)
-
-
-def test_more_than_a_bundle_was_built_for_is_refused(bundle_for: Callable[..., Bundle]) -> None:
-    LoadOptions(max_model_len=64).check(bundle_for())
-    with pytest.raises(OptionError) as caught:
-        LoadOptions(max_model_len=65).check(bundle_for())
-    assert one_line(caught) == (
-        "max_model_len 65 is more than 64, what some.bundle was built for: build it with --max-seq-len"
-    )
-
-
-@pytest.mark.parametrize(("most", "batch_size", "fits"), [(2, 1, True), (8, 4, True), (7, 4, False), (3, 2, False)])
-def test_a_step_has_room_for_two_tokens_of_each(most: int, batch_size: int, fits: bool) -> None:
-    if fits:
-        LoadOptions(max_num_batched_tokens=most, batch_size=batch_size)
-        return
-    with pytest.raises(OptionError) as caught:
-        LoadOptions(max_num_batched_tokens=most, batch_size=batch_size)
-    assert one_line(caught) == (f"max_num_batched_tokens is {most}: give at least 2 for each of {batch_size} sequences")
 
 
 @pytest.mark.parametrize("own", [None, b"OWN {{ messages[0]['content'] }}", b"{% if %}"], ids=["none", "own", "broken"])
@@ -468,22 +259,9 @@ def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy: Path, own: byte
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% nonsense %}\n\n", "{{ x | no_such }}", "\ud800"])
 def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle: Path, template: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=r"^(?!.*the bundle's).*template") as caught:
         Engine.load(bundle, chat_template=template)
-    assert "template" in one_line(caught)
-    assert "the bundle's" not in one_line(caught)
-
-
-def test_samples_without_temperature_are_one_text(bundle: Path) -> None:
-    """As many as are asked for, whatever is drafted; with it each has its own seed."""
-    with Engine.load(bundle, batch_size=2) as engine:
-        (alone,) = engine.generate("def main(", SamplingParams(12))
-        for speculation in ("off", "auto"):
-            found = engine.generate(["def main(", "x"], SamplingParams(12, n=3, seed=5, speculation=speculation))
-            assert [result.token_ids for result in found[:3]] == [alone.token_ids] * 3
-            assert len(found) == 6
-        sampled = engine.generate("def main(", SamplingParams(12, n=3, seed=5, temperature=1.0))
-        assert len({tuple(result.token_ids) for result in sampled}) == 3
+    assert "\n" not in str(caught.value)
 
 
 def test_texts_become_tokens_and_texts_again(bundle: Path) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from engine_checks import LONG, SHORT, at_rest, expected
 
-from specbuild.runtime import Handle, Result, SamplingParams
-from specbuild.runtime.engine.scheduler import Scheduler
+from specbuild.runtime import Result, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, ExecutionError, PromptError, QueueFullError
-from specbuild.runtime.requests.sequence import Sequence
 
 
 def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
@@ -24,6 +22,14 @@ def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[An
     thread = threading.Thread(target=lambda: out.append(function(*arguments)))
     thread.start()
     return thread, out
+
+
+def drain_begun(engine: Any, *timeout: float) -> tuple[threading.Thread, list[Any]]:
+    """A drain in a thread of its own, from when nothing new is taken."""
+    started = in_thread(engine.drain, *timeout)
+    while not (engine.scheduler.draining or engine.scheduler.closed):
+        pass
+    return started
 
 
 def test_stress(hash_engine: Any) -> None:
@@ -102,16 +108,6 @@ def test_stress(hash_engine: Any) -> None:
     assert engine.generate("abc", SHORT)[0].token_ids == expected(hash_engine, "abc", SHORT)
 
 
-def test_several_threads_may_generate_at_once(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=2, max_waiting=2)
-    prompts = [[[i, j] for j in range(9)] for i in range(4)]
-    started = [in_thread(engine.generate, each, SHORT) for each in prompts]
-    for each, (thread, out) in zip(prompts, started, strict=True):
-        thread.join()
-        assert [r.token_ids for r in out[0]] == [expected(hash_engine, [p], SHORT) for p in each]
-    at_rest(engine)
-
-
 def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=1, max_waiting=2, gated=True)
     handles = [engine.submit([i], SHORT, wait=False) for i in range(3)]  # one in the slot, two in the queue
@@ -129,21 +125,14 @@ def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
     assert late.result().token_ids == expected(hash_engine, "a", SHORT)
 
 
-def test_a_full_queue_makes_submit_wait(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_makes_submit_wait(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     engine.submit("a", LONG)
     waiting = engine.submit("b", SHORT)
-    inner, standing = engine.scheduler.submit, threading.Event()
-
-    def submit(*arguments: Any, **options: Any) -> Handle:
-        handle: Handle = inner(*arguments, **options)
-        standing.set()
-        return handle
-
-    monkeypatch.setattr(engine.scheduler, "submit", submit)
     thread, out = in_thread(engine.submit, "c", SHORT)
-    assert standing.wait(60)
-    assert (out, len(engine.scheduler.overflow)) == ([], 1)
+    while not engine.scheduler.overflow:
+        pass
+    assert out == []
     waiting.cancel()
     thread.join(60)
     engine.gate.open()
@@ -189,18 +178,6 @@ def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> No
     at_rest(engine)
 
 
-def test_a_cancelled_one_gives_its_place_to_the_first_in_line(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
-    engine.submit([0], SHORT)
-    waiting = engine.submit([1], SamplingParams(6, priority=-5))
-    sequences = [engine.requests([2 + at], SamplingParams(6, priority=-at), "raise")[0][0] for at in range(2)]
-    first, second = map(engine.scheduler.submit, sequences)
-    waiting.cancel()
-    assert (first.queued, second.queued) == (False, True)
-    engine.gate.open()
-    assert {first.result().finish_reason, second.result().finish_reason} == {"length"}
-
-
 def test_salts_keep_cached_prompts_apart(hash_engine: Any) -> None:
     engine, prompt = hash_engine(batch_size=2), [1, 2, 3, 4, 5, 6, 7, 8]
     cached = []
@@ -235,18 +212,6 @@ def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> No
     at_rest(engine)
 
 
-def test_what_waits_and_is_cancelled_never_starts(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
-    first, second = engine.submit("ab", SHORT), engine.submit("cd", LONG)
-    second.cancel()
-    assert (second.done, second.result(0).finish_reason, second.result(0).token_ids) == (True, "cancelled", [])
-    with pytest.raises(TimeoutError, match="no result"):
-        first.result(timeout=0)
-    engine.gate.open()
-    assert first.result().finish_reason == "length"
-    assert engine.stats.emitted == 6
-
-
 def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: Any) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True, clock=clock)
     running = engine.submit("ab", SamplingParams(max_new_tokens=100, deadline=10))
@@ -258,21 +223,18 @@ def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: An
     assert [h.done for h in (running, waiting, standing)] == [False] * 3
     clock.now = 2.0
     engine.gate.step()
-    assert [h.result(0).finish_reason for h in (waiting, standing)] == ["deadline", "deadline"]
     assert not running.done
+    for handle in (waiting, standing):
+        never = handle.result(0).metrics
+        assert (handle.result(0).finish_reason, never.started, never.first_token) == ("deadline", None, None)
+        assert (never.queue_time, never.ttft, never.e2el) == (2.0, 0.0, 2.0)
     last = engine.submit("gh", SamplingParams(max_new_tokens=6, deadline=100))
     clock.now = 10.0
     engine.gate.open()
     result = running.result()
     assert result.finish_reason == "deadline"
     assert result.token_ids == expected(hash_engine, "ab")[: len(result.token_ids)] != []
-    times = result.metrics
-    assert (times.submitted, times.started, times.first_token, times.finished) == (0.0, 0.0, 0.0, 10.0)
-    assert (times.queue_time, times.ttft, times.e2el) == (0.0, 0.0, 10.0)
-    for handle in (waiting, standing):
-        never = handle.result().metrics
-        assert (never.submitted, never.started, never.first_token, never.finished) == (0.0, None, None, 2.0)
-        assert (never.queue_time, never.ttft, never.e2el) == (2.0, 0.0, 2.0)
+    assert (result.metrics.queue_time, result.metrics.ttft, result.metrics.e2el) == (0.0, 0.0, 10.0)
     assert last.result().token_ids == expected(hash_engine, "gh", SHORT)
     at_rest(engine)
 
@@ -307,14 +269,6 @@ def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: 
     at_rest(engine)
 
 
-def test_what_runs_and_fails_is_never_raised(hash_engine: Any) -> None:
-    engine = hash_engine()
-    results = engine.generate(["ab", [engine.model.RAISES], "cd"], SHORT)
-    assert [r.finish_reason for r in results] == ["length", "error", "length"]
-    streamed = {c.index: c.result for c in engine.stream(["ab", [engine.model.NAN], "cd"], SHORT) if c.result}
-    assert [streamed[i].finish_reason for i in range(3)] == ["length", "error", "length"]
-
-
 def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
@@ -329,6 +283,8 @@ def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch
     assert "a bug" in str(handles[1].result().error)
     with pytest.raises(EngineClosedError):
         engine.generate("ab")
+    assert engine.drain(60) is False
+    assert (engine.health().state, engine.health().error) == ("failed", "RuntimeError('a bug')")
 
 
 def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None:
@@ -392,71 +348,6 @@ def test_closing_cancels_everything_and_ends_the_worker(hash_engine: Any) -> Non
         engine.logits([1])
 
 
-def test_closing_during_a_generation_still_gives_every_result(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
-    thread, out = in_thread(engine.generate, [[i] for i in range(9)], LONG)
-    engine.gate.halted()
-    beside = engine.submit("ab", LONG)
-    closing, _ = in_thread(engine.close)
-    assert beside.result(60).finish_reason == "cancelled"  # closing has begun
-    engine.gate.open()
-    thread.join(60)
-    closing.join(60)
-    assert [r.finish_reason for r in out[0]] == ["cancelled"] * 9
-
-
-class FakeLoop:
-    """A loop without models: each round every sequence gets the token 1."""
-
-    page_tokens = None
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def round(self, sequences: list[Sequence]) -> None:
-        assert not self.closed
-        for sequence in sequences:
-            sequence.emit(1, frozenset())
-
-    def pick(self, sequence: Sequence, free: list[int]) -> int:
-        return free[0]
-
-    def release(self, slot: int) -> None:
-        pass
-
-    def cached_tokens(self) -> tuple[int, ...]:
-        return (0,) * 8
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def test_a_drain_finishes_200_requests_in_flight(request_of: Any) -> None:
-    """From 20 threads, most of them in line for a queue of 4; and the models are freed once."""
-    loop: Any = FakeLoop()
-    scheduler = Scheduler(loop, 8, 4)
-    params = SamplingParams(max_new_tokens=5, speculation="off")
-    handles, submitted = list[Handle](), threading.Barrier(21)
-
-    def submit() -> None:
-        own = [scheduler.submit(request_of([2, 3], params, slot=-1)) for _ in range(10)]
-        handles.extend(own)
-        submitted.wait(60)
-
-    with scheduler.exclusive():  # nothing runs before all are there
-        threads = [threading.Thread(target=submit) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        submitted.wait(60)
-        assert (scheduler.usage(0).waiting, len(scheduler.overflow)) == (200, 196)
-        draining, out = in_thread(scheduler.drain)
-    draining.join(60)
-    for thread in threads:
-        thread.join(60)
-    assert (out, loop.closed, scheduler.closed) == ([True], 1, True)
-    assert [handle.result(0).finish_reason for handle in handles] == ["length"] * 200
-
-
 def test_a_drain_finishes_200_requests_of_an_engine(hash_engine: Any) -> None:
     """Single ones, whole batches whose windows have submitted little so far, and streams."""
     engine = hash_engine(batch_size=4, max_waiting=8, gated=True)
@@ -468,9 +359,7 @@ def test_a_drain_finishes_200_requests_of_an_engine(hash_engine: Any) -> None:
     while engine.usage.to_come + engine.usage.waiting + engine.usage.running < 200:
         pass
     assert engine.usage.to_come > 100
-    draining, out = in_thread(engine.drain)
-    while engine.health().state != "draining":
-        pass
+    draining, out = drain_begun(engine)
     with pytest.raises(EngineClosedError, match="draining and takes nothing new"):
         engine.submit("ab", SHORT)
     engine.gate.open()
@@ -491,9 +380,7 @@ def test_what_drains_takes_nothing_new(hash_engine: Any) -> None:
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
     ((late,), _) = engine.requests("cd", SHORT, "raise")
-    draining, out = in_thread(engine.drain)
-    while not engine.scheduler.draining:
-        pass
+    draining, out = drain_begun(engine)
     for call in (
         lambda: engine.submit("ab"),
         lambda: engine.generate("ab"),
@@ -511,7 +398,7 @@ def test_what_drains_takes_nothing_new(hash_engine: Any) -> None:
         engine.submit("ab")
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, 0.01])
+@pytest.mark.parametrize("timeout", [-1.0, 0.01])
 def test_a_drain_that_takes_too_long_cancels_what_is_left(hash_engine: Any, timeout: float) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
@@ -536,25 +423,11 @@ def test_draining_what_does_nothing_closes_it(hash_engine: Any) -> None:
     assert closed.drain() is True, "nothing was left when it was closed"
 
 
-def test_several_drain_at_once(hash_engine: Any) -> None:
-    engine = hash_engine(gated=True)
-    handle = engine.submit("ab", LONG)
-    engine.gate.halted()
-    drains = [in_thread(engine.drain) for _ in range(4)]
-    engine.gate.open()
-    for thread, _ in drains:
-        thread.join(60)
-    assert [out for _, out in drains] == [[True]] * 4
-    assert handle.result(0).finish_reason == "length"
-
-
 def test_closing_ends_a_drain(hash_engine: Any) -> None:
     engine = hash_engine(gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
     engine.gate.halted()
-    draining, out = in_thread(engine.drain)
-    while not engine.scheduler.draining:
-        pass
+    draining, out = drain_begun(engine)
     closing, _ = in_thread(engine.close)
     assert handles[1].result(60).finish_reason == "cancelled"
     late, found = in_thread(engine.drain)  # while it is being closed
@@ -573,9 +446,7 @@ def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine
     while not engine.scheduler._exclusive:
         pass
     waiting = engine.submit("cd", SHORT)
-    draining, out = in_thread(engine.drain)
-    while not engine.scheduler.draining:
-        pass
+    draining, out = drain_begun(engine)
     engine.gate.open()
     for thread in (measuring, draining):
         thread.join(60)
@@ -587,9 +458,7 @@ def test_cancelling_the_last_that_waits_ends_a_drain(hash_engine: Any) -> None:
     engine = hash_engine(gated=True)
     with engine.scheduler.exclusive():
         waiting = engine.submit("cd", SHORT)
-        draining, out = in_thread(engine.drain)
-        while not engine.scheduler.draining:
-            pass
+        draining, out = drain_begun(engine)
         waiting.cancel()
         assert out == [], "the models are somebody's still"
     draining.join(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from engine_checks import LONG, SHORT, at_rest, expected
 
 from specbuild.runtime import Chunk, Handle, SamplingParams
 from specbuild.runtime.engine.window import Window
-from specbuild.runtime.errors import EngineClosedError, QueueFullError
+from specbuild.runtime.errors import QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 
 
@@ -54,9 +53,10 @@ def drained(
     return chunks
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 40])
-@pytest.mark.parametrize(("batch_size", "max_waiting"), [(1, 1), (2, 1), (2, 5), (3, 40)])
-@pytest.mark.parametrize("each_round", [False, True])
+@pytest.mark.parametrize(
+    ("size", "batch_size", "max_waiting", "each_round"),
+    [(1, 1, 1, False), (2, 2, 1, True), (5, 2, 5, False), (40, 2, 1, False), (40, 3, 40, True)],
+)
 def test_no_more_than_its_size_is_ever_submitted(
     hash_engine: Any, monkeypatch: pytest.MonkeyPatch, size: int, batch_size: int, max_waiting: int, each_round: bool
 ) -> None:
@@ -81,15 +81,6 @@ def test_no_more_than_its_size_is_ever_submitted(
     at_rest(engine)
 
 
-def test_nothing_to_do_is_done_at_once(hash_engine: Any) -> None:
-    window = Window(hash_engine().scheduler, [], 2, lambda: None, False)
-    assert not window.pending
-    window.fill()
-    window.fill(wait=False)
-    assert list(window.chunks()) == []
-    window.cancel()
-
-
 def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = hash_engine(batch_size=2, max_waiting=3, gated=True)
     submissions = Submissions(engine, monkeypatch)
@@ -110,23 +101,8 @@ def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any, mo
     at_rest(engine)
 
 
-def test_its_size_is_what_it_fills_where_there_is_room(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine(batch_size=2, max_waiting=9, gated=True)
-    submissions, changed = Submissions(engine, monkeypatch), threading.Event()
-    window = Window(engine.scheduler, sequences_of(engine, 20), 3, changed.set, False)
-    window.fill()
-    window.fill()
-    assert (len(engine.scheduler.active), len(engine.scheduler.waiting), len(submissions.handles)) == (2, 1, 3)
-    submissions.handles[2].cancel()
-    assert changed.is_set()
-    assert [chunk.index for chunk in window.chunks()] == [2]
-    assert len(submissions.handles) == 4, "what ended makes room for the next"
-    window.cancel()
-    engine.gate.open()
-    at_rest(engine)
-
-
 def test_a_full_queue_is_said_and_nothing_is_lost(hash_engine: Any) -> None:
+    """Who does not want to wait is refused for the first of its sequences, or not at all."""
     engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
     others = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
     window = Window(engine.scheduler, sequences_of(engine, 4), 4, changed.set, False)
@@ -135,22 +111,12 @@ def test_a_full_queue_is_said_and_nothing_is_lost(hash_engine: Any) -> None:
             window.fill(wait=False)
         assert window.pending
         assert len(engine.scheduler.overflow) == 0
+    others[1].cancel()
+    window.fill(wait=False)
+    assert (len(engine.scheduler.waiting), len(engine.scheduler.overflow)) == (1, 1)
     engine.gate.open()
-    for other in others:
-        other.result(60)
     ends = [chunk.result.token_ids for chunk in drained(window, changed) if chunk.result]
     assert ends == [expected(hash_engine, [[i, 0]], SHORT) for i in range(4)]
-
-
-def test_what_was_let_in_is_served_to_its_end(hash_engine: Any) -> None:
-    """Who does not want to wait is refused for the first of its sequences, or not at all."""
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
-    window = Window(engine.scheduler, sequences_of(engine, 6), 6, changed.set, False)
-    window.fill(wait=False)
-    scheduler = engine.scheduler
-    assert (len(scheduler.active), len(scheduler.waiting), len(scheduler.overflow)) == (1, 1, 1)
-    engine.gate.open()
-    assert sorted(chunk.index for chunk in drained(window, changed) if chunk.result) == list(range(6))
 
 
 @pytest.mark.parametrize("each_round", [False, True])
@@ -163,18 +129,6 @@ def test_it_is_woken_each_round_or_when_one_ends(hash_engine: Any, each_round: b
         list(window.chunks())
     at_rest(engine)
     assert len(woken) == (10 if each_round else 2), "queued and ended; and the eight rounds before the last"
-
-
-def test_a_slow_owner_gets_one_chunk_of_each(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=3)
-    sequences = sequences_of(engine, 3)
-    window = Window(engine.scheduler, sequences, 3, lambda: None, True)
-    window.fill()
-    at_rest(engine)  # everything has ended
-    chunks = list(window.chunks())
-    assert [(chunk.index, chunk.token_ids) for chunk in chunks] == [(s.index, s.output) for s in sequences]
-    assert all(chunk.result for chunk in chunks)
-    assert not window.pending
 
 
 def test_cancelling_ends_what_runs_and_forgets_the_rest(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,16 +153,6 @@ def test_cancelling_ends_what_runs_and_forgets_the_rest(hash_engine: Any, monkey
     at_rest(engine)
 
 
-def test_cancelling_after_the_end_changes_nothing(hash_engine: Any) -> None:
-    engine, changed = hash_engine(), threading.Event()
-    sequences = sequences_of(engine, 3)
-    window = Window(engine.scheduler, sequences, 2, changed.set, False)
-    drained(window, changed)
-    window.cancel()
-    assert [sequence.finish_reason for sequence in sequences] == ["length"] * 3
-    assert not window.pending
-
-
 def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     """Whoever comes while a window is full goes before what the window has not submitted yet."""
     engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
@@ -225,40 +169,6 @@ def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     assert started[2] < (beside.metrics.started or 0.0) < started[3]
 
 
-def test_two_windows_take_turns(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
-    owned = [sequences_of(engine, 8) for _ in range(2)]
-    events = [threading.Event() for _ in owned]
-    windows = [Window(engine.scheduler, owned[i], 8, events[i].set, False) for i in range(2)]
-    for window in windows:
-        window.fill()
-    threads = [threading.Thread(target=drained, args=pair) for pair in zip(windows, events, strict=True)]
-    for thread in threads:
-        thread.start()
-    engine.gate.open()
-    for thread in threads:
-        thread.join(60)
-    assert all(sequence.finish_reason == "length" for sequences in owned for sequence in sequences)
-    assert (owned[1][0].metrics.started or 0.0) < (owned[0][-1].metrics.started or 0.0), (
-        "the first does not go through as a whole"
-    )
-    at_rest(engine)
-
-
-def test_a_deadline_in_line_makes_room_too(hash_engine: Any, clock: Any) -> None:
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True, clock=clock), threading.Event()
-    soon = SamplingParams(max_new_tokens=6, deadline=1)
-    sequences, _ = engine.requests([[i, 0] for i in range(5)], [SHORT, SHORT, soon, soon, SHORT], "raise")
-    window = Window(engine.scheduler, sequences, 5, changed.set, False)
-    window.fill()
-    engine.gate.halted()
-    clock.now = 1.0
-    engine.gate.open()
-    ends = {chunk.index: chunk.result.finish_reason for chunk in drained(window, changed) if chunk.result}
-    assert ends == {0: "length", 1: "length", 2: "deadline", 3: "deadline", 4: "length"}
-    at_rest(engine)
-
-
 def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) -> None:
     engine, changed = hash_engine(), threading.Event()
     window = Window(engine.scheduler, sequences_of(engine, 7), 2, changed.set, False)
@@ -266,34 +176,6 @@ def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) ->
     chunks = drained(window, changed)
     assert [chunk.index for chunk in chunks] == list(range(7))
     assert {chunk.result.finish_reason for chunk in chunks if chunk.result} == {"cancelled"}
-
-
-def test_a_failure_is_a_chunk_and_the_others_go_on(hash_engine: Any) -> None:
-    engine, changed = hash_engine(), threading.Event()
-    sequences, _ = engine.requests(["ab", [engine.model.RAISES], [engine.model.NAN], "cd"], SHORT, "raise")
-    window = Window(engine.scheduler, sequences, 2, changed.set, False)
-    ends = {chunk.index: chunk.result for chunk in drained(window, changed) if chunk.result}
-    assert [ends[index].finish_reason for index in range(4)] == ["length", "error", "error", "length"]
-    assert "the model raises" in str(ends[1].error)
-    at_rest(engine)
-
-
-def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine(batch_size=2, max_waiting=1)
-    inner, seen = engine.scheduler.submit, list[tuple[int, int]]()
-
-    def submit(*arguments: Any, **options: Any) -> Handle:
-        handle: Handle = inner(*arguments, **options)
-        seen.append((len(engine.scheduler.waiting), len(engine.scheduler.overflow)))
-        return handle
-
-    monkeypatch.setattr(engine.scheduler, "submit", submit)
-    prompts = [[i % 9, i // 9] for i in range(60)]
-    results = engine.generate(prompts, SHORT)
-    assert [r.token_ids for r in results] == [expected(hash_engine, [p], SHORT) for p in prompts]
-    assert len(seen) == 60
-    assert max(waiting for waiting, _ in seen) == 1
-    assert max(line for _, line in seen) <= 1
 
 
 def test_closing_a_stream_cancels_the_rest(hash_engine: Any) -> None:
@@ -344,30 +226,6 @@ def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any)
     assert [each.queue_time for each in times] == [0.0] + [4.0] * 5
     assert [each.ttft for each in times] == [4.0] * 6
     assert engine.usage.to_come == 0
-
-
-def test_a_drain_lets_a_window_finish_and_begins_no_other(hash_engine: Any) -> None:
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
-    sequences = sequences_of(engine, 9)
-    window = Window(engine.scheduler, sequences, 2, changed.set, False)
-    ended = list[bool]()
-    draining = threading.Thread(target=lambda: ended.append(engine.drain(60)))
-    draining.start()  # before it has submitted anything
-    while not engine.scheduler.draining:
-        pass
-    with pytest.raises(EngineClosedError, match="draining"):
-        Window(engine.scheduler, another(sequences), 2, changed.set, False)
-    window.fill()
-    engine.gate.open()
-    drained(window, changed)
-    draining.join(60)
-    assert ended == [True]
-    assert [sequence.finish_reason for sequence in sequences] == ["length"] * 9
-
-
-def another(sequences: list[Sequence]) -> list[Sequence]:
-    """Of another caller, who was validated before the drain began."""
-    return [dataclasses.replace(sequences[0])]
 
 
 def test_a_drain_does_not_wait_for_a_window_that_is_given_up(hash_engine: Any) -> None:

@@ -213,28 +213,15 @@ def test_messages_are_the_callers_own(theirs: Any) -> None:
     assert messages == before
 
 
-def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specbuild.runtime.requests import chat
-
-    made, inner = list[int](), chat._compile
-    monkeypatch.setattr(chat, "_compile", lambda source: made.append(1) or inner(source))
-    template = ChatTemplate(CHATML, SPECIAL)
-    assert len({template.render(Chat([USER])) for _ in range(3)}) == len(made) == 1
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("{% if %}", ["does not parse", "line 1", "as text"]),
         ("a\n{{ 'x' ", ["does not parse", "line 2"]),
-        ("{% nonesuch %}", ["does not parse", "nonesuch"]),
         ("{{ raise_exception('no system\nmessage') }}", ["refuses", "no system message"]),
-        ("{{ messages.__class__.__mro__ }}", ["refuses", "unsafe"]),
-        ("{{ messages.append(1) }}", ["refuses", "unsafe"]),
         ("{% set ns = namespace(__class__=1) %}", ["refuses", "__class__"]),
         ("{% set ns = namespace() %}{% set ns._x = 1 %}", ["refuses", "_x"]),
         ("{{ missing.field }}", ["refuses", "missing"]),
-        ("{{ 1 / 0 }}", ["refuses", "division"]),
     ],
 )
 def test_a_template_that_does_not_parse_or_refuses(source: str, words: list[str]) -> None:
@@ -247,24 +234,13 @@ def test_a_template_that_does_not_parse_or_refuses(source: str, words: list[str]
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": ["hi"]}, "messages"),
-        ({"messages": [{"content": "hi"}]}, "messages"),
-        ({"messages": [USER], "tools": TOOL}, "tools"),
-        ({"messages": [USER], "tools": ["f"]}, "tools"),
+        *[({"messages": wrong}, "messages") for wrong in ([], "hi", ["hi"], [{"content": "hi"}])],
+        *[({"messages": [USER], "tools": wrong}, "tools") for wrong in (TOOL, ["f"])],
+        *[({"messages": [USER], "variables": wrong}, "variables") for wrong in ([1], {1: 2}, {"tools": []})],
         ({"messages": [USER], "add_generation_prompt": 1}, "add_generation_prompt"),
-        ({"messages": [USER], "variables": [1]}, "variables"),
-        ({"messages": [USER], "variables": {1: 2}}, "variables"),
-        ({"messages": [USER], "variables": {"tools": []}}, "variables"),
-        ({"messages": [USER], "variables": {"documents": []}}, "variables"),
+        ({"messages": [USER | {"content": object()}]}, "JSON"),
     ],
 )
 def test_what_is_no_chat_is_refused(fields: dict[str, Any], word: str) -> None:
     with pytest.raises(PromptError, match=word):
         Chat(**fields)
-
-
-def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(PromptError, match="JSON"):
-        ChatTemplate("", {}).render(Chat([{"role": "user", "content": object()}]))

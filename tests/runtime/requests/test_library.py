@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbuild.runtime.errors import BundleError, PromptError
+from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.library import call
 
 
@@ -14,11 +14,6 @@ class Panic(BaseException):
 
 def raiser(error: BaseException) -> None:
     raise error
-
-
-def test_what_is_returned_is_passed_on() -> None:
-    assert call(PromptError, "x", divmod, 7, 2) == (3, 1)
-    assert call(PromptError, "x", "{a}".format, a=1) == "1"
 
 
 @pytest.mark.parametrize("error", [ValueError("bad\nline"), Panic("bad"), Panic()])

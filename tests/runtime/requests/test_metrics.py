@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -18,7 +17,13 @@ def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:
 
 
 def test_counts_of_rounds() -> None:
-    stats = recorded((4, 2), (4, 0), (4, 4), (3, 2))
+    """Those of two requests together are what one would have counted."""
+    first, second = ((4, 2, 3), (4, 0, 1)), ((4, 4, 3), (3, 2))
+    stats, other, fresh = recorded(*first), recorded(*second), RequestMetrics(1, 0, "off").speculative_decoding
+    for kind in ("plain", "plain", "model"):
+        stats.decide(kind)
+    other.decide("model")
+    stats.merge(other)
     assert stats.to_dict() == {
         "mean_acceptance_length": 3.0,
         "draft_acceptance_rate": 8 / 15,
@@ -28,32 +33,11 @@ def test_counts_of_rounds() -> None:
         "num_accepted_draft_tokens": 8,
         "num_unsettled_steps": 0,
         "num_recomputed_tokens": 0,
-        "decisions": {},
+        "decisions": {"plain": 2, "model": 2},
     }
-
-
-def test_nothing_drafted() -> None:
-    stats = SpeculationStats()
-    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate, stats.acceptance_histogram) == (1, 0, [])
-
-
-def test_merge_is_recording_both() -> None:
-    first, second = ((4, 2, 2), (4, 0, 3)), ((5, 5, 5), (1, 1, 1))
-    for left, right in ((first, second), (second, first)):
-        merged = recorded(*left)
-        merged.merge(recorded(*right))
-        assert merged == recorded(*left, *right)
-
-
-def test_levels_of_trees_are_counted_where_they_are_known() -> None:
-    assert recorded((4, 2, 3), (4, 0, 1), (4, 1, 3)).depth_histogram == [0, 1, 0, 2]
-    assert recorded((4, 2)).depth_histogram == []
-
-
-def test_two_requests_share_no_histogram() -> None:
-    first, second = RequestMetrics(1, 0, "off"), RequestMetrics(1, 0, "off")
-    first.speculative_decoding.record(1, 1)
-    assert second.speculative_decoding == SpeculationStats()
+    assert stats.depth_histogram == recorded(*first, *second).depth_histogram == [0, 1, 0, 2]
+    assert fresh == SpeculationStats()
+    assert (fresh.mean_acceptance_length, fresh.draft_acceptance_rate, fresh.acceptance_histogram) == (1, 0, [])
 
 
 def test_request_times() -> None:
@@ -92,22 +76,7 @@ def test_run_time_is_split_into_models_and_loop() -> None:
     assert stats.host == stats.to_dict()["host_s"] == pytest.approx(1.0)
 
 
-def test_runs_together() -> None:
+def test_runs_together_and_what_one_of_them_added() -> None:
     one, other = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
-    assert RunStats.sum([one, other]) == RunStats(5, 11, 11.0, 3.0, 6.0, 1.5, 0.5)
-    assert RunStats.sum([]) == RunStats()
-
-
-def test_a_part_of_a_run_is_what_was_added() -> None:
-    before, now = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
-    assert now.since(before) == RunStats(3, 7, 5.0, 1.0, 3.0, 1.0, 0.25)
-
-
-def test_decisions_are_counted_added_and_copied_as_plain_data() -> None:
-    one, other = SpeculationStats(), SpeculationStats()
-    for kind in ("plain", "plain", "model"):
-        one.decide(kind)
-    other.decide("model")
-    one.merge(other)
-    assert dataclasses.asdict(one)["decisions"] == one.to_dict()["decisions"] == {"plain": 2, "model": 2}
-    assert one.promised == 4.0
+    both = RunStats.sum([one, other])
+    assert (both, both.since(one)) == (RunStats(5, 11, 11.0, 3.0, 6.0, 1.5, 0.5), other)

@@ -41,45 +41,6 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(SamplingParams.names() - {"constraint"}))
-def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
-    values: dict[str, Any] = {
-        "max_new_tokens": 3,
-        "max_tokens": 3,
-        "stop_token_ids": [7],
-        "temperature": 0.75,
-        "top_k": 3,
-        "top_p": 0.5,
-        "min_p": 0.25,
-        "repetition_penalty": 1.5,
-        "frequency_penalty": 0.5,
-        "presence_penalty": 0.5,
-        "logit_bias": {"5": 1.5},
-        "seed": 9,
-        "stop": ["x"],
-        "ignore_eos": True,
-        "speculation": "chain:2",
-        "n": 2,
-        "logprobs": 0,
-        "deadline": 1.5,
-        "session": "a user's",
-        "cache_salt": "a tenant's",
-        "priority": -1,
-        "background": True,
-        "structured_outputs": {"regex": "a+"},
-        "min_tokens": 1,
-        "skip_special_tokens": False,
-    }
-    requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
-    assert requests[0].params == SamplingParams(**DEFAULTS | renamed({name: values[name]}))
-    assert requests[0].params != requests[1].params == SamplingParams(**DEFAULTS)
-
-
-def test_a_constraint_is_an_object_that_no_file_holds(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="constraint must have a method matcher"):
-        read(write(tmp_path, {"prompt": "p", "constraint": {"regex": "a+"}}), DEFAULTS)
-
-
 def test_escaped_and_raw_unicode_are_the_same(tmp_path: Path) -> None:
     raw, escaped = read(write(tmp_path, '{"prompt": "é🙂"}', '{"prompt": "\\u00e9\\ud83d\\ude42"}'), DEFAULTS)
     assert raw == escaped
@@ -93,6 +54,7 @@ def test_escaped_and_raw_unicode_are_the_same(tmp_path: Path) -> None:
         '{"a": 1}',
         '{"prompt": "x", "promt": "y"}',
         '{"prompt": "x", "top_k": -1}',
+        '{"prompt": "x", "constraint": {"regex": "a+"}}',
         '{"turns": ["x"], "category": 1}',
     ],
 )
@@ -102,3 +64,19 @@ def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
         read(path, DEFAULTS)
     assert str(caught.value).startswith(f"{path}:3: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 3},
+        {"temperature": 0.75, "top_k": 3, "n": 2, "logprobs": 0},
+        {"logit_bias": {"5": 1.5}},
+        {"stop": ["x"], "ignore_eos": True, "speculation": "chain:2", "deadline": 1.5},
+        {"structured_outputs": {"regex": "a+"}},
+    ],
+)
+def test_sampling_fields_of_a_line_override(tmp_path: Path, fields: dict[str, Any]) -> None:
+    own, other = read(write(tmp_path, {"prompt": "p", **fields}, {"prompt": "p"}), DEFAULTS)
+    assert own.params == SamplingParams(**DEFAULTS | renamed(fields))
+    assert own.params != other.params == SamplingParams(**DEFAULTS)

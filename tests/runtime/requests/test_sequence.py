@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime import Limits, RequestMetrics, SamplingParams, TreeSpec
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence, string_of
 
 Make = Callable[..., Sequence]
@@ -21,22 +21,6 @@ EOS, NONE = frozenset({0, 7}), frozenset[int]()
 
 def of(request_of: Make, prompt: list[int], **params: Any) -> Sequence:
     return request_of(prompt, SamplingParams(**{"speculation": "off"} | params))
-
-
-def test_a_sequence_begins_with_its_prompt_and_nothing_else(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4, 5], max_new_tokens=9, speculation="topk:2,3")
-    assert (sequence.tokens, sequence.output, sequence.logprobs) == ([3, 4, 5], [], [])
-    assert (sequence.finish_reason, sequence.error, sequence.deadline) == (None, None, math.inf)
-    assert (sequence.limit, sequence.cached, sequence.pending, sequence.sample) == (12, 0, 3, 0)
-    assert sequence.shape == sequence.tree == TreeSpec.parse("topk:2,3")
-
-
-def test_it_has_no_slot_until_it_is_given_one(request_of: Make) -> None:
-    template = of(request_of, [3])
-    fields = {
-        name: getattr(template, name) for name in ("params", "sampler", "tree", "detokenizer", "metrics", "limit")
-    }
-    assert Sequence(index=0, tokens=[3], **fields).slot == -1
 
 
 def test_a_text_to_search_has_a_character_for_each_token() -> None:
@@ -63,65 +47,6 @@ def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
         *[-0.5] * 2,  # emitted: repeated, and present
         *[1.0] * 5,
     ]
-
-
-def test_noise_of_positions_that_are_past_is_forgotten(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4], temperature=1.0, seed=5)
-    past, next_one = sequence.sampler.noise(1), sequence.sampler.noise(2)
-    sequence.emit(6, NONE)
-    assert sequence.sampler.noise(2) is next_one, "the next token is chosen at the last position, which is 2"
-    assert sequence.sampler.noise(1) is not past
-
-
-@pytest.mark.parametrize("eos", sorted(EOS))
-def test_an_end_token_stops_and_leaves_no_text(request_of: Make, eos: int) -> None:
-    sequence = of(request_of, [3, 4])
-    sequence.emit(5, EOS)
-    assert sequence.finish_reason is None
-    sequence.emit(eos, EOS)
-    assert (sequence.finish_reason, sequence.output) == ("stop", [5, eos])
-    sequence.detokenizer.finish()
-    assert sequence.detokenizer.text == "f"
-
-
-def test_an_end_token_that_is_to_be_ignored_is_a_token(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4], ignore_eos=True, max_new_tokens=2)
-    sequence.emit(0, EOS)
-    assert sequence.finish_reason is None
-    sequence.emit(7, EOS)
-    assert (sequence.finish_reason, sequence.detokenizer.text) == ("length", "ah")
-
-
-def test_a_stop_string_stops_where_it_is_complete(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4], stop=["fg", "zz"])
-    for token in (5, 5):
-        sequence.emit(token, NONE)
-        assert sequence.finish_reason is None
-    assert sequence.detokenizer.text == "f", "what may become a stop string is held back"
-    sequence.emit(6, NONE)
-    assert (sequence.finish_reason, sequence.detokenizer.text, sequence.output) == ("stop", "f", [5, 5, 6])
-
-
-def test_a_stop_string_is_looked_for_in_the_output_alone(request_of: Make) -> None:
-    sequence = of(request_of, [3, 5], stop=["fg"])
-    sequence.emit(6, NONE)
-    assert sequence.finish_reason is None
-
-
-@pytest.mark.parametrize("new", [1, 2, 5])
-def test_a_limit_ends_with_its_last_token(request_of: Make, new: int) -> None:
-    sequence = of(request_of, [3, 4], max_new_tokens=new)
-    for left in range(new - 1, -1, -1):
-        assert sequence.finish_reason is None
-        sequence.emit(5, NONE)
-        assert (sequence.finish_reason == "length") == (left == 0)
-
-
-def test_what_stops_at_the_limit_has_stopped(request_of: Make) -> None:
-    by_token, by_text = of(request_of, [3], max_new_tokens=1), of(request_of, [3], max_new_tokens=1, stop=["f"])
-    by_token.emit(0, EOS)
-    by_text.emit(5, EOS)
-    assert (by_token.finish_reason, by_text.finish_reason) == ("stop", "stop")
 
 
 @settings(deadline=None)
@@ -159,46 +84,26 @@ def test_reasons_against_a_naive_decoder(
     assert sequence.output == output[: len(sequence.output)]
 
 
-def test_pending_is_what_the_target_has_not_seen(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4, 5, 6])
-    sequence.cached = 3
-    assert sequence.pending == 1
-    sequence.emit(5, NONE)
-    sequence.emit(5, NONE)
-    assert sequence.pending == 3
-
-
 def test_it_drafts_between_its_prompt_and_its_last_token(request_of: Make) -> None:
-    """Neither while the prompt is read, nor where one token alone is left."""
-    sequence = of(request_of, [3, 4, 5], max_new_tokens=3, speculation="chain:4")
+    """Neither while the prompt is read, nor where one token alone is left, nor where nobody asked for a tree."""
+    sequence, plain = (of(request_of, [3, 4, 5], max_new_tokens=3, speculation=asked) for asked in ("chain:4", "off"))
     seen = []
     for cached in (0, 1, 2):
-        sequence.cached = cached
-        seen.append(sequence.drafts)
-    assert seen == [False, False, True]
-    for token in (5, 5):
-        sequence.emit(token, NONE)
+        sequence.cached = plain.cached = cached
+        seen.append((sequence.pending, sequence.drafts, plain.drafts))
+    assert seen == [(3, False, False), (2, False, False), (1, True, False)]
+    for left in (2, 1):
+        sequence.emit(5, NONE)
         sequence.cached += 1
-        seen.append(sequence.drafts)
-    assert seen[3:] == [True, False], "two tokens are left, then one"
-
-
-def test_plain_decoding_never_drafts(request_of: Make) -> None:
-    sequence = of(request_of, [3, 4], speculation="off")
-    sequence.cached = 1
-    assert not sequence.drafts
-    sequence.limit_tree(Limits(), 1)
-    assert sequence.shape is None
+        assert sequence.drafts == (left > 1)
 
 
 @pytest.mark.parametrize(
     ("limits", "batch", "nodes"),
     [
         (Limits(), 1, 6),
-        (Limits(max_draft_tokens=6), 1, 6),
         (Limits(max_draft_tokens=4), 1, 4),
         (Limits(max_draft_tokens=0), 1, None),
-        (Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0}), 1, 5),
         (Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0}), 3, 2),
         (Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0}), 5, None),
     ],
@@ -206,35 +111,13 @@ def test_plain_decoding_never_drafts(request_of: Make) -> None:
 def test_a_round_s_tree_is_no_larger_than_its_limits(
     request_of: Make, limits: Limits, batch: int, nodes: int | None
 ) -> None:
-    sequence = of(request_of, [3, 4], speculation="topk:2,3")
-    sequence.limit_tree(limits, batch)
-    assert (sequence.shape and sequence.shape.nodes) == nodes
+    sequence, plain = (of(request_of, [3, 4], speculation=asked) for asked in ("topk:2,3", "off"))
+    for each in (sequence, plain):
+        each.limit_tree(limits, batch)
+    assert (sequence.shape and sequence.shape.nodes, plain.shape) == (nodes, None)
     assert sequence.tree == TreeSpec.parse("topk:2,3"), "what was asked for stays"
     sequence.limit_tree(Limits(), 1)
     assert sequence.shape == sequence.tree, "each round anew"
-
-
-def test_a_failure_of_ours_is_kept_as_it_is(request_of: Make) -> None:
-    sequence, error = of(request_of, [3]), OptionError("no")
-    sequence.fail(error)
-    assert sequence.error is error
-    assert sequence.finish_reason == "error"
-
-
-def test_any_other_failure_becomes_one_line_with_its_cause(request_of: Make) -> None:
-    sequence, cause = of(request_of, [3]), ValueError("two\n  lines\tand a tab")
-    sequence.fail(cause)
-    assert isinstance(sequence.error, ExecutionError)
-    assert str(sequence.error) == "decoding failed, ValueError: two lines and a tab"
-    assert sequence.error.__cause__ is cause
-
-
-def test_a_failure_replaces_any_other_reason(request_of: Make) -> None:
-    sequence = of(request_of, [3], max_new_tokens=1)
-    sequence.emit(5, NONE)
-    assert sequence.finish_reason == "length"
-    sequence.fail(RuntimeError("late"))
-    assert (sequence.finish_reason, sequence.output) == ("error", [5])
 
 
 def test_a_failing_detokenizer_leaves_the_token_emitted(request_of: Make) -> None:
@@ -279,3 +162,12 @@ def test_what_stopped_it_is_named_as_in_vllm(request_of: Make, ignore_eos: bool)
         sequence = of(request_of, [3, 4], ignore_eos=ignore_eos, **params)
         sequence.emit(token, EOS)
         assert (sequence.finish_reason, sequence.stop_reason, sequence.detokenizer.text) == want
+
+
+def test_a_failure_is_kept_in_one_line_with_its_cause(request_of: Make) -> None:
+    for cause, line in ((OptionError("no"), "no"), (ValueError("a\n  b\tc"), "decoding failed, ValueError: a b c")):
+        sequence = of(request_of, [3], max_new_tokens=1)
+        sequence.emit(5, NONE)
+        sequence.fail(cause)
+        assert (sequence.finish_reason, sequence.output, str(sequence.error)) == ("error", [5], line)
+        assert cause in (sequence.error, sequence.error and sequence.error.__cause__)

@@ -29,17 +29,5 @@ def test_what_ends_in_a_piece_is_what_a_search_finds(stop: list[str], pieces: li
         assert made.depth[state] == max(ends)
 
 
-def test_the_shortest_of_those_that_begin_together() -> None:
-    assert StopStrings(["abc", "ab"]).read(0, "xabc")[1] == Match(1, 2)
-    assert StopStrings(["b", "abc"]).read(0, "xabc")[1] == Match(1, 3), "it begins before the other"
-
-
-def test_a_stop_string_may_begin_before_the_piece() -> None:
-    made = StopStrings(["ab"])
-    state, match = made.read(0, "xa")
-    assert (match, made.depth[state]) == (None, 1)
-    assert made.read(state, "b")[1] == Match(-1, 2)
-
-
 def test_requests_with_the_same_stop_strings_share_an_automaton() -> None:
     assert automaton(("a", "b")) is automaton(("a", "b"))

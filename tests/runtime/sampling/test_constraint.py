@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.sampling.constraint import Constraint, only, pack, tree_masks, unpack, words
+from specbuild.runtime.sampling.constraint import only, pack, tree_masks, unpack, words
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
@@ -35,7 +35,7 @@ def sampler(**params: object) -> Sampler:
     return Sampler(given, 3, [1, 2], VOCAB)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_best_legal_token_is_chosen(seed: int) -> None:
     made, row = sampler(), logits(seed)
     assert not made.greedy
@@ -46,29 +46,16 @@ def test_the_best_legal_token_is_chosen(seed: int) -> None:
     assert made.choose(row, 4, ()) == max((7, 40), key=lambda token: row[token])
 
 
-def test_cut_offs_are_among_legal_tokens() -> None:
-    """The k best of them, and the mass of them."""
-    row = logits()
-    row[[5, 31]] = -20.0, -21.0
-    for cut in ({"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.9}):
-        made = sampler(temperature=1.0, **cut)
-        assert [token for token, _ in made.ranked(row, 1, ())] == [5]
-    assert [token for token, _ in sampler(temperature=1.0, top_k=2).ranked(row, 1, ())] in ([5, 31], [31, 5])
-
-
-def test_an_illegal_token_is_as_if_there_were_none() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_illegal_token_is_as_if_there_were_none(temperature: float) -> None:
     """Whatever its logit is, and whatever else is done to it."""
     row = logits()
     row[[8, 9]] = np.nan, np.inf
-    for more in ({}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.4, "logit_bias": {8: 99.0}}):
-        assert sampler(**more).choose(row, 1, ()) in (5, 31)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_nothing_is_left_there_is_no_choice(temperature: float) -> None:
-    row = logits()
+    cut = {"top_p": 0.9} if temperature else {}
+    for more in ({}, {"repetition_penalty": 1.4, "logit_bias": {8: 99.0}}):
+        assert sampler(temperature=temperature, **cut, **more).choose(row, 1, ()) in (5, 31)
     row[[5, 31]] = -np.inf
-    made = sampler(temperature=temperature, **({"top_p": 0.5} if temperature else {}))
+    made = sampler(temperature=temperature, **cut)
     assert list(made.ranked(row, 1, ())) == []
     with pytest.raises(ExecutionError, match="no token that the constraint allows"):
         made.choose(row, 1, ())
@@ -87,29 +74,6 @@ def test_each_node_of_a_tree_has_its_own() -> None:
     assert found == [{5, 31}, {6, 69}, {7, 40}]
     assert (out[[wrong, below, 5, 6, 7]] == 0xFFFFFFFF).all()
     assert matcher.asked == 3
-
-
-def test_who_sets_no_limit_is_not_asked_twice() -> None:
-    class Anything:
-        def matcher(self, vocab_size: int) -> Anything:
-            return self
-
-        def mask(self, path: object) -> None:
-            return None
-
-        def emit(self, token: int) -> None:
-            pass
-
-    row, free = logits(), Anything()
-    made = Sampler(SamplingParams(constraint=free), 0, [], VOCAB)  # type: ignore[arg-type]
-    assert made.choose(row, 0, ()) == row.argmax()
-
-
-@pytest.mark.parametrize("bad", ["json", {"regex": "a"}, 3, object()])
-def test_what_is_no_constraint_is_refused(bad: object) -> None:
-    assert isinstance(FORKED, Constraint)
-    with pytest.raises(OptionError, match="constraint must have a method matcher"):
-        SamplingParams(constraint=bad)  # type: ignore[arg-type]
 
 
 class Saying:

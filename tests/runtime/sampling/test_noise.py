@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from plain_sampler import gumbel
 
 from specbuild.runtime.sampling.noise import SMALL, Noise, exponential, mixed
@@ -87,18 +85,6 @@ def test_tokens_of_a_race_are_independent() -> None:
     for count in range(3):
         expected = math.comb(31, count) * 0.01**count * 0.99 ** (31 - count)
         assert abs((high == count).mean() - expected) < 5 * math.sqrt(expected / (positions * races))
-
-
-@settings(deadline=None)
-@given(
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 5000),
-    st.sampled_from([5000, 9001]),
-    st.sets(st.integers(0, 4_999), min_size=1, max_size=12),
-)
-def test_the_noise_of_few_tokens_is_theirs_alone(seed: int, position: int, vocab: int, tokens: set[int]) -> None:
-    asked = np.array(sorted(tokens))
-    assert np.array_equal(Noise(seed, position, vocab).of(asked), gumbel(seed, position, vocab)[asked])
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 61, 8192, *LARGE])

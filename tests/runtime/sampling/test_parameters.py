@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.sampling.parameters import MAX_STOPS, SamplingParams, renamed
+from specbuild.runtime.sampling.parameters import SamplingParams, renamed
 
 
 def test_two_names_of_one_parameter() -> None:
@@ -19,20 +17,9 @@ def test_two_names_of_one_parameter() -> None:
         renamed({"max_tokens": 3, "max_new_tokens": 3})
 
 
-def test_parameters_can_be_replaced() -> None:
-    params = SamplingParams(temperature=1.0)
-    assert dataclasses.replace(params, n=2).max_new_tokens == 128
-    assert dataclasses.replace(params, max_tokens=5).max_new_tokens == 5
-
-
 @given(st.floats(0, 0.01, exclude_min=True, exclude_max=True))
 def test_a_temperature_below_the_smallest_is_greedy(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=3)
     assert params == SamplingParams(temperature=0.0, top_k=3)
     assert params.temperature == 0
     assert SamplingParams(temperature=0.01).temperature == 0.01
-
-
-def test_as_many_stop_strings_and_tokens_as_there_may_be() -> None:
-    params = SamplingParams(stop=["x" * 64] * MAX_STOPS, stop_token_ids=[7] * MAX_STOPS)
-    assert len(params.stop) == len(params.stop_token_ids) == MAX_STOPS

@@ -41,13 +41,6 @@ def test_a_row_is_its_logits_divided_by_the_temperature(seed: int, size: int, te
     assert np.array_equal(raw, before)
 
 
-def test_temperature_0_divides_nothing() -> None:
-    raw = np.array([1.0, 3.0, 2.0], dtype=np.float32)
-    row = Row(raw, 0.0)
-    assert row.all() is raw
-    assert (row.best, row.largest) == (1, 3.0)
-
-
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**32), st.sampled_from([1, 64, 1000, 5003]), st.integers(1, 200))
 def test_the_head_has_the_likeliest_and_their_equals(seed: int, size: int, count: int) -> None:

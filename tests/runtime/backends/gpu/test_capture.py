@@ -24,13 +24,6 @@ def test_the_bindings_have_what_a_capture_uses() -> None:
     assert driver.CUgraphNodeParams().conditional is not None
 
 
-def test_the_driver_says_what_is_busy() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    assert int(driver.CUresult.CUDA_ERROR_NOT_READY) == cuda._BUSY
-    assert driver.CUresult.CUDA_ERROR_NOT_READY == cuda._BUSY
-    assert driver.cuStreamQuery
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
 def test_a_loop_on_a_gpu(cuda_kernels: CudaKernels) -> None:

@@ -10,7 +10,7 @@ import pytest
 from host_device import HostDevice
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import MAX_NODES, PageTable, Tensor, hidden_states, slot_parts, with_room
+from specbuild.runtime.backends.gpu.device import MAX_NODES, PageTable, Tensor, hidden_states, slot_parts
 from specbuild.runtime.backends.gpu.pages import Pages
 
 SPEC = ModelSpec("target", 2, 3, 4, 50, 20, 8)
@@ -19,12 +19,6 @@ SPEC = ModelSpec("target", 2, 3, 4, 50, 20, 8)
 @pytest.fixture
 def device() -> HostDevice:
     return HostDevice()
-
-
-def test_a_tensors_bytes_are_its_numbers() -> None:
-    assert Tensor(0, (2, 3, 5), np.dtype(np.uint16)).nbytes == 60
-    assert Tensor(0, (), np.dtype(np.float64)).nbytes == 8
-    assert Tensor(0, (4, 0), np.dtype(np.int32)).nbytes == 0
 
 
 @pytest.mark.parametrize("slot", [0, 1])
@@ -37,23 +31,6 @@ def test_a_slots_parts_are_its_keys_and_values_of_each_layer(device: HostDevice,
     for part, layer in zip(parts, whole, strict=True):
         np.testing.assert_array_equal(device.array(part)[0], layer[slot])
     assert slot_parts(cache) == slot_parts(cache, 0)
-
-
-@pytest.mark.parametrize(
-    ("batch", "nodes", "chunk", "rows"),
-    [(2, 4, 8, 2), (2, 4, 9, 3), (1, 4, 24, 6), (3, 4, 1, 3), (1, 1, 1, 1)],
-)
-def test_there_is_room_for_a_chunk_of_one_slot(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch, batch: int, nodes: int, chunk: int, rows: int
-) -> None:
-    """`rows`: of `nodes` each, as many as hold the batch's nodes or the chunk, whichever are more."""
-    asked = list[tuple[int, ...]]()
-    empty = device.empty
-    monkeypatch.setattr(device, "empty", lambda shape, dtype: (asked.append(tuple(shape)), empty(shape, dtype))[1])
-    found = with_room(device, (batch, nodes, 7), np.float32, nodes, chunk)
-    assert (found.shape, found.dtype) == ((batch, nodes, 7), np.float32)
-    assert asked == [(rows, nodes, 7)]
-    assert rows * nodes >= max(batch * nodes, chunk) > (rows - 1) * nodes
 
 
 def test_hidden_states_are_made_for_those_who_have_any(device: HostDevice) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice
-from small_models import branching, reference
+from numpy.typing import NDArray
+from small_models import reference
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
 
-from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.speculation.tree import Tree
 
 BOUND = {"rtol": 1e-4, "atol": 1e-4}
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61, 30, 2, 77], [61, 4, 4], [8]]
@@ -25,53 +24,6 @@ Make = Callable[[str, int], StandardExecutor]
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     folder = tmp_path_factory.mktemp("standard")
     return lambda name, batch_size: executor(name, HostDevice(), folder, batch_size)
-
-
-def chain(slot: int, tokens: Sequence[int], start: int, logits: int) -> StepInput:
-    return StepInput(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
-
-
-def grown(slot: int, tree: Tree, start: int) -> StepInput:
-    return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
-
-
-@pytest.mark.slow(but=("target",))
-@pytest.mark.parametrize("name", ["target", "windowed"])
-def test_prompts_trees_and_commits_are_transformers(make: Make, name: str) -> None:
-    model, made = torch_model(name), make(name, 3)
-    shares = [chain(slot, prompt, 0, len(prompt)) for slot, prompt in enumerate(PROMPTS)]
-    for rows, prompt in zip(made.step(shares[::-1])[::-1], PROMPTS, strict=True):
-        np.testing.assert_allclose(rows, reference(model, prompt), **BOUND)
-    texts = [list(prompt) for prompt in PROMPTS]
-    for seed in range(2):  # the second round's trees lie over the first one's committed branch
-        for slot, text in enumerate(texts):
-            made.commit(slot, (), len(text))
-        trees = [branching(10 * seed + slot, 9 - 2 * slot) for slot in range(2)]
-        results = [rows.copy() for rows in made.step([grown(s, t, len(texts[s])) for s, t in enumerate(trees)])]
-        for slot, (rows, tree) in enumerate(zip(results, trees, strict=True)):
-            for node in range(len(tree)):
-                expected = reference(model, [*texts[slot], tree.tokens[0], *tree.path(node)])[-1]
-                np.testing.assert_allclose(rows[node], expected, **BOUND)
-            path = np.flatnonzero(tree.ancestors()[-1]).tolist()
-            made.commit(slot, [len(texts[slot]) + node for node in path], len(texts[slot]))
-            texts[slot] += [tree.tokens[node] for node in path]
-    (rows,) = made.step([chain(2, [3, 4], 1, 1)])  # the third slot has idled meanwhile
-    np.testing.assert_allclose(rows, reference(model, [8, 3, 4])[-1:], **BOUND)
-
-
-@pytest.mark.slow(but=("target",))
-@pytest.mark.parametrize("name", ["target", "windowed"])
-def test_levels_see_their_branch(make: Make, name: str) -> None:
-    """As a draft runs them: rows that are there, but not committed, by the mask alone."""
-    model, made, text = torch_model(name), make(name, 2), PROMPTS[0]
-    made.step([chain(1, text, 0, 0)])
-    made.commit(1, (), len(text))
-    base = len(text)
-    made.step([StepInput(1, base, base, [1, 2], [base] * 2, np.eye(2, dtype=np.bool_), 2)])
-    sees = np.array([[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=np.bool_)
-    (rows,) = made.step([StepInput(1, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)])
-    for row, path in zip(rows, ([1, 3], [2, 4], [1, 5]), strict=True):
-        np.testing.assert_allclose(row, reference(model, [*text, *path])[-1], **BOUND)
 
 
 def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
@@ -113,15 +65,6 @@ def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
     device.run(made.stream, lambda: passes(100.0))
     made.wait()
     assert made.seconds == 28
-
-
-def test_the_loop_measures_logits(make: Make) -> None:
-    text = [(11 * i) % VOCAB for i in range(50)]
-    expected = reference(torch_model("target"), text)
-    loop = HostLoop(make("target", 2), None, CHUNK, frozenset())
-    np.testing.assert_allclose(loop.logits(text), expected[-1:], **BOUND)
-    for nodes in (1, 4, BUCKETS[-1]):
-        np.testing.assert_allclose(loop.logits(text, 9, nodes), expected[-9:], **BOUND)
 
 
 def test_a_slot_is_erased_alone(make: Make) -> None:
@@ -200,3 +143,16 @@ def test_a_prompt_is_padded_to_a_length_that_the_model_has(
     with pytest.raises(ExecutionError, match="1 nodes from row 111 on do not fit the target's padding"):
         made.step([chain(1, [5] * 19, CAPACITY - 19, 0)])
     made.model = plain
+
+
+@pytest.mark.slow(but=("target",))
+@pytest.mark.parametrize("name", ["target", "windowed"])
+def test_steps_are_transformers(make: Make, name: str) -> None:
+    made, model = make(name, 3), torch_model(name)
+
+    def last(text: Sequence[int]) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = reference(model, list(text))
+        return rows[-1]
+
+    check_trees_and_commits(made, PROMPTS, last, BOUND)
+    check_levels(made, 1, PROMPTS[0], last, BOUND)

@@ -143,15 +143,6 @@ def test_a_tensorrt_that_is_missing_is_said_before_the_driver(
     assert line.endswith(f"): pip install {backend}")
 
 
-@needs_rtx
-@pytest.mark.parametrize("name", ["target/model.plan", "draft/model.plan"])
-@pytest.mark.parametrize("drafter", [None, "ngram"])
-def test_another_tensorrt_is_said_before_the_driver(make: Make, name: str, drafter: Any) -> None:
-    """Of any plan in the bundle, whether it is to be loaded or not."""
-    line = refused(BundleError, of_version(make(), "1.2.0.54", name), drafter=drafter)
-    assert line.startswith(f"the plan was compiled by tensorrt-rtx 1.2.0.54, installed is {installed()}: pip install")
-
-
 @needs_no_gpu
 @pytest.mark.parametrize("backend", [pytest.param(RTX, marks=needs_rtx), "onnxruntime-cuda"])
 @pytest.mark.parametrize("resident", [False, True])
@@ -162,53 +153,8 @@ def test_loading_stops_at_the_driver_where_there_is_none(make: Make, backend: st
     )
 
 
-@needs_rtx
-@pytest.mark.parametrize(
-    ("built", "capability", "named"),
-    [(["89"], "90", "sm_89"), (["86", "89"], "120", "sm_86, sm_89"), ([], "90", "sm_75, sm_80, sm_86, sm_89")],
-)
-def test_plans_for_other_gpus_are_refused(
-    make: Make, pretend: Callable[..., list[Pretended]], built: list[str], capability: str, named: str
-) -> None:
-    opened = pretend(capability)
-    line = refused(BundleError, make(engine={"architectures": built}))
-    assert line.startswith(f"the plan was compiled for {named}")
-    assert line.endswith(f"this GPU is sm_{capability}: build the bundle for it")
-    assert [device.closed for device in opened] == [1]
-
-
 def free_for(bundle: Bundle, models: tuple[str, ...], batch_size: int = 2, tokens: int | None = None) -> int:
     return memory_plan.plan(bundle.manifest, batch_size, models=models, tokens=tokens).total
-
-
-@pytest.mark.parametrize("backend", [pytest.param(RTX, marks=needs_rtx), "onnxruntime-cuda"])
-def test_a_bundle_that_does_not_fit_is_refused_before_its_kernels_are_looked_for(
-    make: Make, pretend: Callable[..., list[Pretended]], backend: str
-) -> None:
-    bundle = make(backend)
-    opened = pretend(free=free_for(bundle, ("target", "draft")) - 1)
-    assert "batch 2 of 64 tokens takes" in refused(OptionError, bundle)
-    assert [device.closed for device in opened] == [1]
-    opened = pretend(free=free_for(bundle, ("target", "draft")))
-    assert "has no kernels for compute capability 89" in refused(ExecutionError, bundle)
-    assert [device.closed for device in opened] == [1]
-
-
-@needs_rtx
-def test_lookup_needs_no_room_for_a_draft(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
-    bundle = make()
-    pretend(free=free_for(bundle, ("target",)))
-    for drafter in (None, "model"):
-        assert "batch 2 of 64 tokens takes" in refused(OptionError, bundle, drafter=drafter)
-    assert "has no kernels" in refused(ExecutionError, bundle, drafter="ngram")
-
-
-@needs_rtx
-def test_what_would_fit_is_said(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
-    bundle = make()
-    pretend(free=free_for(bundle, ("target", "draft"), batch_size=1))
-    assert refused(OptionError, bundle).endswith("MiB are free: load it with batch_size=1")
-    assert "has no kernels" in refused(ExecutionError, bundle, batch_size=1)
 
 
 @needs_rtx
@@ -224,15 +170,6 @@ def test_streamed_weights_need_no_room(
 
 
 @needs_rtx
-def test_fewer_tokens_of_paged_caches_need_less_room(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
-    paged = {"attention": "plugin", "plugin": "1", "block_size": 16}
-    bundle = make(engine=paged)
-    pretend(free=free_for(bundle, ("target", "draft"), tokens=64))
-    assert "load it with kv_cache_tokens=64" in refused(OptionError, bundle)
-    assert "has no kernels" in refused(ExecutionError, bundle, kv_cache_tokens=64)
-
-
-@needs_rtx
 def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
     """Of those for this GPU: one that a loop launches is missing."""
     kernels = sorted({kernel for names in KERNELS.values() for kernel in names} - {"walk_tree"})
@@ -243,23 +180,11 @@ def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[...,
     assert opened[0].entered == 1, "kernels are loaded in the device's context"
 
 
-@pytest.mark.usefixtures("with_kernels")
-def test_only_engines_stream_weights(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
-    opened = pretend()
-    bundle = make("onnxruntime-cuda")
-    line = refused(OptionError, bundle, gpu_weights_percent=0.5)
-    assert line.endswith("onnxruntime-cuda, which has no gpu_weights_percent: drop it (tensorrt, tensorrt-rtx have it)")
-    assert not opened
-
-
 @needs_rtx
 @pytest.mark.usefixtures("with_kernels")
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"attention": "paged"}, "the plan's attention is paged, this specbuild has native and plugin 1"),
-        ({"attention": "plugin", "plugin": "2"}, "the plan's attention is plugin 2, this specbuild has native and"),
-        ({"kv_cache_dtype": "fp8"}, "the plan's attention is native over caches of fp8"),
         ({"block_size": 16}, "the plan's attention is native over pages of 16 rows"),
         ({}, "model.plan does not load in tensorrt-rtx"),
     ],
@@ -323,3 +248,21 @@ def test_kernels_are_launched_in_the_device_s_context() -> None:
     wrapped.launch("walk_tree", params)
     assert seen == [(1, "walk_tree", "params", 7), (2, "walk_tree", "params", 0)]
     assert wrapped.workspace(params) == 6
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("engine", "models", "free", "least"),
+    [
+        ({}, ("target",), {}, {"drafter": "ngram"}),
+        ({}, ("target", "draft"), {"batch_size": 1}, {"batch_size": 1}),
+        ({"attention": "plugin", "plugin": "1", "block_size": 16}, None, {"tokens": 64}, {"kv_cache_tokens": 64}),
+    ],
+)
+def test_what_an_option_leaves_out_needs_no_room(
+    make: Make, pretend: Callable[..., list[Pretended]], engine: Any, models: Any, free: Any, least: dict[str, Any]
+) -> None:
+    bundle = make(engine=engine)
+    pretend(free=free_for(bundle, models or ("target", "draft"), **free))
+    assert "MiB are free" in refused(OptionError, bundle)
+    assert "has no kernels" in refused(ExecutionError, bundle, **least)

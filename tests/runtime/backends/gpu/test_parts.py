@@ -94,12 +94,6 @@ def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
 
 
-def test_values_share_memory_once_nobody_reads_them(folder: Path, host: KernelLibrary) -> None:
-    model = made(folder, "target", HostDevice(), 1, host).model
-    addresses = {name: tensor.address for name, tensor in model._values.items()}
-    assert len(set(addresses.values())) < len(addresses)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,6 @@ from specbuild.runtime.backends.gpu.plan import (
     limit_weights,
     load_plugin,
 )
-from specbuild.runtime.backends.gpu.tensors import CACHES
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
@@ -86,13 +86,6 @@ def test_the_real_modules_have_what_is_used(name: str) -> None:
         if name == "tensorrt_lean" and (attribute in RTX_ALONE or kind == "EngineInspector"):
             continue  # the lean runtime has the inspector's class, but does not export its name
         assert hasattr(getattr(module, kind) if kind else module, attribute), f"{kind or name}.{attribute}"
-
-
-def test_the_names_of_values_are_the_real_ones() -> None:
-    module = pytest.importorskip("tensorrt_rtx")
-    assert {*CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
-    assert {"LAZY", "EAGER"} <= set(module.DynamicShapesKernelSpecializationStrategy.__members__)
-    assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
 
 
 @pytest.mark.parametrize(
@@ -168,42 +161,46 @@ def test_architectures(built: list[str], hardware: str | None, capability: str, 
             check_architecture(RTX, record, capability)
 
 
-def test_profiles_are_the_record_s() -> None:
-    check_profiles(RECORD, [{"batch": (1, 1, 2), "nodes": (1, 1, 1)}])
-    with pytest.raises(BundleError, match=r"the plan has profiles .* its record .*: build the bundle again"):
-        check_profiles(RECORD, [{"batch": (1, 1, 2), "nodes": (4, 4, 4)}])
-    with pytest.raises(BundleError, match="the plan has profiles"):
-        check_profiles(RECORD, [])
+@pytest.mark.parametrize(
+    ("attention", "more"), [("native", {}), ("plugin", {"tree": [4, 64, 64]}), ("plugin", {"pages": [1, 9, 9]})]
+)
+def test_profiles_are_the_record_s(attention: str, more: dict[str, list[int]]) -> None:
+    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], **more}
+    paged = 16 if "pages" in more else 0
+    if paged:
+        sizes["tree"] = [4, 64, 64]
+    record = replace(RECORD, attention=attention, profiles={"nodes4": sizes}, block_size=paged)
+    found = {name: tuple(each) for name, each in sizes.items()}
+    check_profiles(record, [found])
+    for name in sizes:
+        for wrong in ([found | {name: (1, 2, 3)}], [{n: size for n, size in found.items() if n != name}], []):
+            with pytest.raises(BundleError, match=r"the plan has profiles .* its record .*: build the bundle again"):
+                check_profiles(record, wrong)
 
 
-def test_profiles_of_a_plugin_have_trees() -> None:
-    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], "logit_nodes": [4, 4, 4], "tree": [4, 64, 64]}
-    record, found = replace(PLUGIN, profiles={"nodes4": sizes}), {"batch": (1, 1, 2), "nodes": (4, 4, 4)}
-    check_profiles(record, [{**found, "tree": (4, 64, 64)}])
-    check_profiles(replace(record, attention="native"), [found])
-    for wrong in (record, replace(record, profiles={"nodes4": {k: v for k, v in sizes.items() if k != "tree"}})):
-        with pytest.raises(BundleError, match="the plan has profiles"):
-            check_profiles(wrong, [{**found, "tree": (4, 16, 16)}])
-
-
-def test_profiles_of_paged_caches_have_pages() -> None:
-    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], "tree": [4, 64, 64], "pages": [1, 9, 9]}
-    record, found = replace(PLUGIN, profiles={"nodes4": sizes}), {name: tuple(s) for name, s in sizes.items()}
-    check_profiles(replace(record, block_size=16), [found])
-    for wrong in (record, replace(record, block_size=16, profiles={"nodes4": {**sizes, "pages": [1, 8, 8]}})):
-        with pytest.raises(BundleError, match="the plan has profiles"):
-            check_profiles(wrong, [found])
-
-
-def test_attention_is_this_specbuild_s() -> None:
-    check_attention(RECORD)
-    check_attention(PLUGIN)
-    for attention, version in (("plugin", "2"), ("plugin", None), ("native", "1"), ("paged", None)):
-        named = f"{attention} {version}" if version else attention
-        with pytest.raises(
-            BundleError, match=rf"^the plan's attention is {named}, this specbuild has native and plugin 1: build the"
-        ):
-            check_attention(replace(RECORD, attention=attention, plugin=version))
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, None),
+        ({"attention": "plugin", "plugin": "1"}, None),
+        ({"attention": "plugin", "plugin": "1", "kv_cache_dtype": "fp8"}, None),
+        ({"attention": "plugin", "plugin": "1", "block_size": 16}, None),
+        ({"attention": "plugin", "plugin": "2"}, "plugin 2, this specbuild has native and plugin 1: build the"),
+        ({"attention": "plugin"}, "plugin, this specbuild has native and plugin 1"),
+        ({"plugin": "1"}, "native 1, this specbuild has native and plugin 1"),
+        ({"attention": "paged"}, "paged, this specbuild has native and plugin 1"),
+        ({"kv_cache_dtype": "fp8"}, "native over caches of fp8, this specbuild has fp8 with plugin alone"),
+        ({"block_size": 16}, "native over pages of 16 rows, this specbuild has 16, .*, 256 with plugin"),
+        ({"attention": "plugin", "plugin": "1", "block_size": 48}, "plugin over pages of 48 rows"),
+    ],
+)
+def test_attention_is_this_specbuild_s(changes: dict[str, Any], named: str | None) -> None:
+    record = replace(RECORD, **changes)
+    if named is None:
+        check_attention(record)
+        return
+    with pytest.raises(BundleError, match=f"^the plan's attention is {named}"):
+        check_attention(record)
 
 
 def test_the_plugin_s_version_is_its_source_s() -> None:
@@ -223,22 +220,6 @@ def test_a_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "libspecbuild_plugin.so").write_bytes(b"no library")
     with pytest.raises(ExecutionError, match=r"plugin\.so has no TreeAttention 1 for TensorRT \d.*: compile it"):
         load_plugin(lean)
-
-
-def test_fp8_caches_are_a_plugin_s() -> None:
-    check_attention(replace(PLUGIN, kv_cache_dtype="fp8"))
-    for record in (replace(RECORD, kv_cache_dtype="fp8"), replace(PLUGIN, kv_cache_dtype="fp8_e5m2")):
-        named = f"{record.attention} over caches of {record.kv_cache_dtype}, this specbuild has fp8 with plugin alone"
-        with pytest.raises(BundleError, match=named):
-            check_attention(record)
-
-
-def test_paged_caches_are_a_plugin_s() -> None:
-    check_attention(replace(PLUGIN, block_size=16))
-    for record in (replace(RECORD, block_size=16), replace(PLUGIN, block_size=48), replace(PLUGIN, block_size=-16)):
-        named = f"{record.attention} over pages of {record.block_size} rows, this specbuild has 16, .*, 256 with plugin"
-        with pytest.raises(BundleError, match=named):
-            check_attention(record)
 
 
 class Streaming:

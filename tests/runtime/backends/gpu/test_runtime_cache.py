@@ -88,11 +88,6 @@ def test_a_place_that_cannot_be_written_is_said(path: Path, caplog: pytest.LogCa
     assert line.endswith("): every load compiles anew")
 
 
-def test_without_contexts_nothing_is_written(path: Path) -> None:
-    RuntimeCache(path).save()
-    assert not path.parent.exists()
-
-
 def test_tensorrt_rtx_has_such_a_cache() -> None:
     rtx: Any = pytest.importorskip("tensorrt_rtx")
     for name in ("create_runtime_cache", "set_runtime_cache"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 from device import gpus, take_gpu
@@ -32,60 +33,54 @@ SPEC = ModelSpec("toy", 1, HEADS, HEAD_DIM, VOCAB, CAPACITY, CHUNK)
 Inputs = dict[str, NDArray[Any]]
 
 
+GRAPH = """
+<ir_version: 11, opset_import: ["" : 24]>
+toy (
+  int32[batch, nodes] input_ids, int32[batch, nodes] position_ids, int32[logit_nodes] logit_nodes,
+  int32[batch] write_rows, bool[batch, 1, nodes, 32] "mask.0",
+  float[batch, 2, 32, 16] "past_key.0", float[batch, 2, 32, 16] "past_value.0"
+) => (
+  float[batch, logit_nodes, 64] logits,
+  float[batch, 2, 32, 16] "present_key.0", float[batch, 2, 32, 16] "present_value.0"
+)
+<int64[4] split = {0, 0, 2, 16}, int64[3] join = {0, 0, 32}>
+{
+  embedded = Gather(table, input_ids)
+  placed = Gather(places, position_ids)
+  x = Add(embedded, placed)
+  rows = Cast<to = 7>(write_rows)
+  q_flat = MatMul(x, q)
+  q_heads = Reshape(q_flat, split)
+  q_new = Transpose<perm = [0, 2, 1, 3]>(q_heads)
+  k_flat = MatMul(x, k)
+  k_heads = Reshape(k_flat, split)
+  k_new = Transpose<perm = [0, 2, 1, 3]>(k_heads)
+  v_flat = MatMul(x, v)
+  v_heads = Reshape(v_flat, split)
+  v_new = Transpose<perm = [0, 2, 1, 3]>(v_heads)
+  "present_key.0" = TensorScatter<axis = 2, mode = "linear">("past_key.0", k_new, rows)
+  "present_value.0" = TensorScatter<axis = 2, mode = "linear">("past_value.0", v_new, rows)
+  y = Attention<scale = 0.25>(q_new, "present_key.0", "present_value.0", "mask.0")
+  y_turned = Transpose<perm = [0, 2, 1, 3]>(y)
+  y_flat = Reshape(y_turned, join)
+  picked = Gather<axis = 1>(y_flat, logit_nodes)
+  logits = MatMul(picked, head)
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Embedding, one attention over the cache, and a head, in float32, with the inputs of the standard lowering."""
-    onnx = pytest.importorskip("onnx")
-    helper, proto, width, rng = onnx.helper, onnx.TensorProto, HEADS * HEAD_DIM, np.random.default_rng(0)
-    weights = {
-        "table": rng.normal(size=(VOCAB, width)).astype(np.float32),
-        **{name: (rng.normal(size=(width, width)) / 4).astype(np.float32) for name in "qkv"},
-        "places": rng.normal(size=(CAPACITY, width)).astype(np.float32),
-        "head": rng.normal(size=(width, VOCAB)).astype(np.float32),
-        "split": np.array([0, 0, HEADS, HEAD_DIM]),
-        "join": np.array([0, 0, width]),
-    }
-    nodes: list[Any] = []
-
-    def add(kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
-        nodes.append(helper.make_node(kind, inputs, [output], **attributes))
-
-    add("Gather", ["table", "input_ids"], "embedded")
-    add("Gather", ["places", "position_ids"], "placed")
-    add("Add", ["embedded", "placed"], "x")
-    add("Cast", ["write_rows"], "rows", to=proto.INT64)
-    for name in "qkv":
-        add("MatMul", ["x", name], f"{name}.flat")
-        add("Reshape", [f"{name}.flat", "split"], f"{name}.heads")
-        add("Transpose", [f"{name}.heads"], f"{name}.new", perm=[0, 2, 1, 3])
-    for name, kind in (("k", "key"), ("v", "value")):
-        add("TensorScatter", [f"past_{kind}.0", f"{name}.new", "rows"], f"present_{kind}.0", axis=2, mode="linear")
-    add("Attention", ["q.new", "present_key.0", "present_value.0", "mask.0"], "y", scale=0.25)
-    add("Transpose", ["y"], "y.turned", perm=[0, 2, 1, 3])
-    add("Reshape", ["y.turned", "join"], "y.flat")
-    add("Gather", ["y.flat", "logit_nodes"], "picked", axis=1)
-    add("MatMul", ["picked", "head"], "logits")
-    cache = ["batch", HEADS, CAPACITY, HEAD_DIM]
-    inputs: dict[str, tuple[int, list[Any]]] = {
-        "input_ids": (proto.INT32, ["batch", "nodes"]),
-        "position_ids": (proto.INT32, ["batch", "nodes"]),
-        "logit_nodes": (proto.INT32, ["logit_nodes"]),
-        "write_rows": (proto.INT32, ["batch"]),
-        "mask.0": (proto.BOOL, ["batch", 1, "nodes", CAPACITY]),
-        **{f"past_{kind}.0": (proto.FLOAT, cache) for kind in ("key", "value")},
-    }
-    outputs: dict[str, tuple[int, list[Any]]] = {
-        "logits": (proto.FLOAT, ["batch", "logit_nodes", VOCAB]),
-        **{f"present_{kind}.0": (proto.FLOAT, cache) for kind in ("key", "value")},
-    }
-    made = helper.make_graph(
-        nodes,
-        "toy",
-        *([helper.make_tensor_value_info(name, *of) for name, of in some.items()] for some in (inputs, outputs)),
-        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
+    width, rng = HEADS * HEAD_DIM, np.random.default_rng(0)
+    shapes = {"table": (VOCAB, width), "places": (CAPACITY, width), "head": (width, VOCAB)}
+    shapes |= dict.fromkeys("qkv", (width, width))
+    made = onnx.parser.parse_model(GRAPH)
+    for name, shape in shapes.items():
+        weight = rng.normal(size=shape).astype(np.float32) / (4 if name in "qkv" else 1)
+        made.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
     path = tmp_path_factory.mktemp("toy") / "toy.onnx"
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 24)], ir_version=11), path)
+    onnx.save(made, path)
     return path
 
 
@@ -123,19 +118,6 @@ def test_tensorrt_s_parser_sees_the_tensors_that_are_bound(graph: Path) -> None:
     for name, info in expected_tensors(SPEC, "FLOAT").items():  # which is no part of a network, but of an engine
         found[name] = replace(found[name], alias=info.alias)
     assert check_tensors(SPEC, found) == "FLOAT"
-
-
-def test_the_reference_reads_a_prompt_in_parts(reference: Callable[[Inputs], list[NDArray[Any]]]) -> None:
-    past = np.zeros((2, 1, HEADS, CAPACITY, HEAD_DIM), dtype=np.float32)
-    whole = inputs(1, 6, 0, past, 1)
-    logits, *_ = reference(whole)
-    _, *past = reference({**whole, **{k: whole[k][:, :4] for k in ("input_ids", "position_ids")}, **first(whole, 4)})
-    part = inputs(1, 2, 4, np.stack(past), 1) | {"input_ids": whole["input_ids"][:, 4:]}
-    np.testing.assert_allclose(reference(part)[0], logits[:, 4:], rtol=1e-4, atol=1e-4)
-
-
-def first(whole: Inputs, nodes: int) -> Inputs:
-    return {"mask.0": whole["mask.0"][:, :, :nodes], "logit_nodes": whole["logit_nodes"][:nodes]}
 
 
 class Bound:
