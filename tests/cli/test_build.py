@@ -364,8 +364,8 @@ def test_fp8_caches_in_pages(
     assert [model.inputs.get("page_table") for model in manifests[0].models.values()] == ["page_table"] * 2
     assert manifests[0].exactness_bound > 1.5 * manifests[1].exactness_bound
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("fp8", "own")]
-    halves = [report["memory"]["caches_per_sequence"] for report in reports]
-    assert 2 * halves[0] == halves[1]
+    paged, linear = (report["memory"]["caches_per_sequence"] for report in reports)
+    assert 1 <= 2 * paged / linear < 1.2, "half the bytes of a row, and room in the last pages"
     assert reports[1]["fp8_caches"] is None
     found = reports[0]["fp8_caches"]
     assert 0 < found["kl_nats_per_token"] < found["largest_kl_nats"]
