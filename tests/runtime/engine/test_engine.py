@@ -22,7 +22,7 @@ THREADS, EACH = 8, 25
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
-    """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding but for near-ties."""
+    """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""
     answers = list[tuple[str, SamplingParams, Result]]()
 
     def caller(engine: Engine, seed: int) -> None:
@@ -55,11 +55,9 @@ def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
         assert min(reasons["length"], reasons["cancelled"], reasons["deadline"]) > 5, reasons
         asked = [replace(params, speculation="off") for _, params, _ in answers]
         plain = engine.generate([prompt for prompt, *_ in answers], asked)
-    others = 0
     for (*_, found), right in zip(answers, plain, strict=True):
         whole = found.finish_reason in ("stop", "length")
-        others += found.token_ids != right.token_ids[: None if whole else len(found.token_ids)]
-    assert others <= 2
+        assert found.token_ids == right.token_ids[: None if whole else len(found.token_ids)]
 
 
 def test_a_program_that_ends_without_closing_ends_well(bundle: Path) -> None:
