@@ -384,9 +384,8 @@ def test_limits_hold_and_may_change_between_rounds(make: Make, plain: Any) -> No
         assert (told(one).num_spec_steps > steps) is (most > 0) or one.finish_reason
     while not one.finish_reason:
         made.loop.round([one])
-    assert [one.output] == [
-        s.output for s in plain([request_of(prompt_of(1, 4), speculation="off", max_new_tokens=60)])
-    ]
+    (alone,) = plain([request_of(prompt_of(1, 4), speculation="off", max_new_tokens=90)])
+    assert one.output == alone.output
 
 
 def test_a_sibling_takes_turns_with_its_loop(make: Make, expected: list[list[int]]) -> None:
@@ -397,8 +396,8 @@ def test_a_sibling_takes_turns_with_its_loop(make: Make, expected: list[list[int
     assert loops[1].stats == RunStats()
     emitted = [0, 0]
     for turn in (0, 1, 0, 1):
-        assert [s.output for s in run(loops[turn], requests("chain:3")[:3])] == expected[:3]
-        emitted[turn] += sum(map(len, expected[:3]))
+        assert [s.output for s in run(loops[turn], requests("chain:3")[:2])] == expected[:2]
+        emitted[turn] += sum(map(len, expected[:2]))
         assert [loop.stats.emitted for loop in loops] == emitted
     assert made.loop.cache_bytes == made.target.cache_bytes + made.loop.draft_executor.cache_bytes
     assert made.loop.page_tokens is None
