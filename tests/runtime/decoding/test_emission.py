@@ -19,8 +19,7 @@ PROCESSORS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.02},
-    {"repetition_penalty": 1.6, "frequency_penalty": 0.5},
-    {"logit_bias": {3: 9.0}, "temperature": 1.2},
+    {"repetition_penalty": 1.6, "logit_bias": {3: 9.0}},
 ]
 
 

@@ -19,7 +19,7 @@ from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.timings import TimingTable
 
 VOCAB, CHUNK = 12, 8
-TREES = ["off", "chain:1", "chain:4", "topk:1,3", "topk:2,3", "topk:4,4", "topk:3,1", "best:1", "best:5", "best:16"]
+TREES = ["off", "chain:1", "chain:4", "topk:2,3", "topk:4,4", "topk:3,1", "best:5", "best:16"]
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
