@@ -135,7 +135,7 @@ def test_a_spill_is_seen(tmp_path: Path) -> None:
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernels_report", ROOT / "scripts" / "kernels_report.py")
+    spec = importlib.util.spec_from_file_location("kernels_report", ROOT / "scripts" / "gpu" / "kernels_report.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
