@@ -13,7 +13,7 @@ import numpy as np
 
 from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
-from .constraint import Bitmask, Explaining, Foreseeing, pack, unpack, words
+from .constraint import Bitmask, Explaining, Foreseeing, pack, words
 from .grammar_compiler import Compiler
 from .grammar_process import Tokenizers, compiled, error_of
 from .structured import StructuredOutputs
@@ -58,6 +58,7 @@ class GrammarMatcher:
     def __init__(self, of: Grammar, state: Any, masked: int, vocab_size: int, ends: Sequence[int]) -> None:
         self._of, self._state, self._masked, self._vocab_size, self._ends = of, state, masked, vocab_size, ends
         self._end = pack((token for token in ends if token < vocab_size), vocab_size)
+        self._last = np.uint32((1 << (vocab_size - 1) % 32 + 1) - 1)  # the vocabulary's part of a mask's last word
         self._none = np.zeros_like(self._end)
         self._masks, self._reasons = dict[tuple[int, ...], Bitmask](), dict[tuple[int, ...], str]()
         self._first, self._emitted = state.deep_copy(), list[int]()
@@ -128,11 +129,12 @@ class GrammarMatcher:
             row = np.zeros(words(self._masked), dtype=np.uint32)
             self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             found = row[: len(self._end)]
+            found[-1] &= self._last
             if (found & self._end).any() and not self._state.is_accepting():
                 found &= ~self._end  # a grammar may name such a token, but the text would end with it
         if self._state.is_error():  # a limit is reached, or no token can continue
             found, self._reasons[path] = self._none, self._error()
-        elif not unpack(found, self._vocab_size).any():
+        elif not found.any():
             self._reasons[path] = "this model's tokens cannot write it"
         return found
 

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
 
+def values(data: Any) -> Iterator[Any]:
+    """Yield JSON data and every value within it."""
+    waiting = [data]
+    while waiting:
+        yield (one := waiting.pop())
+        waiting += inner(one)
+
+
+def inner(data: Any) -> list[Any]:
+    """Return the values of an object or the items of an array."""
+    if isinstance(data, Mapping):
+        return list(data.values())
+    return list(data) if isinstance(data, list | tuple) else []
+
+
 def is_finite(schema: Any) -> bool:
-    """Return whether a JSON schema may have a finite instance; False only if it surely has none."""
-    return _is_finite(schema, schema, {})
+    """Return whether a JSON schema may have a finite instance; False only if it surely has none.
+
+    The schemas that may have one are the least fixed point: those that need no other, then those that need only these.
+    """
+    waiting = [each for each in values(schema) if isinstance(each, Mapping)]
+    found, users = set[int](), defaultdict[int, list[Any]](list)
+    for each in waiting:
+        for part in (part for ways in _needs(each, schema) for way in ways for part in way):
+            users[id(part)].append(each)
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in found and _follows(_needs(each, schema), found):
+            found.add(id(each))
+            waiting += users[id(each)]
+    return _is_known(schema, found)
 
 
-def _is_finite(schema: Any, root: Any, known: dict[int, bool]) -> bool:
-    """Return it for a schema within `root`; `known`: what was found, and False for the schemas around this one."""
-    if not isinstance(schema, Mapping):
-        return schema is not False
-    if known.get(id(schema)) is not None:
-        return known[id(schema)]
-    known[id(schema)] = False
-    needed = [*_list(schema.get("allOf")), _target(schema.get("$ref"), root)]
-    found = all(_is_finite(each, root, known) for each in needed)
+def _follows(needs: Iterable[list[list[Any]]], found: Set[int]) -> bool:
+    return all(any(all(_is_known(part, found) for part in way) for way in ways) for ways in needs)
+
+
+def _is_known(schema: Any, found: Set[int]) -> bool:
+    return id(schema) in found if isinstance(schema, Mapping) else schema is not False
+
+
+def _needs(schema: Mapping[str, Any], root: Any) -> Iterator[list[list[Any]]]:
+    """Yield, for each thing that an instance needs, the ways to have it: each is schemas of what it contains."""
+    yield [[*_list(schema.get("allOf")), _target(schema.get("$ref"), root)]]
     for name in ("anyOf", "oneOf"):
-        ways = _list(schema.get(name))
-        found = found and (not ways or any(_is_finite(each, root, known) for each in ways))
+        if union := _list(schema.get(name)):
+            yield [[each] for each in union]
     types = schema.get("type", "any")
-    ways = [_parts(schema, kind) for kind in (types if isinstance(types, list) else [types])]
-    found = found and any(all(_is_finite(each, root, known) for each in parts) for parts in ways)
-    if found:
-        known[id(schema)] = True
-    else:  # within another schema around it, it may be found otherwise
-        del known[id(schema)]
-    return found
+    yield [_parts(schema, kind) for kind in (types if isinstance(types, list) else [types])]
 
 
 def _parts(schema: Mapping[str, Any], kind: Any) -> list[Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
 
 from specbuild.runtime.errors import OptionError, shown
+
+from .schemas import inner, values
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_BYTES = 1 << 18  # maximum bytes in UTF-8 of a schema, a regex, a grammar, or all choices
@@ -150,7 +152,7 @@ def _schema(name: str, value: Any) -> str:
     if not isinstance(schema, Mapping):
         raise OptionError(f"structured_outputs: {name} must be a JSON schema, an object, not {shown(schema)}")
     text = _written(name, schema)
-    for found in _values(schema):
+    for found in values(schema):
         reference = found.get("$ref") if isinstance(found, Mapping) else None
         if isinstance(reference, str) and not reference.startswith("#"):
             told = shown(reference)
@@ -189,24 +191,10 @@ def _tag(value: Any) -> str:
     return _written("structural_tag", tag)
 
 
-def _values(value: Any) -> Iterator[Any]:
-    """Yield JSON data and every value within it."""
-    waiting = [value]
-    while waiting:
-        yield (one := waiting.pop())
-        waiting += _inner(one)
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
-
-
 def _deeper_than(value: Any, depth: int) -> bool:
     level = [value]
     for _ in range(depth + 1):
-        level = [inner for each in level for inner in _inner(each)]
+        level = [part for each in level for part in inner(each)]
         if not level:
             return False
     return True

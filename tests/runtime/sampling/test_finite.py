@@ -61,6 +61,15 @@ def test_of_schemas(rules: Bodies, data: st.DataObject) -> None:
 TOKENIZER = Tokenizers(vocabulary()).tokenizer({})
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("end", [{"type": "null"}, {"$ref": "#/$defs/n0"}])
+def test_of_long_chains(order: int, end: dict[str, Any]) -> None:
+    names = range(2000)[::order]
+    definitions = {f"n{name}": {"properties": {"a": reference(name + 1)}, "required": ["a"]} for name in names}
+    held = {name: {"type": "object", **body} for name, body in definitions.items()} | {"n2000": end}
+    assert schemas.is_finite({"$defs": held, **reference(0)}) == ("type" in end)
+
+
 def accepts_nothing(text: str) -> bool | None:
     try:
         return bool(compiled(TOKENIZER, text).is_accepting())
