@@ -24,6 +24,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
+TIERS = ("fast", "slow", "nightly", "soak")
 SKIPS = (  # what CI's machine lacks
     "NVIDIA GPU",
     "TensorRT's headers",
@@ -44,8 +45,7 @@ PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier`: which tests run, see CONTRIBUTING.md; `--made`: what `make test-all` takes from `make test`."""
-    tiers = ("fast", "slow", "all", "soak")
-    parser.addoption("--tier", choices=tiers, default="all", help="all: the fast and the slow ones; soak: the longest")
+    parser.addoption("--tier", choices=(*TIERS, "all"), default="all", help="all: every tier but the soak")
     parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in SKIPS")
     parser.addoption("--made", type=Path, help="where shared files are kept for another run of the same sources")
 
@@ -76,7 +76,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a tier's tests, the long files first: processes that have one at a time end at about the same time then."""
     wanted = config.getoption("--tier")
-    kept = [item for item in items if tier_of(item) in {"all": ("fast", "slow")}.get(wanted, (wanted,))]
+    kept = [item for item in items if tier_of(item) in (TIERS[:-1] if wanted == "all" else (wanted,))]
     if wanted == "soak":
         drawn = {item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
         kept = [item for item in items if tier_of(item) == "soak" or item in drawn]
@@ -86,9 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def tier_of(item: pytest.Item) -> str:
-    """fast, slow or soak: a mark may name the only parameters that it is for, or those that it is not for (`but`)."""
+    """The longest of TIERS that a mark names: it may be for some parameters only, or for all `but` some."""
     name = item.name.partition("[")[2].removesuffix("]")
-    for tier in ("soak", "slow"):
+    for tier in reversed(TIERS):
         for mark in item.iter_markers(tier):  # of the function, and of its parameters
             only, but = mark.kwargs.get("only", (name,)), mark.kwargs.get("but", ())
             if name in only and name not in but:

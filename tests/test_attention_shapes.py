@@ -84,7 +84,7 @@ def request(index: int, speculation: str | None = None) -> tuple[list[int], Samp
     return prompt, SamplingParams(NEW_TOKENS, seed=index, temperature=temperature, speculation=speculation or tree)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("shape", "precision"), _cases)
 def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, precision: str) -> None:
     """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""
@@ -100,7 +100,7 @@ def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, pre
     assert [result.token_ids for result in results] == [expected[index] for index in indices]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "shape", [pytest.param(each, marks=() if each in {"wide", "odd"} else _soak) for each in SHAPES]
 )

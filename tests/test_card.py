@@ -15,17 +15,17 @@ QUICK = ["runtime/backends/gpu", "runtime/backends/kernels", "plugins/test_walk.
 TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu/proof.sh has them
 
 
-@pytest.mark.slow  # the stand-in takes half a minute to compile
+@pytest.mark.nightly  # the stand-in takes half a minute to compile
 def test_the_stand_in_is_as_strict_as_a_driver(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "support/card/checks.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_driver_refuses_leaves_nothing_behind(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "support/card/refusals.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 
@@ -35,7 +35,7 @@ def test_all_that_is_for_a_gpu(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "-mgpu", *TESTS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flavours_on_the_stand_in(card: dict[str, str], tmp_path: Path) -> None:
     """NVRTC's code is loaded and launched by cuda.core and by the driver's bindings."""
     out = tmp_path / "probe.json"

@@ -58,12 +58,12 @@ def decode(card: dict[str, str], asked: dict[str, Any], **more: Any) -> dict[str
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "support/card/runtimes.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ways", [WAYS[::3], pytest.param(WAYS[1:3], marks=pytest.mark.soak)], ids=["some", "others"])
 def test_tokens_are_the_cpu_s(
     card: dict[str, str], built: Path, asked: dict[str, Any], ways: list[dict[str, Any]]
@@ -84,7 +84,7 @@ def test_tokens_are_the_cpu_s(
     assert set(found["left"].values()) == {0}, found["left"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.soak
 @pytest.mark.parametrize("built", [RTX], indirect=True)
 def test_what_was_compiled_is_kept(card: dict[str, str], built: Path, asked: dict[str, Any], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.speculation.tree import Tree
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 Make = Callable[..., Path]
 DEPTH, NEW_TOKENS, MASK = 4, 16, 4096

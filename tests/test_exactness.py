@@ -74,7 +74,7 @@ def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.mark.soak(only=ALIKE)
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", WAYS)
 def test_greedy_equals_transformers(
     engine: Engine, tokens: list[list[int]], references: list[list[int]], tree: str
@@ -94,7 +94,7 @@ def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParam
 
 
 @pytest.mark.soak(only=ALIKE)
-@pytest.mark.slow(but=("model-batch4-topk:4,4",))
+@pytest.mark.nightly(but=("model-batch4-topk:4,4",))
 @pytest.mark.parametrize("tree", TREES)
 def test_sampling_equals_plain_decoding(
     engine: Engine, tokens: list[list[int]], sampled: tuple[list[SamplingParams], list[list[int]]], tree: str
@@ -109,7 +109,7 @@ def test_sampling_equals_plain_decoding(
     assert case.exact, case.divergences
 
 
-@pytest.mark.slow(but=("None-batch4",))
+@pytest.mark.nightly(but=("None-batch4",))
 def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]) -> None:
     one, other = (
         engine.generate(tokens[:6], SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed)) for seed in (1, 2)
@@ -117,7 +117,7 @@ def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]
     assert [r.token_ids for r in one] != [r.token_ids for r in other]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", TREES)
 def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
     bundle: Path, tokens: list[list[int]], tree: str
@@ -138,7 +138,7 @@ def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wider_trees_are_accepted_further(bundle: Path, tokens: list[list[int]]) -> None:
     lengths = {}
     with Engine.load(bundle, drafter="model") as engine:
@@ -166,7 +166,7 @@ def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: f
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) -> None:
     """χ² of 20,000 first tokens against softmax; a sampler at another temperature fails it."""
     import numpy as np

@@ -41,7 +41,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_planted_imports_fail_the_lint(tmp_path: Path) -> None:
     """Each of them inside a function, where it would do no harm before it is called."""
     for path in modules():

@@ -55,7 +55,7 @@ sys.exit(status)
         ["inspect", "{}"],
         ["--help"],
         ["doctor"],
-        pytest.param(["tune", "{}", "-n", "8"], marks=pytest.mark.slow),
+        pytest.param(["tune", "{}", "-n", "8"], marks=pytest.mark.nightly),
         BENCH,
     ],
 )

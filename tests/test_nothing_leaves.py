@@ -83,7 +83,7 @@ def test_generate(start: Callable[..., subprocess.Popen[str]], bundle: Path, hom
     assert text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_build(
     start: Callable[..., subprocess.Popen[str]], make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_build(
     assert program.returncode == 0, complaints
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_serve(start: Callable[..., subprocess.Popen[str]], bundle: Path) -> None:
     """A server is watched until after the first upload: it lives long enough for many."""
     with socket.create_server(("127.0.0.1", 0)) as free:

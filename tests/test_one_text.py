@@ -34,7 +34,7 @@ def asked(index: int, speculation: str | None = None) -> tuple[int, SamplingPara
     return number, SamplingParams(NEW_TOKENS, seed=index, speculation=speculation or tree, **how)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [24, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_no_text_differs(exact: Path, prompts: list[str], count: int) -> None:
     """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""

@@ -48,7 +48,7 @@ def shell_blocks() -> list[Any]:
     def marks(script: str) -> list[Any]:
         if builds.search(script) and ("bash", script) not in readme:
             return [pytest.mark.soak]
-        return [pytest.mark.slow] if slow.search(script) else []
+        return [pytest.mark.nightly] if slow.search(script) else []
 
     return [pytest.param(script, marks=marks(script)) for script in blocks("bash")]
 

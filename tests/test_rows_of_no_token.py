@@ -120,7 +120,7 @@ def test_a_bias_or_a_prompt_that_names_one_is_refused(padded: Padded) -> None:
         engine.generate([[ROWS - 1]], SamplingParams(4))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nor_on_a_card(padded: Padded, card: dict[str, str], tmp_path: Path) -> None:
     """A device chooses what a CPU does, and that is a token."""
     sources = [f"--{name}={padded.folder / name}" for name in ("target", "draft")]

@@ -55,7 +55,7 @@ def texts(engine: Engine, some: list[dict[str, Any]], temperature: float, specul
 
 
 @pytest.mark.soak(only=("0",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_thirty_of_the_set(one: Engine, four: Engine, temperature: float) -> None:
     """Every finished text validates and is read again; tokens are plain decoding's, alone and in batches, any tree."""
@@ -74,7 +74,7 @@ def test_thirty_of_the_set(one: Engine, four: Engine, temperature: float) -> Non
         assert [r.token_ids for r in got] == [r.token_ids for r in expected], speculation
 
 
-@pytest.mark.slow(but=("auto", "topk:3,2"))
+@pytest.mark.nightly(but=("auto", "topk:3,2"))
 @pytest.mark.parametrize("speculation", ["auto", "chain:4", "topk:3,2", "best:8"])
 def test_a_form_is_valid_json_and_ends(four: Engine, speculation: str) -> None:
     """Beside a free text; trees verified with linear masks gave others (TensorRT-LLM 18892)."""
@@ -98,7 +98,7 @@ def test_long_keys_take_few_rounds(one: Engine) -> None:
     assert told.mean_acceptance_length > 2
 
 
-@pytest.mark.slow(but=("0.0-auto", "1.0-best:8"))
+@pytest.mark.nightly(but=("0.0-auto", "1.0-best:8"))
 @pytest.mark.parametrize("speculation", ["auto", "best:8"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_after_its_token_the_constraint_begins_wherever_that_lies(
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said_before_anything_runs_and_nobody_else_is_touched(f
     assert len(handle.result().token_ids) == 40
 
 
-@pytest.mark.slow(but=("chain:8",))
+@pytest.mark.nightly(but=("chain:8",))
 @pytest.mark.parametrize("speculation", ["auto", "chain:8", "best:8"])
 def test_drafts_that_do_not_fit_the_structure_are_never_accepted(four: Engine, speculation: str) -> None:
     """The prompt is what lookup drafts from, and most of it illegal; that ended engines (vLLM 27969, 47025)."""

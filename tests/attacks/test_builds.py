@@ -41,7 +41,7 @@ def remove(target: Path) -> None:
     (target / "model.safetensors").unlink()
 
 
-@pytest.mark.slow(but=("checkpoints-overwrite", "checkpoints-shorten", "checkpoints-remove"))
+@pytest.mark.nightly(but=("checkpoints-overwrite", "checkpoints-shorten", "checkpoints-remove"))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("change", [overwrite, shorten, remove])
 @pytest.mark.parametrize("stage", ["checkpoints", "target: export"])

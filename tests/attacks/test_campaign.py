@@ -45,7 +45,7 @@ def campaign(tmp_path: Path) -> Campaign:
     return Campaign(Bench(tmp_path, tmp_path), SEED, tmp_path / "findings")
 
 
-@pytest.mark.parametrize("classes", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
+@pytest.mark.parametrize("classes", [FAST, pytest.param(SLOW, marks=pytest.mark.nightly)], ids=["fast", "slow"])
 def test_every_class_runs(classes: tuple[str, ...], bundle: Path, campaign: Campaign, tmp_path: Path) -> None:
     campaign.bench = Bench(tuned(bundle, tmp_path), tmp_path)
     campaign.replay([(name, number) for number in (1, 3) for name in classes])
@@ -73,7 +73,7 @@ def test_memory_without_end_is_found(campaign: Campaign, monkeypatch: pytest.Mon
     assert "memory: more than # MiB" in signature
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path) -> None:
     """One status for findings, one for none, one where nothing could be tried; and the same findings again."""
 

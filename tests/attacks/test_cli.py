@@ -22,7 +22,7 @@ LIMIT = 60
         ["inspect", "{}", "--json"],
         ["inspect", "{}"],
         ["generate", "{}", "-p", "import os", "-n", "64"],
-        pytest.param(["bench", "{}", "--num-prompts", "1", "-n", "4", "--json"], marks=pytest.mark.slow),
+        pytest.param(["bench", "{}", "--num-prompts", "1", "-n", "4", "--json"], marks=pytest.mark.nightly),
         ["doctor"],
         ["--help"],
     ],

@@ -117,7 +117,7 @@ def growth(bundle: Path, count: int, before: set[threading.Thread]) -> int:
     return memory() - start
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.soak)])
 def test_dropped_engines_leave_nothing(bundle: Path, count: int) -> None:
     before = set(threading.enumerate())

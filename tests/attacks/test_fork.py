@@ -96,7 +96,7 @@ engine.close()
 """
 
 
-@pytest.mark.slow(but=("used",))
+@pytest.mark.nightly(but=("used",))
 @pytest.mark.parametrize("how", ["used", "unused", "dropped"])
 def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: str) -> None:
     command = [sys.executable, "-c", REAL, str(bundle), how]

@@ -187,7 +187,7 @@ def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> SignalsAtt
 
 
 @pytest.mark.soak(only=tuple(f"{name}-{seed}" for name in ("build", "distill") for seed in range(4)))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["build", "tune", "generate", "distill"])
 def test_at_random_moments(attack: SignalsAttack, tmp_path: Path, name: str, seed: int) -> None:

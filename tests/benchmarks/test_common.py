@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import common
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 LEAVES = st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 RESULTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=60)
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.common import serving
 from benchmarks.serve import http_overhead
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_server_is_held_against_the_engine(bundle: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_smoke(host: KernelLibrary, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cpu import never_slower, pairs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 FIGURES = {
     "pairs",
     "loads",

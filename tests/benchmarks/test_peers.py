@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.peers import conversion, run, table, worker
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 TOY = """
 import os
 from protocol import Decoded, serve

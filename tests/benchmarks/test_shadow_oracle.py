@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.serve import shadow_oracle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_honest_requests_are_equal_and_a_flipped_weight_is_found_at_once(bundle: Path) -> None:

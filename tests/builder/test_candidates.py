@@ -16,7 +16,7 @@ from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import OptionError
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_build_takes_the_best(
     make_sharp_checkpoint: Callable[..., Path],
     tmp_path: Path,

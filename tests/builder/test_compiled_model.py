@@ -65,7 +65,7 @@ def test_a_precision_is_called_as_it_was_asked_for(fields: dict[str, Any], found
     assert compiled_model._precision(config(**fields), "target", numbers) == called
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildContext]) -> None:
     """Heads of 20 lie 24 wide in the cache."""
@@ -80,7 +80,7 @@ def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildCont
     assert len(target.references.each) == len(target.references.logits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_quantized_pair_is_timed_when_its_weights_are_gone(
     context: Callable[..., BuildContext], monkeypatch: pytest.MonkeyPatch

@@ -71,7 +71,7 @@ def greedy(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.soak(only=("mha, tied, llama3, shards, padded; linear", "odd, linear; odd, biases"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make, tmp_path: Path, name: str) -> None:
     target_fields, draft_fields = PAIRS[name]
@@ -143,7 +143,7 @@ class Interrupted(BaseException):
     """Like KeyboardInterrupt, no Exception."""
 
 
-@pytest.mark.slow(only=("check-error3",))
+@pytest.mark.nightly(only=("check-error3",))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize(
     ("stage", "error"),
@@ -198,7 +198,7 @@ def test_a_rename_that_fails_brings_the_older_bundle_back(
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_force_replaces(tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "b" / "stray").write_text("of the older bundle")
@@ -224,7 +224,7 @@ def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = reference.text_logits
@@ -240,7 +240,7 @@ def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_precision_that_changes_too_much_stops_the_build(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +251,7 @@ def test_a_precision_that_changes_too_much_stops_the_build(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_positions_that_depend_on_the_length_are_exact_up_to_it_and_refused_beyond(
     make_sharp_checkpoint: Make, tmp_path: Path
 ) -> None:

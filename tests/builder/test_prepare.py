@@ -79,7 +79,7 @@ def test_each_kind_of_draft_has_its_name(
     assert list(prepare(config(target)).models) == ["target"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, eagle: Path, tmp_path: Path) -> None:
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
     for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):

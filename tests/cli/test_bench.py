@@ -61,7 +61,7 @@ def test_one_run_and_all_its_outputs(specbuild: Specbuild, bundle: Path, tmp_pat
         assert shown in page.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_without_a_draft(specbuild: Specbuild, tiny_bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a a a a"}\n\n{"prompt": "b b", "max_new_tokens": 4}\n', encoding="utf-8")

@@ -157,7 +157,7 @@ def test_a_bad_checkpoint_is_refused(specbuild: Specbuild, checkpoint: Path, pla
     assert snapshot(place) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_bad_draft_is_refused(specbuild: Specbuild, tiny: Path, checkpoint: Path, place: Path) -> None:
     weights(set_nan)(checkpoint)
@@ -221,7 +221,7 @@ def test_a_full_disk(
 
 
 @pytest.mark.soak(only=("15", "1"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:
     shutil.copytree(tiny_bundle, place / "b")
@@ -243,7 +243,7 @@ def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, plac
     assert snapshot(place) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_report(specbuild: Specbuild, tiny: Path, place: Path) -> None:
     arguments = ["--target", tiny, "--max-seq-len", 2, "--max-batch-size", 1, "--tree", "chain:2"]
     outcome = specbuild("build", *arguments, "-o", place / "new" / "b", "--json")
@@ -268,7 +268,7 @@ def test_the_summary(specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place:
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_build_is_tuned(specbuild: Specbuild, tiny: Path, place: Path) -> None:
     """Of a pair whose draft is its target: what is shown of it, and what `auto` is from then on."""
@@ -324,7 +324,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_fp8_caches_in_pages(
     specbuild: Specbuild,

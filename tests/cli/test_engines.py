@@ -41,7 +41,7 @@ def engines(
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_layer_of_both_models_is_shown(specbuild: Specbuild, engines: Path, used: int) -> None:
     found = json.loads(specbuild("inspect", engines, "--json").out)
     manifest, report = found["manifest"], found["report"]
@@ -68,7 +68,7 @@ def test_every_layer_of_both_models_is_shown(specbuild: Specbuild, engines: Path
     assert {plan["batch_size"] for plan in report["memory"]["plans"]} == {1, 2, 4}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_graph_of_a_round_is_shown(specbuild: Specbuild, engines: Path) -> None:
     outcome = specbuild("inspect", engines, "--device-loop")
     assert (outcome.status, outcome.err) == (0, "")
@@ -103,7 +103,7 @@ def test_refused_before_anything_is_built(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table(specbuild: Specbuild, engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     shown = specbuild("inspect", engines).out
@@ -116,7 +116,7 @@ def test_the_table(specbuild: Specbuild, engines: Path, monkeypatch: pytest.Monk
         assert words in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_no_gpu
 def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> None:
     for command in (("generate", engines, "-p", "x"), ("verify", engines)):
@@ -125,7 +125,7 @@ def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> Non
     assert "which has no threads" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_engines_that_are_not_what_was_built(specbuild: Specbuild, engines: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(engines, tmp_path / "copy.bundle"))
     rewrite(copy, lambda m: replace(m, engines={n: replace(e, version="1.2") for n, e in m.engines.items()}))
@@ -134,7 +134,7 @@ def test_engines_that_are_not_what_was_built(specbuild: Specbuild, engines: Path
     assert "target/model.plan" in specbuild("inspect", copy).refusal()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dry_run_says_what_is_built(specbuild: Specbuild, engines: Path, pair: Path, tmp_path: Path) -> None:
     models = ("--target", pair / "target", "--draft", pair / "draft", "--backend", "tensorrt-rtx")
     plan = json.loads(specbuild("build", *models, "-o", tmp_path / "x", "--cuda-arch", "89", "--dry-run", "--json").out)

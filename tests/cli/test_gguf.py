@@ -45,7 +45,7 @@ def logits(bundle: Path) -> np.ndarray:
 
 
 @pytest.mark.soak(only=("F32",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_bundle_of_a_gguf_is_that_of_its_weights(
@@ -76,7 +76,7 @@ def test_a_bundle_of_a_gguf_is_that_of_its_weights(
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_gguf_drafts(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
     draft, asked = write_gguf(plain, tmp_path / "draft.gguf", "F16"), ("--target", plain, "--draft")
@@ -157,7 +157,7 @@ def test_other_commands_refuse_a_bad_gguf(
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_pair_and_distill_take_a_gguf(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
     path = write_gguf(plain, tmp_path / "model.gguf", "Q8_0")

@@ -48,7 +48,7 @@ def test_a_chat_template_is_seen(specbuild: Specbuild, tiny_bundle: Path) -> Non
     assert line.split()[-1] == "yes"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_what_quantization_cost(specbuild: Specbuild, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """In words for a person, as JSON for a machine, and a clear line where nothing was quantized."""

@@ -51,7 +51,7 @@ def built(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_nvrtc
 def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     manifest = Bundle.open(built).manifest
@@ -67,7 +67,7 @@ def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     assert report["compiler"] == f"NVRTC {nvrtc.compiler_version()}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_nvrtc
 def test_inspect_shows_them(specbuild: Specbuild, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -11,7 +11,7 @@ from command_line import Specbuild
 from specbuild.measure.tuning import tune
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_and_what_follows_from_it(specbuild: Specbuild, bundle_copy: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')

@@ -39,7 +39,7 @@ def test_another_model_is_a_real_divergence(specbuild: Specbuild, bundle: Path, 
     assert "real" in line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_bundle_without_a_draft(specbuild: Specbuild, tiny_bundle: Path, tiny: Path) -> None:
     outcome = specbuild("verify", tiny_bundle, "--hf", tiny, "-n", 200, "--json")
     assert (outcome.status, outcome.err) == (0, "")

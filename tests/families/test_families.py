@@ -89,7 +89,7 @@ UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3
 
 
 @pytest.mark.soak(only=("phi3",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama-mqa-rope-llama3", "qwen2-yarn-window", "qwen3", "gemma3", "phi3"])
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
     decodes_exactly(make_family, tmp_path, prompts[:FEW], name)
@@ -114,7 +114,7 @@ def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest
 
 
 @pytest.mark.soak(only=("144", "256"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("head_dim", [80, 144, 256])
 def test_wide_heads_have_a_class(make_family: Callable[..., Path], tmp_path: Path, head_dim: int) -> None:
     """Gemma's 256 columns a head are added up otherwise over 64 rows than over more; a text may be short or long."""
@@ -167,7 +167,7 @@ def decodes_exactly(make_family: Callable[..., Path], tmp_path: Path, prompts: l
 
 
 @pytest.mark.soak(only=("gemma2", "llama-mqa-rope-llama3", "phi3", "smollm3"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_rtx
 @pytest.mark.parametrize("name", UNLIKE)
 def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
@@ -206,7 +206,7 @@ def compiles_whole(make_family: Callable[..., Path], tmp_path: Path, name: str) 
 
 @pytest.mark.soak(only=("glm", "mixtral"))
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model_type", ["gpt2", "glm", "mixtral"])
 def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, model_type: str) -> None:
     """What is exported otherwise compiles too: learned positions, another rotation, experts."""
@@ -220,7 +220,7 @@ def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, mod
 
 
 @pytest.mark.soak(only=("glm-fields1",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model_type", "fields"),
     [
@@ -237,7 +237,7 @@ def test_others(make_family: Callable[..., Path], tmp_path: Path, model_type: st
     assert all(case["exact"] for case in report["exactness"]["cases"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_text_to_the_last_learned_position(make_family: Callable[..., Path], tmp_path: Path) -> None:
     """Trees reach past a table of positions that ends with the longest text; what they hold there is never emitted."""
     fields = {"n_layer": 1, "max_position_embeddings": 48}

@@ -102,7 +102,7 @@ def test_a_step_is_run_after_its_rows(load: Callable[[str, int], Executor]) -> N
         timed_step(draft, 64, draft.spec.capacity - 63)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_device_the_graph_alone_is_timed(tmp_path: Path) -> None:
     device = HostDevice()
     target = executor("target", device, tmp_path, 2)
@@ -117,7 +117,7 @@ def test_on_a_device_the_graph_alone_is_timed(tmp_path: Path) -> None:
         timed_step(target, 4, CAPACITY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_that_no_graph_may_hold_is_timed_as_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueuedModel, "capturable", False)
     device = HostDevice()

@@ -58,7 +58,7 @@ def test_a_candidate_ten_per_cent_slower_is_rolled_back_within_2000_requests(sig
     assert (on < back).sum() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_equal_arms_are_rolled_back_no_more_often_than_alpha_and_are_promoted() -> None:
     back, on = run(200, 2000, seed=2)
     assert np.isfinite(back).sum() <= ALPHA * 200

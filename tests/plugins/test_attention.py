@@ -60,7 +60,7 @@ TYPES = [(Dtype.F16,) * 2, (Dtype.BF16,) * 2, (Dtype.F16, Dtype.E4M3), (Dtype.BF
 FIRST = [f"host-dtypes{t}-{size}-{2 * NODES[(t + s) % 4]}rows" for t in range(4) for s, size in enumerate(SIZES)]
 
 
-@pytest.mark.slow(but=FIRST)
+@pytest.mark.nightly(but=FIRST)
 @pytest.mark.parametrize("nodes", NODES, ids=lambda n: f"{2 * n}rows")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtypes", TYPES)
@@ -190,7 +190,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
     assert values[1].tobytes() == case.value_cache[1].tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("past", [-1, 0, 2**30], ids=["negative", "one past the last", "far"])
 @pytest.mark.parametrize(
     ("nodes", "tree", "window", "seen"),

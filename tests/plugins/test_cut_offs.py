@@ -12,7 +12,7 @@ from device import HostKernels
 from specbuild.runtime.sampling.sampler import SamplingParams
 
 
-@pytest.mark.slow(but=("0.0-0.5-7-0.7", "0.3-0.97-40-4.0", "0.0-0.01-0-0.1"))
+@pytest.mark.nightly(but=("0.0-0.5-7-0.7", "0.3-0.97-40-4.0", "0.0-0.01-0-0.1"))
 @pytest.mark.parametrize("spread", [0.1, 0.7, 4.0])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 40])
 @pytest.mark.parametrize("top_p", [1.0, 0.01, 0.5, 0.97])

@@ -44,7 +44,7 @@ def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
     return np.array([[legal_tokens(rng, kind, vocab) for kind in nodes] for nodes in kinds])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SIZES = {"a.whl": 0, "b.whl": 900_000, "c.whl": 2_500_000}
 
 

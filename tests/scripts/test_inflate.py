@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 VOCAB, WIDE = 4096, "hidden=96,layers=5,intermediate=80,heads=12,kv_heads=3,head_dim=16,vocab=4100"
 GROUPS = ["heads=4,kv_heads=2", "heads=6,kv_heads=2", "heads=8,kv_heads=2", "heads=6,kv_heads=6", "heads=12,kv_heads=4"]
 SHAPES = st.tuples(

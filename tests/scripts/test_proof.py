@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from device import gpus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 Stage = Callable[..., dict[str, Any]]
 
 

@@ -13,7 +13,7 @@ from tiny_gguf import TEMPLATE, write_gguf
 from specbuild.builder.frontend.checkpoint import find
 from specbuild.runtime.bundle.bundle import sha256_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 LINKS = {
     "[a](cost.md)": "[a](cost.md)",
     "[a](../internals/policy.md#a-batch)": "[a](../internals/policy.md#a-batch)",

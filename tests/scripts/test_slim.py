@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 NAMES = b"\0.nv_fatbin\0.shstrtab\0"
 
 

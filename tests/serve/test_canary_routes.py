@@ -71,7 +71,7 @@ def test_a_server_without_one_has_none_and_keys_are_asked_for(make_client: Make)
     assert keyed.get("/canary", headers={"Authorization": "Bearer k"}).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_server_goes_on_with_its_canary(bundle: Path, tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     flags = {"port": 0, "canary": "speculation=chain:2", "canary-weight": 50, "canary-ignore": ["ttft"]}

@@ -16,7 +16,7 @@ from serving import Server
 
 from specbuild.runtime import Bundle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 TOOL: Any = {"name": "weather", "strict": True, "parameters": SCHEMA}
 CALLED = {"tool_choice": "required", "parallel_tool_calls": False}
 TEXT: dict[str, Any] = {"model": "pycode", "prompt": "def main(", "max_tokens": 8, "temperature": 0}

@@ -118,7 +118,7 @@ def test_an_engine_decodes_within_what_it_says(engine: Engine, log: Log) -> None
     assert 0 < told.num_draft_tokens <= 4 * told.num_spec_steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_tells_of_its_objectives(bundle: Path, tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     config.write_text("port: 0\nslo: [ttft=30, 'tpot=1e-9,p50']\n")

@@ -193,7 +193,7 @@ def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
     assert cost == pytest.approx(spent / 1000, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, file: Path, stream: bool) -> None:
     answered, enough = list[str](), threading.Event()

@@ -254,7 +254,7 @@ def test_what_is_offered_is_a_share_of_whole_texts_and_bounded(log: Log, share: 
     assert least <= len(engine.asked) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_settles_its_texts(bundle: Path) -> None:
     with Server(str(bundle), "--port", "0", "--shadow", "1") as server, server.client() as client:
         for seed in range(12):

@@ -86,7 +86,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     until(lambda: load(server)[0] == 0, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
     body = json.dumps(LONG | {"stream": True, "return_token_ids": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"

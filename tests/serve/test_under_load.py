@@ -72,7 +72,7 @@ def asked(seed: int, count: int, prompts: Sequence[str]) -> list[Case]:
     return cases(seed, count, [prompt for prompt in prompts if 0 < len(prompt) < 400])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_crowd(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
     with Server(str(bundle), *FLAGS) as server:
         outcomes = Crowd(server.url, 8).wave(asked(1, 60, prompts))
@@ -108,7 +108,7 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
     with Server(str(bundle), *FLAGS) as server:
         command = [sys.executable, "-c", READER, server.url.removeprefix("http://")]
@@ -130,7 +130,7 @@ def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
         assert not server.other
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_under_load_leaves_nobody_without_an_answer(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
     """What was accepted is finished; what came later is told so, or finds nobody listening."""
     twenty = threading.Event()

@@ -36,7 +36,7 @@ def graph() -> ir.Model:
     return fused(random_model("llama", num_hidden_layers=1), CAPACITY).clone()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
     found = check_graph(graph, CAPACITY, model, "fp32", References.of(model, PROMPTS, 4, []))
     assert found.difference is not None

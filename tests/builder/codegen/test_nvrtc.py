@@ -79,7 +79,7 @@ def cubins() -> list[Cubin]:
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_nvrtc
 def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
     stems = {source.stem for source in nvrtc.sources()}
@@ -89,7 +89,7 @@ def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
     assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90/{name}" for name in shaped)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_nvrtc
 def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
     for cubin in cubins:
@@ -100,7 +100,7 @@ def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
     assert shaped == ["tree_attention_BF16_E4M3_d256_r32"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_nvrtc
 def test_the_bytes_depend_on_the_sources_alone(
     cubins: list[Cubin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +210,7 @@ def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.Mon
         nvrtc.sources()
 
 
-@pytest.mark.slow(but=("options0-0-nothing to compile",))
+@pytest.mark.nightly(but=("options0-0-nothing to compile",))
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 @pytest.mark.parametrize(
     ("options", "status", "words"),
@@ -231,7 +231,7 @@ KEPT = {"nvcc's own": ("walk",), "90": ("walk", "attention")}  # sources that ar
 
 
 @pytest.mark.soak(only=[f"{by}-{each.stem}" for by, kept in KEPT.items() for each in SOURCES if each.stem not in kept])
-@pytest.mark.slow(but=("90-walk", "nvcc's own-walk"))
+@pytest.mark.nightly(but=("90-walk", "nvcc's own-walk"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("architecture", [[], ["-arch=sm_90"]], ids=["nvcc's own", "90"])

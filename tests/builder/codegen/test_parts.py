@@ -13,7 +13,7 @@ from specbuild.builder.lower import parts
 from specbuild.runtime.backends.gpu.parts import PARTS, PartsFile
 from specbuild.runtime.backends.onnx_graph import GraphFile
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

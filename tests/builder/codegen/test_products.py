@@ -36,7 +36,7 @@ def fused(model: Any) -> ir.Model:
     return graph
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
     found = count(fused(make_model(tie_word_embeddings=tied)), 4)
@@ -45,7 +45,7 @@ def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
     assert (found.head_dim, found.attention, found.experts) == (16, (Attention(0, 4, 2),), ())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)
@@ -61,13 +61,13 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
     assert after.bytes == weights + 4 * blocks + 4 * NORMS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_windows_apart() -> None:
     found = count(fused(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7))), 4)
     assert found.attention == (Attention(7, 4, 2),)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experts_apart() -> None:
     config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     found = count(fused(MixtralForCausalLM(config)), 4)

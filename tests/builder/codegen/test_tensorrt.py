@@ -53,7 +53,7 @@ def graphs(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
-@pytest.mark.slow(but=("draft, fp16-2",))
+@pytest.mark.nightly(but=("draft, fp16-2",))
 @needs_rtx
 @pytest.mark.parametrize(
     ("name", "layers"), [("draft, fp32", 2), ("draft, fp16", 2), ("draft, bf16", 2), ("target, fp16", 6)]
@@ -112,7 +112,7 @@ def test_profiles_are_in_order(sizes: tuple[int, int, int]) -> None:
         Profile("wrong", {"batch": sizes})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_rtx
 def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None:
     few, many = (make_profiles((1, *more), batch_size=1, chunk=512) for more in ((8,), (2, 4, 8, 16, 32, 64)))

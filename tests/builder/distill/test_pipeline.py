@@ -37,7 +37,7 @@ def stop_at(step: int) -> Callable[..., None]:
     return progress
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fields", [{"dtype": "bf16", "grad_accum": 2}, {"kind": "parallel", "on_policy": 0.5}])
 def test_interrupted_it_ends_with_the_same_weights(asked: Callable[..., Any], tmp_path: Path, fields: Any) -> None:
     config = asked(**fields)
@@ -56,7 +56,7 @@ def test_interrupted_it_ends_with_the_same_weights(asked: Callable[..., Any], tm
     assert not same(config.output, other.output)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     config = asked(steps=60, eval_every=30, save_every=5, device="cpu")
     killed = replace(config, output=tmp_path / "killed")
@@ -79,7 +79,7 @@ def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     assert same(config.output, killed.output)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
     config = asked(steps=60, eval_every=20, learning_rate=1e-2, generate=480, init="random", draft_vocab_size=4096)
     report = distill(config)
@@ -91,7 +91,7 @@ def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
     assert json.loads((config.output / "training.json").read_text()) == report
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
     first = asked(steps=2)
     distill(first)

@@ -54,7 +54,7 @@ def weights(student: ChainStudent) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in student.net.parameters()]
 
 
-@pytest.mark.slow(only=("fields1",))
+@pytest.mark.nightly(only=("fields1",))
 @pytest.mark.parametrize("fields", [{"grad_accum": 2}, {"on_policy": 0.5, "steps": 5}])
 def test_interrupted_it_goes_on_as_if_it_had_not_been(
     make_model: Callable[..., Any], trainer: Callable[..., Trainer], fields: dict[str, Any]
@@ -103,7 +103,7 @@ def test_without_tensorboard_there_is_no_log(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
     config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
     report = distill(config)

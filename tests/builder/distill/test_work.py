@@ -22,7 +22,7 @@ def at_the_third_step(what: str, done: int, *_: object) -> None:
         raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
     config = asked()
     with pytest.raises(InputError, match="drop --resume"):

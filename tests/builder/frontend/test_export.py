@@ -114,7 +114,7 @@ def test_windows_count_positions(model: Any) -> None:
             torch.testing.assert_close(tree[node], logits[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_rotation_is_exported_as_it_is(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
         def turn(x: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def weights(source: Path) -> dict[str, torch.Tensor]:
     return dict(load(find(str(source)), "sdpa").state_dict())
 
 
-@pytest.mark.slow(but=("Q4_1",))
+@pytest.mark.nightly(but=("Q4_1",))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
 def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf", kind)
@@ -50,7 +50,7 @@ def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Pa
         torch.testing.assert_close(got[name], weight, rtol=0, atol=0)
 
 
-@pytest.mark.slow(only=("qwen3",))
+@pytest.mark.nightly(only=("qwen3",))
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
     """Biases, norms of queries and keys, and rotary positions that nothing permutes."""
@@ -87,7 +87,7 @@ def test_what_lies_beside_a_gguf_is_not_read(
     assert not [path for path in found.folder.iterdir() if path.is_dir()]
 
 
-@pytest.mark.slow(only=("changes0-ends0", "changes2-ends2"))
+@pytest.mark.nightly(only=("changes0-ends0", "changes2-ends2"))
 @pytest.mark.parametrize(
     ("changes", "ends"),
     [({}, [0]), ({"tokenizer__ggml__eot_token_id": 7}, [0, 7]), ({"tokenizer__ggml__eot_token_id": 0}, [0])],
@@ -98,7 +98,7 @@ def test_texts_end_by_eos_and_by_the_end_of_a_turn(
     assert find(str(write_gguf(tiny, tmp_path / "a.gguf", **changes))).eos_token_ids() == ends
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_digits_are_cut_apart_where_the_file_says_so(tiny: Path, tmp_path: Path) -> None:
     """As SmolLM2's own tokenizer does: the spaces before a digit are one token, and "  4" is not " " and " 4"."""
     plain, digits = (
@@ -129,7 +129,7 @@ BAD = {
 }
 
 
-@pytest.mark.slow(but=("encoder", "layers", "no tokens", "merges that are none", "scaled positions"))
+@pytest.mark.nightly(but=("encoder", "layers", "no tokens", "merges that are none", "scaled positions"))
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
     changes, expected = BAD[case]
@@ -150,7 +150,7 @@ def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, tempora
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Path) -> None:
     other, path = tmp_path / "more", tmp_path / "a.gguf"
     other.mkdir()
@@ -164,7 +164,7 @@ def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Pat
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf")
     content = np.fromfile(path, np.uint8)
@@ -175,7 +175,7 @@ def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
         load(found, "sdpa")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf")
     found = find(str(path))

@@ -24,7 +24,7 @@ def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> Non
     same(copied, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
 
@@ -40,7 +40,7 @@ def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=7)
     for place in (3, 6):
@@ -49,7 +49,7 @@ def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monke
 
 
 @pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=5)
     kept = []

@@ -74,7 +74,7 @@ def share(slot: int, start: int, tree: Tree) -> StepInput:
 
 
 @pytest.mark.soak(only=("mha, tied, linear", "llama3", "gelu", "heads of 24, rotated outside"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
     model = make_model(**{"num_hidden_layers": 1} | VARIANTS[name])
@@ -92,7 +92,7 @@ def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) ->
     executor.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lanes_do_not_see_each_other(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     executor = compiled(model, tmp_path / "model.onnx", 3)

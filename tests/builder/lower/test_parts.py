@@ -11,7 +11,7 @@ from plugin_lowering import CAPACITY, MODELS, fused, make
 
 from specbuild.builder.lower import parts
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 LIKE = [name for name in MODELS if name not in ("gqa", "norms after the transpose, two tables")]  # for the soak
 
 

@@ -70,7 +70,7 @@ def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None =
 @pytest.mark.soak(
     only=("mqa, biases, llama3, tied", "norms of heads", "a rotated half", "a layer without rotation", "soft-cap")
 )
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_transformers(name: str) -> None:
@@ -85,7 +85,7 @@ def test_logits_are_transformers(name: str) -> None:
     assert ["cos,sin" in names for names in given] == [True, name != "a layer without rotation"]
 
 
-@pytest.mark.slow(but=("gqa",))
+@pytest.mark.nightly(but=("gqa",))
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])
 def test_logits_over_fp8_caches(name: str) -> None:
@@ -139,7 +139,7 @@ def test_types_and_operators(llama: tuple[Any, ir.Model], precision: str) -> Non
     assert {v.dtype for v in {*model.graph.initializers.values()} - tables} == {DTYPES[precision], ir.DataType.INT64}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_product_in_another_order_is_not_taken_whole() -> None:
     portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
     (node,) = (node for node in portable.graph if node.op_type == "TreeAttention")
@@ -150,7 +150,7 @@ def test_a_product_in_another_order_is_not_taken_whole() -> None:
     assert names[:4] == ["query", "key", "value", "past_key"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model_type", "fields", "reason"),
     [

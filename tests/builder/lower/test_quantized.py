@@ -101,7 +101,7 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
         assert ir.DataType.UINT8 not in {v.dtype for v in lowered.graph.initializers.values()}
 
 
-@pytest.mark.slow(only=[f"tied head-{precision}" for precision in SCHEMES])
+@pytest.mark.nightly(only=[f"tied head-{precision}" for precision in SCHEMES])
 @pytest.mark.parametrize("precision", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
 def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, tied: bool) -> None:
@@ -155,7 +155,7 @@ def plans(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return plan
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_rtx
 @pytest.mark.parametrize(
     "precision", ["int8", "int8:static", "int4:128,rtn", "int4:64,rtn/bf16", "fp8", "fp8:tensor/bf16"]

@@ -91,14 +91,14 @@ def check(model: Any, session: Session) -> None:
 
 
 @pytest.mark.soak(only=("mha, tied", "llama3"))
-@pytest.mark.slow(but=("gqa",))
+@pytest.mark.nightly(but=("gqa",))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
     model = make_model(**VARIANTS[name])
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_numbers_too_large_are_refused(make_model: Make) -> None:
     model = make_model()
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
     onnx.checker.check_model(ir.to_proto(model), full_check=precision != "bf16")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model_type", "window", "fields"),
     [

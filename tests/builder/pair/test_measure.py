@@ -44,7 +44,7 @@ def test_most_of_a_text_can_be_drafted(pair: Path, draft: Path) -> None:
     assert found.covered([token for prompt in PROMPTS for token in target.tokenizer(prompt)["input_ids"]]) > 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", ["chain:4", "best:8"])
 def test_it_decodes_exactly_and_is_accepted(other_bundle: Path, tree: str, temperature: float) -> None:

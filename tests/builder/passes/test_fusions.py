@@ -246,7 +246,7 @@ def test_what_is_left_undone_is_refused(fusion: type[FusionPass], text: str, mes
         fusion()(parse(text))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layers", [1, 3])
 def test_all_together_on_an_exported_graph(make_model: Callable[..., Any], layers: int) -> None:
     model = make_model(num_hidden_layers=layers)

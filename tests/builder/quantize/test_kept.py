@@ -65,7 +65,7 @@ def test_what_is_not_ours_stays(config: BuildConfig, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == [".b.calibration", "own"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_next_build_calibrates_nothing(
     make_sharp_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_divisor_does_not_go_into_a_norm_whose_sum_is_read() -> None:
     assert norm.inputs[2] is before
 
 
-@pytest.mark.slow(only=("int8",))
+@pytest.mark.nightly(only=("int8",))
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
     found, names = numbers("tied", precision)
@@ -217,7 +217,7 @@ def assert_near(name: str, graph: ir.Model, found: Found, folder: Path) -> None:
     assert kl(expected, logits).mean() < (2e-3 if rounds else 1e-6 if twice else 1e-8)
 
 
-@pytest.mark.slow(only=("int8:gptq", "int4:16", "int4:128,asym", "int4:sym,rtn,weight-only"))
+@pytest.mark.nightly(only=("int8:gptq", "int4:16", "int4:128,asym", "int4:sym,rtn,weight-only"))
 @pytest.mark.parametrize(
     "precision",
     [
@@ -234,7 +234,7 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
     assert_near("llama", graph, found, tmp_path)
 
 
-@pytest.mark.slow(only=("int4", "int8:128,wide"))
+@pytest.mark.nightly(only=("int4", "int8:128,wide"))
 @pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
     """Of 4 bits with offsets, which sums of the inputs take, of 8 bits with zeros; products of one input made one."""
@@ -252,7 +252,7 @@ def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: s
     assert gap < (0.03 if found[str(names.head)].scheme.activations == "dynamic" else 2e-4)
 
 
-@pytest.mark.slow(but=("int4-tied",))
+@pytest.mark.nightly(but=("int4-tied",))
 @pytest.mark.parametrize("name", ["gpt2", "opt", "olmo2", "tied"])
 @pytest.mark.parametrize("precision", ["int8", "int4", "int4:awq,weight-only", "int8:static"])
 def test_other_families(tmp_path: Path, name: str, precision: str) -> None:
@@ -261,7 +261,7 @@ def test_other_families(tmp_path: Path, name: str, precision: str) -> None:
     assert_near(name, rewritten(name, found, names), found, tmp_path)
 
 
-@pytest.mark.slow(only=[f"{precision}-opt" for precision in ON_GPUS])
+@pytest.mark.nightly(only=[f"{precision}-opt" for precision in ON_GPUS])
 @pytest.mark.parametrize("family", ["llama", "opt"])
 @pytest.mark.parametrize("precision", ON_GPUS)
 def test_the_graph_for_gpus_computes_what_is_simulated(precision: str, family: str) -> None:

@@ -45,7 +45,7 @@ def quantized(model: Any, precision: str = "int8") -> ir.Model:
     return graph
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -> None:
     graph = quantized(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     large = [v for v in graph.graph.initializers.values() if v.const_value is not None and v.const_value.nbytes > 1000]
@@ -81,7 +81,7 @@ def report(bundle: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prompts: list[str]) -> None:
     assert size(int8_bundle) <= 0.35 * size(bundle)
     assert report(int8_bundle)["exactness"]["kl_nats_per_token"] < 2e-3
@@ -93,7 +93,7 @@ def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prom
     assert 0 < np.concatenate(rows).mean() < 2e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
     quality = report(int8_bundle)["quality"]
     assert quality["texts"]["source"] == "ours"
@@ -111,7 +111,7 @@ def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
     assert "acceptance_length" not in quality["models"]["target"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], batch_size: int) -> None:
     with Engine.load(int8_bundle, batch_size=batch_size) as engine:
@@ -126,7 +126,7 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
                 assert case.exact, case
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """An INT8 draft changes no token, only how many are accepted."""
@@ -147,7 +147,7 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
     assert case.mean_acceptance_length > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_the_targets_own_weights_in_int4_are_its_draft(
     make_sharp_checkpoint: Callable[..., Path], tmp_path: Path
@@ -162,7 +162,7 @@ def test_the_targets_own_weights_in_int4_are_its_draft(
     assert report(tmp_path / "b")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_than_was_allowed_is_refused(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4, max_kl=1e-9)

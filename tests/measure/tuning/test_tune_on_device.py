@@ -34,7 +34,7 @@ from specbuild.runtime.speculation.timings import FILE, TimingTable
 BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
 Load = Callable[..., Engine]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ VOCAB, END = 12, 11
 
 
 @pytest.mark.soak(only=("best:8",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_allowed(
     hash_model: Any, hash_executor: Any, request_of: Any, tree: str

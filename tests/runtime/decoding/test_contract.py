@@ -89,7 +89,7 @@ def told(sequence: Sequence) -> Any:
     return sequence.metrics.speculative_decoding
 
 
-@pytest.mark.slow(but=("host-chain:4", "device-chain:4", "resident-topk:2,3"))
+@pytest.mark.nightly(but=("host-chain:4", "device-chain:4", "resident-topk:2,3"))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "off"])
 def test_tokens_are_plain_decodings(make: Make, expected: list[list[int]], tree: str) -> None:
     """Prompts of many lengths join and leave, with every processor, two without speculation."""
@@ -135,7 +135,7 @@ def test_a_text_that_repeats_itself_is_continued(make: Make, plain: Any, names: 
     assert told(done[0]).num_accepted_draft_tokens > 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["chain:3", "topk:2,3"])
 def test_windows_and_a_perfect_draft(make: Make, plain: Any, tree: str) -> None:
     def wanted() -> list[Sequence]:
@@ -260,7 +260,7 @@ def conversations(**fields: Any) -> list[list[Sequence]]:
     ]
 
 
-@pytest.mark.slow(but=("host-target-chain:4", "resident-target-chain:4"))
+@pytest.mark.nightly(but=("host-target-chain:4", "resident-target-chain:4"))
 @pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_prompts_are_read_from_where_a_cache_has_them(make: Make, plain: Any, tree: str, name: str) -> None:
@@ -298,7 +298,7 @@ def constrained(temperature: float, count: int = 5) -> list[Sequence]:
     return found
 
 
-@pytest.mark.slow(only=("host-1.0-alone", "device-0.0-alone", "resident-1.0-alone", "resident-0.0-draft"))
+@pytest.mark.nightly(only=("host-1.0-alone", "device-0.0-alone", "resident-1.0-alone", "resident-0.0-draft"))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
 def test_constrained_texts_are_plain_decodings(

@@ -55,7 +55,7 @@ def test_tokens_are_plain_decodings(
 
 
 @pytest.mark.soak(only=("best:8",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["off", "topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_legal(
     hash_model: Any, hash_executor: Any, request_of: Any, tree: str

@@ -127,7 +127,7 @@ def test_what_is_not_in_the_class_would_be_another_text(hash_model: Any, request
     assert any(each.output != plain(model, each.tokens[:2], each.params) for each in requests)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 1000),

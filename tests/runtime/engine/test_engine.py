@@ -19,7 +19,7 @@ from specbuild.runtime.errors import OptionError, QueueFullError
 THREADS, EACH = 8, 25
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch_size", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
     """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""

@@ -196,7 +196,7 @@ def spied(bundle: Path) -> Iterator[Callable[..., tuple[Engine, list[int]]]]:
         yield load
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_no_step_has_more_tokens_than_may_be_and_no_text_is_another(
     spied: Callable[..., tuple[Engine, list[int]]], prompts: list[str], temperature: float

@@ -170,7 +170,7 @@ def test_an_engine_of_another_class_is_told_apart(hash_engine: Callable[..., Eng
     assert there.replay(made, [1, 2], any_class=True).proven
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_device(host: KernelLibrary) -> None:
     """Whose steps compute otherwise for every number of nodes: a receipt of one shape is not another's."""
     params = SamplingParams(12, temperature=0.8, seed=0, ignore_eos=True, n=4)

@@ -92,7 +92,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hostile_ones_are_taken_or_refused_in_time() -> None:
     """Each within the limit and the time to start another process, and the next one is served."""
     compiler = Compiler(vocabulary, seconds=2.0)

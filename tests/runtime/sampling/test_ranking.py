@@ -136,7 +136,7 @@ def test_a_million_rows_are_the_plain_ones(part: int) -> None:
             done += compare(random, int(random.choice([61, 61, 61, 61, 997, 997, 9001])))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [5_000, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_rows_of_a_whole_vocabulary_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """One path for all: with SMALL at nothing every row takes that of a large vocabulary."""

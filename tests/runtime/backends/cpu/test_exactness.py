@@ -140,7 +140,7 @@ class PlantedFar(OrtExecutor):
         return logits
 
 
-@pytest.mark.parametrize(("first", "batch_size"), [(200, 1), (319, 4), pytest.param(900, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "batch_size"), [(200, 1), (319, 4), pytest.param(900, 1, marks=pytest.mark.nightly)])
 def test_what_is_planted_far_into_a_text_is_found(
     load: Load, first: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def test_a_class_has_a_digest_of_its_bits() -> None:
     assert len({first, other, shape}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [4, 30])
 def test_pages_are_taken_and_given_back(count: int) -> None:
     """As many as there are; the texts are shorter where they are few."""

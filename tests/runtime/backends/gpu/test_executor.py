@@ -145,7 +145,7 @@ def test_a_prompt_is_padded_to_a_length_that_the_model_has(
     made.model = plain
 
 
-@pytest.mark.slow(but=("target",))
+@pytest.mark.nightly(but=("target",))
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_steps_are_transformers(make: Make, name: str) -> None:
     made, model = make(name, 3), torch_model(name)

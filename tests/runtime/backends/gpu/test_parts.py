@@ -80,7 +80,7 @@ def test_logits_are_the_models(folder: Path, host: KernelLibrary) -> None:
 
 
 @pytest.mark.soak(only=("best:7",))
-@pytest.mark.slow(only=("topk:2,3",))
+@pytest.mark.nightly(only=("topk:2,3",))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7"])
 def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str) -> None:
     """Requests that join and leave, greedy and sampled, whatever is drafted for them."""

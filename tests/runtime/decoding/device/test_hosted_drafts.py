@@ -152,7 +152,7 @@ def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
 
 
 @pytest.mark.soak(only=("plugin-eagle3", "plugin-parallel"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle3", "parallel"])
 @pytest.mark.parametrize("lowering", [standard, plugin], ids=["standard", "plugin"])
 def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, expected: list[list[int]]) -> None:
@@ -167,7 +167,7 @@ def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, 
         assert tokens == chain_of(kind)(text, len(tokens)), text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_trees_are_the_same_in_both_lowerings(loops: Loops, expected: list[list[int]]) -> None:
     found = []
     for lowering in (standard, plugin):
@@ -178,7 +178,7 @@ def test_trees_are_the_same_in_both_lowerings(loops: Loops, expected: list[list[
     assert max(len(tokens) for _, _, tokens, _ in found[0]) > 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pages(loops: Loops, expected: list[list[int]]) -> None:
     loop, seen = loops(plugin, "eagle3", rows=16)
     truth(loop, expected)

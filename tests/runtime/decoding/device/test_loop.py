@@ -18,7 +18,7 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_engine_of_the_reference_pair(
     host: KernelLibrary, bundle: Path, pair: Path, prompts: list[str], tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ def expected(host: KernelLibrary) -> dict[int, Texts]:
 
 
 @pytest.mark.soak(only=("chain:1-16", "chain:4-16", "off-16", "topk:2,3-8", "topk:2,3-16", "best:7-8", "best:7-16"))
-@pytest.mark.slow(but=("chain:4-8",))
+@pytest.mark.nightly(but=("chain:4-8",))
 @pytest.mark.parametrize("nodes", [8, BUCKETS[-1]])
 @pytest.mark.parametrize("tree", ["off", "chain:1", "chain:4", "topk:2,3", "best:7"])
 def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: str, nodes: int) -> None:
@@ -81,7 +81,7 @@ def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: 
         assert (accepted > 5) == (tree != "off")
 
 
-@pytest.mark.slow(but=("lookup",))
+@pytest.mark.nightly(but=("lookup",))
 @pytest.mark.parametrize(
     "how",
     [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "drafter": None}, {"drafter": None}],

@@ -79,7 +79,7 @@ def expected() -> list[list[int]]:
 
 
 @pytest.mark.soak(only=("6-best:7-0", "14-chain:4-0", "14-chain:4-32", "14-best:7-0"))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])
@@ -95,7 +95,7 @@ def test_tokens_are_plain_decodings(
     assert paged.target.cache_bytes == linear * (1 + pages) // (3 * EVERY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> None:
     """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
     paged = Paged(host, 2, EVERY, 32, names=("target", "target"))
@@ -116,7 +116,7 @@ def conversations(tree: str) -> list[Sequence]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
 def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     paged, (first, *others) = Paged(host, 4, 12), conversations(tree)
@@ -181,7 +181,7 @@ def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -
 
 
 @pytest.mark.soak(only=("",))
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fp8", ["", ", fp8"])
 def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""

@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.slow(but=("draft-0.9-large-32", "draft-0.0-small-0", "target-0.9-small-32", "target-0.0-large-0"))
+@pytest.mark.nightly(but=("draft-0.9-large-32", "draft-0.0-small-0", "target-0.9-small-32", "target-0.0-large-0"))
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -62,7 +62,7 @@ def test_a_bad_draft_is_left(host: KernelLibrary, folder: Path, ahead: int, time
     assert told.num_draft_tokens <= 8 * told.decisions.get("model", 0) + told.decisions.get("probe", 0)
 
 
-@pytest.mark.slow(only=("32",))
+@pytest.mark.nightly(only=("32",))
 @pytest.mark.parametrize("ahead", [0, 32])
 def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """For `auto` and for trees that were asked for, whatever the table says."""

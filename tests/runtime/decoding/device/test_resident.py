@@ -63,7 +63,7 @@ def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
 
 
 @pytest.mark.soak(only=("best:7-32-0", "best:7-3-0", "best:7-2-9", "chain:3-3-2"))
-@pytest.mark.slow(but=("chain:3-2-9", "chain:3-32-0"))
+@pytest.mark.nightly(but=("chain:3-2-9", "chain:3-32-0"))
 @pytest.mark.parametrize(("rounds", "ahead"), [(32, 0), (32, 40), (3, 0), (3, 2), (2, 9)])
 @pytest.mark.parametrize("tree", ["chain:3", "best:7"])
 def test_tokens_are_plain_decodings(

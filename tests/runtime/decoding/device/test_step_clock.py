@@ -70,7 +70,7 @@ def test_each_model_has_the_seconds_of_its_own_steps(host: KernelLibrary, folder
     assert [s.output for s in done] == plain(folder, done)
 
 
-@pytest.mark.slow(only=("0-2", "32-3"))
+@pytest.mark.nightly(only=("0-2", "32-3"))
 @pytest.mark.parametrize(("ahead", "seed"), [(0, 1), (0, 2), (32, 3)])
 def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahead: int, seed: int) -> None:
     made = Tuned(host, folder, LARGE, ("target", "draft"), ahead=ahead, batch_size=2, drafter=None)

@@ -83,7 +83,7 @@ def drafted(sequence: Sequence) -> int:
 
 
 @pytest.mark.soak(only=("alone-40-Fixed", "with a draft-40-Odd", "with a draft-1-Odd", "alone-2-Depths"))
-@pytest.mark.slow(but=("alone-0-Fixed", "with a draft-2-Depths"))
+@pytest.mark.nightly(but=("alone-0-Fixed", "with a draft-2-Depths"))
 @pytest.mark.parametrize(("ahead", "depths"), [(0, Fixed), (1, Odd), (40, Fixed), (40, Odd), (2, Depths)])
 @pytest.mark.parametrize("names", [("target",), ("target", "draft")], ids=["alone", "with a draft"])
 def test_tokens_are_plain_decodings(
@@ -119,7 +119,7 @@ def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, l
     assert bool(told.num_spec_steps) is bool(most)
 
 
-@pytest.mark.slow(only=("40",))
+@pytest.mark.nightly(only=("40",))
 @pytest.mark.parametrize("ahead", [0, 40])
 def test_one_ends_or_leaves_in_the_middle(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """An end of a text within what was drafted, and a request that is cancelled; what follows is dropped."""
