@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .SECONDARY:
 
-.PHONY: demo serve-demo docs test test-ci test-all nightly soak exactness structured operating tools attack lint kernels bench dist clean
+.PHONY: demo serve-demo docs test test-ci test-all nightly soak exactness structured operating tools mutation attack lint kernels bench dist clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -48,7 +48,7 @@ test-all: test-ci
 nightly: test-all soak
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: exactness structured operating tools
+soak: exactness structured operating tools mutation
 	$(SOAK)/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
@@ -73,6 +73,11 @@ build/pycode-int8.bundle/manifest.json: $(VENV)/.ready
 # 300 conversations with tools on a real model, every way; goes on if stopped.
 tools: build/smollm2-int8.bundle/manifest.json
 	$(SOAK)/tool_sweep.py $(<D) --out benchmarks/results/tools.json
+
+# Which mutants of 200 drawn lines of the decode core the tests kill; half an hour and more.
+mutation: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[mutation]'
+	$(SOAK)/mutation.py --out benchmarks/results/mutation.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force

@@ -45,7 +45,7 @@ PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier`: which tests run, see CONTRIBUTING.md; `--made`: what `make test-all` takes from `make test`."""
-    parser.addoption("--tier", choices=(*TIERS, "all"), default="all", help="all: every tier but the soak")
+    parser.addoption("--tier", choices=TIERS, action="append", help="may be repeated (default: all but the soak)")
     parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in SKIPS")
     parser.addoption("--made", type=Path, help="where shared files are kept for another run of the same sources")
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import settings
 
     settings.register_profile("soak", max_examples=2000, deadline=None)
-    if config.getoption("--tier") == "soak":
+    if soaks(config):
         settings.load_profile("soak")
         config.option.timeout = 0  # of pytest-timeout
 
@@ -75,14 +75,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a tier's tests, the long files first: processes that have one at a time end at about the same time then."""
-    wanted = config.getoption("--tier")
-    kept = [item for item in items if tier_of(item) in (TIERS[:-1] if wanted == "all" else (wanted,))]
-    if wanted == "soak":
+    wanted = config.getoption("--tier") or TIERS[:-1]
+    kept = [item for item in items if tier_of(item) in wanted]
+    if soaks(config):
         drawn = {item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
         kept = [item for item in items if tier_of(item) == "soak" or item in drawn]
     staying = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in staying])
     items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
+
+
+def soaks(config: pytest.Config) -> bool:
+    """Whether the soak tests run."""
+    return "soak" in (config.getoption("--tier") or ())
 
 
 def tier_of(item: pytest.Item) -> str:
