@@ -39,10 +39,24 @@ def test_scales_are_of_what_is_cached(name: str) -> None:
     """Normed and rotated; twice the largest number of all texts is E4M3's largest."""
     model_type, fields, _ = MODELS[name]
     model = make(model_type, **fields)
-    found, wanted = calibrate(model, TEXTS), largest(model, TEXTS) * 2 / 448
-    for scales, most in zip((found.key, found.value), wanted, strict=True):
-        assert (scales.dtype, scales.shape) == (np.float32, (2, 2))
-        np.testing.assert_allclose(scales, most, rtol=1e-5)
+    found = calibrate(model, TEXTS)
+    np.testing.assert_allclose((found.key, found.value), largest(model, TEXTS) * 2 / 448, rtol=1e-5)
+
+
+def test_an_outlier_has_a_scale_of_its_own_and_nothing_overflows(make_model: Callable[..., Any]) -> None:
+    """Nor does a head that is 0 throughout; what lies far beyond the scales saturates, and is no NaN."""
+    model = make_model()
+    before = calibrate(model, TEXTS)
+    scaled(model, 0, 1, 1000.0)
+    scaled(model, 1, 0, 0.0)
+    scales = calibrate(model, TEXTS)
+    np.testing.assert_allclose(scales.value[0] / before.value[0], [1, 1000], rtol=1e-4)
+    np.testing.assert_array_equal(scales.key[0], before.key[0])
+    assert scales.value[1, 0] > 0
+    exact, rounded = reference(model, TEXTS[0]), cached_logits(model, TEXTS[:1], scales)[0]
+    assert 0 < np.abs(rounded - exact).mean() < 0.1 * np.abs(exact).mean()
+    (far,) = cached_logits(model, TEXTS[:1], Scales(scales.key, scales.value / 1e4))
+    assert np.isfinite(far).all()
 
 
 def test_a_window_s_earlier_rows_count() -> None:
@@ -50,28 +64,6 @@ def test_a_window_s_earlier_rows_count() -> None:
     model = make("mistral", sliding_window=4)
     alone, after = calibrate(model, [[7, 7]]), calibrate(model, [[7, 7, *range(30, 50)]])
     assert (after.value >= alone.value).all()
-
-
-def test_an_outlier_has_a_scale_of_its_own(make_model: Callable[..., Any]) -> None:
-    model = make_model()
-    before = calibrate(model, TEXTS)
-    scaled(model, 0, 1, 1000.0)
-    after = calibrate(model, TEXTS)
-    np.testing.assert_allclose(after.value[0] / before.value[0], [1, 1000], rtol=1e-4)
-    np.testing.assert_array_equal(after.key[0], before.key[0])
-
-
-def test_nothing_overflows(make_model: Callable[..., Any]) -> None:
-    """An outlier, and a head that is 0 throughout; what lies far beyond the scales saturates, and is no NaN."""
-    model = make_model()
-    scaled(model, 0, 1, 1000.0)
-    scaled(model, 1, 0, 0.0)
-    scales = calibrate(model, TEXTS)
-    assert scales.value[1, 0] > 0
-    exact, rounded = reference(model, TEXTS[0]), cached_logits(model, TEXTS[:1], scales)[0]
-    assert 0 < np.abs(rounded - exact).mean() < 0.1 * np.abs(exact).mean()
-    (far,) = cached_logits(model, TEXTS[:1], Scales(scales.key, scales.value / 1e4))
-    assert np.isfinite(far).all()
 
 
 @pytest.mark.parametrize("name", [*MODELS, "gpt2"])
@@ -86,8 +78,6 @@ def test_the_attention_is_the_model_s_own(name: str) -> None:
 def test_a_model_is_afterwards_as_it_was(make_model: Callable[..., Any]) -> None:
     model = make_model()
     before, scales = reference(model, TEXTS[0]), calibrate(model, TEXTS)
-    np.testing.assert_array_equal(reference(model, TEXTS[0]), before)
     with pytest.raises(IndexError):
         cached_logits(model, TEXTS, Scales(scales.key[:1], scales.value[:1]))
-    assert model.config._attn_implementation == "sdpa"
     np.testing.assert_array_equal(reference(model, TEXTS[0]), before)

@@ -38,44 +38,6 @@ def assert_kept(restored: Tensor, exact: Tensor, offsets: Tensor | None, scale: 
     assert ((restored - exact).abs() <= 1e-6 * (scale + exact.abs()) + 1.001 * off[:, None]).all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "scheme", "place"),
-    [
-        ("Q4_0", 32, "int4", "middle"),
-        ("Q4_1", 32, "int4", "offsets"),
-        ("Q4_0", 32, "int8:128,asym", "middle"),
-        ("Q8_0", 32, "int8:wide", "middle"),
-        ("GPTQ", 128, "int4:128", "zeros"),
-        ("GPTQ", 64, "int4:128", "zeros"),
-    ],
-)
-def test_a_grid_is_kept(kind: str, size: int, scheme: str, place: str) -> None:
-    exact, asked = weight(kind, size=size), parse(scheme, "onnxruntime")
-    found = on_grid({"w": exact}, asked)
-    assert found
-    each = found["w"]
-    assert (each.scheme.block, each.scheme.method, each.scheme.activations) == (size, "grid", asked.activations)
-    assert each.scheme.symmetric is (each.zeros is None) is (place == "middle")
-    assert each.codes.shape == (ROWS, COLUMNS // size, size)
-    assert (each.offsets is not None) == (place == "offsets")
-    assert_kept(each.restored(), exact, each.offsets)
-
-
-@pytest.mark.parametrize(
-    ("kind", "scheme"), [("Q8_0", "int4"), ("none", "int4"), ("none", "int8"), ("Q4_1", "int8:static")]
-)
-def test_no_grid(kind: str, scheme: str) -> None:
-    """One of more levels than the scheme has, numbers on none, and a scheme without blocks."""
-    numbers = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1)) if kind == "none" else weight(kind)
-    assert on_grid({"w": numbers}, parse(scheme, "onnxruntime")) is None
-
-
-def test_one_row_off_the_grid_is_seen() -> None:
-    numbers = torch.cat([weight("Q4_1", seed) for seed in range(4)])
-    numbers[-1, 5] += 0.004
-    assert on_grid({"w": numbers}, parse("int4", "onnxruntime")) is None
-
-
 def test_products_of_one_input_have_one_grid() -> None:
     int4 = parse("int4", "onnxruntime")
     both = on_grid({"a": weight("Q4_0"), "b": weight("Q4_1")}, int4)
@@ -97,18 +59,52 @@ def test_blocks_of_one_number_or_of_few() -> None:
     assert_kept(found["w"].restored(), numbers, found["w"].offsets)
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(0, True), (8, True), (60, False)])
-def test_a_grid_too_far_from_0_is_none(steps: int, kept: bool) -> None:
-    """Two codes would not hold how far it is away."""
-    codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(2))
-    found = on_grid({"w": 0.5 * (codes + 0.3 + steps)}, parse("int4", "onnxruntime"))
-    assert (found is not None) is kept
+GRIDS = [  # kind, size, scheme, where its zero points lie
+    ("Q4_0", 32, "int4", "middle"),
+    ("Q4_1", 32, "int4", "offsets"),
+    ("Q4_0", 32, "int8:128,asym", "middle"),
+    ("Q8_0", 32, "int8:wide", "middle"),
+    ("GPTQ", 128, "int4:128", "zeros"),
+    ("GPTQ", 64, "int4:128", "zeros"),
+]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 1 << 30), st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "GPTQ"]), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_every_grid_is_found_whatever_its_steps(seed: int, kind: str, scale: float) -> None:
-    exact = weight(kind, seed) * scale
-    found = on_grid({"w": exact}, parse("int8" if kind == "Q8_0" else "int4", "onnxruntime"))
+@given(st.sampled_from(GRIDS), st.integers(0, 1 << 30), st.sampled_from([1e-6, 1.0, 1e4]))
+def test_a_grid_is_kept_whatever_its_steps(grid: tuple[str, int, str, str], seed: int, scale: float) -> None:
+    kind, size, scheme, place = grid
+    exact, asked = weight(kind, seed, size) * scale, parse(scheme, "onnxruntime")
+    found = on_grid({"w": exact}, asked)
     assert found
-    assert_kept(found["w"].restored(), exact, found["w"].offsets, scale)
+    each = found["w"]
+    assert (each.scheme.block, each.scheme.method, each.scheme.activations) == (size, "grid", asked.activations)
+    assert each.scheme.symmetric is (each.zeros is None) is (place == "middle")
+    assert (each.offsets is not None) == (place == "offsets")
+    assert_kept(each.restored(), exact, each.offsets, scale)
+
+
+def off(numbers: Tensor) -> Tensor:
+    """The last row off the grid."""
+    numbers[-1, 5] += 0.004
+    return numbers
+
+
+def from_0(steps: int) -> Tensor:
+    codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(2))
+    return 0.5 * (codes + 0.3 + steps)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "scheme"),
+    [
+        (weight("Q8_0"), "int4"),  # of more levels than the scheme has
+        (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1)), "int8"),
+        (weight("Q4_1"), "int8:static"),  # which has no blocks
+        (off(torch.cat([weight("Q4_1", seed) for seed in range(4)])), "int4"),
+        (from_0(60), "int4"),  # two codes would not hold how far it is away
+    ],
+    ids=["levels", "none", "no blocks", "a row off", "too far"],
+)
+def test_no_grid(numbers: Tensor, scheme: str) -> None:
+    assert on_grid({"w": numbers}, parse(scheme, "onnxruntime")) is None
+    assert on_grid({"w": from_0(8)}, parse("int4", "onnxruntime"))

@@ -16,12 +16,6 @@ def tokenizer(pair: Path) -> Any:
     return AutoTokenizer.from_pretrained(pair / "target")
 
 
-def test_there_are_no_chats_without_a_template(tokenizer: Any) -> None:
-    found = kinds(tokenizer, 1000)
-    assert list(found) == ["code"]
-    assert [tokenizer.decode(each) for each in found["code"]] == list(CODE)
-
-
 def test_chats_go_through_the_template(tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     found = kinds(tokenizer, 1000)
@@ -30,10 +24,10 @@ def test_chats_go_through_the_template(tokenizer: Any) -> None:
     assert tokenizer.decode(found["chat"][0]) == f"user: {asked}\nassistant: {said}\n"
 
 
-def test_a_template_that_refuses_them_is_as_none(tokenizer: Any) -> None:
-    tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert list(kinds(tokenizer, 1000)) == ["code"]
-
-
-def test_texts_are_cut(tokenizer: Any) -> None:
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}"])
+def test_there_are_no_chats_without_a_template_that_takes_them(tokenizer: Any, template: str | None) -> None:
+    tokenizer.chat_template = template
+    found = kinds(tokenizer, 1000)
+    assert list(found) == ["code"]
+    assert [tokenizer.decode(each) for each in found["code"]] == list(CODE)
     assert {len(each) for each in kinds(tokenizer, 7)["code"]} == {7}

@@ -9,58 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
-from small_models import random_model, random_texts
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
-from specbuild.builder.frontend.attention_layout import probe
-from specbuild.builder.frontend.export import export
-from specbuild.builder.lower.onnxruntime import lower
-from specbuild.builder.passes import clean, run_portable
 from specbuild.builder.pipeline import build
-from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import calibrate
-from specbuild.builder.quantize.linears import Names
-from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.measure.divergence import kl
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.errors import ExecutionError
-
-CAPACITY = 40
-
-
-def quantized(model: Any, precision: str = "int8") -> ir.Model:
-    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
-    run_portable(graph)
-    names = Names.of(model)
-    schemes = assign(QuantizeOptions(), "target", precision, "onnxruntime", names)
-    found = calibrate(model, schemes, random_texts())
-    if names.tied:
-        found[names.embedding] = found[str(names.head)]
-    Quantize(found, names)(graph)
-    clean(graph)
-    return graph
-
-
-@pytest.mark.nightly
-def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -> None:
-    graph = quantized(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
-    large = [v for v in graph.graph.initializers.values() if v.const_value is not None and v.const_value.nbytes > 1000]
-    stored = ir.external_data.convert_tensors_to_external([v.const_value for v in large], tmp_path, "weights.bin")
-    for value, tensor in zip(large, stored, strict=True):
-        value.const_value = tensor
-    lowered = lower(graph, 1, CAPACITY)
-    offsets = {
-        v.name: v.const_value.offset
-        for v in lowered.graph.initializers.values()
-        if isinstance(v.const_value, ir.ExternalTensor)
-    }
-    rows = [name for name in offsets if str(name).endswith("_codes_rows")]
-    assert len(rows) == 1
-    assert offsets[rows[0]] == offsets[str(rows[0]).removesuffix("_rows")]
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +28,11 @@ def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shar
     return path
 
 
-def size(bundle: Path) -> int:
-    return sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
-
-
-def report(bundle: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
-    return found
-
-
 @pytest.mark.nightly
 def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prompts: list[str]) -> None:
-    assert size(int8_bundle) <= 0.35 * size(bundle)
-    assert report(int8_bundle)["exactness"]["kl_nats_per_token"] < 2e-3
+    sizes = [sum(file.stat().st_size for file in each.rglob("*") if file.is_file()) for each in (int8_bundle, bundle)]
+    assert sizes[0] <= 0.35 * sizes[1]
+    assert read(int8_bundle, "report.json")["exactness"]["kl_nats_per_token"] < 2e-3
     rows = []
     with Engine.load(int8_bundle) as small, Engine.load(bundle) as large:
         for prompt in prompts[:12]:
@@ -94,21 +42,16 @@ def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prom
 
 
 @pytest.mark.nightly
-def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
-    quality = report(int8_bundle)["quality"]
-    assert quality["texts"]["source"] == "ours"
-    for name in ("target", "draft"):
-        told = quality["models"][name]
-        assert 0 < told["kl_nats_per_token"] < 5e-3
-        assert told["logit_cosine"] > 0.99
-        assert told["perplexity"][1] == pytest.approx(told["perplexity"][0], rel=0.02)
-        assert 0.24 < told["weight_bytes"] / told["weight_bytes_before"] < 0.3
-        assert told["not_quantized"] == []
-        assert set(told["steps"]) == {"quantized", "float32"}
-        assert all(cost["kl"] < 5e-3 and cost["cosine"] > 0.99 for cost in told["layers"])
-        assert len(told["layers"]) >= 4
+def test_the_report_has_what_it_cost(int8_bundle: Path) -> None:
+    quality = read(int8_bundle, "report.json")["quality"]
+    for cost in quality["models"].values():
+        assert 0 < cost["kl_nats_per_token"] < 5e-3
+        assert cost["logit_cosine"] > 0.99
+        assert cost["perplexity"][1] == pytest.approx(cost["perplexity"][0], rel=0.02)
+        assert 0.24 < cost["weight_bytes"] / cost["weight_bytes_before"] < 0.3
+        assert set(cost["steps"]) == {"quantized", "float32"}
+        assert all(layer["kl"] < 5e-3 and layer["cosine"] > 0.99 for layer in cost["layers"])
     assert min(quality["models"]["draft"]["acceptance_length"]) > 1
-    assert "acceptance_length" not in quality["models"]["target"]
 
 
 @pytest.mark.nightly
@@ -116,10 +59,8 @@ def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
 def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], batch_size: int) -> None:
     with Engine.load(int8_bundle, batch_size=batch_size) as engine:
         tokens = [engine.tokenizer.encode(prompt) for prompt in prompts[:12]]
-        for params in (
-            SamplingParams(max_new_tokens=24, seed=0),
-            SamplingParams(max_new_tokens=24, seed=0, temperature=1.0),
-        ):
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(max_new_tokens=24, seed=0, temperature=temperature)
             expected = plain(engine, tokens, [params] * len(tokens))
             for tree in ("chain:4", "topk:4,4"):
                 case = compare(engine, tree, tokens, [replace(params, speculation=tree)] * len(tokens), expected)
@@ -133,12 +74,9 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4)
     build(BuildConfig(model, tmp_path / "b", draft=model, draft_precision="int8", max_batch_size=1, quantize=options))
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read(tmp_path / "b", "manifest.json")
     assert (manifest["precision"], manifest["exactness_bound"]) == ("fp32", 1e-4)
-    assert {name: model["precision"] for name, model in manifest["models"].items()} == {
-        "target": "fp32",
-        "draft": "int8",
-    }
+    assert [manifest["models"][name]["precision"] for name in ("target", "draft")] == ["fp32", "int8"]
     with Engine.load(tmp_path / "b", drafter="model") as engine:
         prompt = engine.tokenizer.encode("def main(argv):\n    ")
         params = SamplingParams(max_new_tokens=32, seed=0)
@@ -155,19 +93,13 @@ def test_the_targets_own_weights_in_int4_are_its_draft(
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4, calibration_cache=tmp_path / "cache")
     build(BuildConfig(model, tmp_path / "b", draft="self:int4", max_batch_size=1, quantize=options))
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["models"]["draft"]["precision"] == "int4"
-    assert manifest["models"]["draft"]["source_sha256"] == manifest["models"]["target"]["source_sha256"]
+    models = read(tmp_path / "b", "manifest.json")["models"]
+    assert models["draft"]["precision"] == "int4"
+    assert models["draft"]["source_sha256"] == models["target"]["source_sha256"]
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
-    assert report(tmp_path / "b")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
+    assert read(tmp_path / "b", "report.json")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
 
 
-@pytest.mark.nightly
-def test_more_than_was_allowed_is_refused(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
-    options = QuantizeOptions(calib_size=4, max_kl=1e-9)
-    with pytest.raises(
-        ExecutionError, match=r"^int8 moves the target by \S+ nats .* nothing was written, use --precision fp32"
-    ):
-        build(BuildConfig(model, tmp_path / "b", precision="int8", max_batch_size=1, quantize=options))
-    assert not (tmp_path / "b").exists()
+def read(bundle: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / name).read_text(encoding="utf-8"))
+    return found

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.quantize import texts
-from specbuild.builder.quantize.texts import HELD_OUT, LENGTH, read
+from specbuild.builder.quantize.texts import LENGTH, Texts, read
 from specbuild.runtime.errors import OptionError
 
 
@@ -29,25 +28,20 @@ class Bytes:
         return "".join(f"<{each['role']}>{each['content']}" for each in messages)
 
 
-def lines(path: Path, *rows: Any) -> Path:
+def write(path: Path, *rows: Any) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
-def words(found: texts.Texts) -> list[str]:
+def words(found: Texts) -> list[str]:
     return sorted("".join(map(chr, each)) for each in found.calibration + found.held_out)
 
 
 def test_every_kind_of_line(tmp_path: Path) -> None:
     texts = ["a text of its own", "a prompt, and what came of it", "the first turn", "the second turn"]
     chat = [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "it is"}]
-    path = lines(
-        tmp_path / "texts.jsonl",
-        {"text": texts[0], "id": 7},
-        {"prompt": texts[1], "category": None},
-        {"turns": texts[2:]},
-        {"messages": chat},
-    )
+    rows = {"text": texts[0], "id": 7}, {"prompt": texts[1], "category": None}, {"turns": texts[2:]}
+    path = write(tmp_path / "texts.jsonl", *rows, {"messages": chat})
     path.write_text("\n" + path.read_text(encoding="utf-8").replace("\n", "\r\n\r\n"), encoding="utf-8")
     found = read(path, Bytes(), 256, 32, 0)
     assert words(found) == sorted([*texts, "<user>what is it?<assistant>it is"])
@@ -55,21 +49,18 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut_and_short_pieces_dropped(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t", {"text": "".join(map(chr, range(1000, 1000 + 2 * LENGTH + 7)))}, {"text": "short"})
-    found = read(path, Bytes(), 4096, 32, 0)
-    assert sorted(map(len, found.calibration + found.held_out)) == [LENGTH, LENGTH]
-    assert sorted(t for each in found.calibration + found.held_out for t in each) == list(
-        range(1000, 1000 + 2 * LENGTH)
-    )
-    cut = read(path, Bytes(), 20, 4096, 0)
-    assert {len(each) for each in cut.calibration + cut.held_out} == {20, 2 * LENGTH + 7 - 20 * (519 // 20)}
+    text = "".join(map(chr, range(1000, 1000 + 2 * LENGTH + 7)))
+    path = write(tmp_path / "t", {"text": text}, {"text": "short"})
+    assert words(read(path, Bytes(), 4096, 32, 0)) == [text[:LENGTH], text[LENGTH : 2 * LENGTH]]
+    cut = words(read(path, Bytes(), 20, 4096, 0))
+    assert (max(map(len, cut)), "".join(cut)) == (20, text)
 
 
 def test_seeds_choose_other_texts(tmp_path: Path) -> None:
     rows = [{"text": f"text number {number:3}"} for number in range(100)]
-    path, copy = (lines(tmp_path / name, *rows) for name in "ab")
+    path, copy = (write(tmp_path / name, *rows) for name in "ab")
     first, other = (read(path, Bytes(), 64, 8, seed) for seed in (0, 1))
-    assert len(first.calibration + first.held_out) == 8
+    assert len(words(first)) == 8
     assert words(first) != words(other)
     assert read(copy, Bytes(), 64, 8, 0).sha256 == first.sha256, "the hash is of the texts, not of their file"
     assert len({first.sha256, other.sha256, read(path, Bytes(), 64, 9, 0).sha256}) == 3
@@ -80,14 +71,12 @@ def test_seeds_choose_other_texts(tmp_path: Path) -> None:
 def test_no_text_is_both_calibrated_with_and_judged_by(
     tmp_path_factory: pytest.TempPathFactory, each: Sequence[str], size: int
 ) -> None:
-    path = lines(tmp_path_factory.mktemp("texts") / "t", *({"text": text} for text in each))
+    path = write(tmp_path_factory.mktemp("texts") / "t", *({"text": text} for text in each))
     found = read(path, Bytes(), 64, size, 0)
     kept, held_out = ({tuple(text) for text in part} for part in (found.calibration, found.held_out))
     assert kept
     assert held_out
-    if len(set(each)) > 1:
-        assert not kept & held_out
-        assert len(found.held_out) == -(-min(size, len(set(each))) // HELD_OUT)
+    assert len(set(each)) == 1 or not kept & held_out
 
 
 @pytest.mark.parametrize(
@@ -95,43 +84,30 @@ def test_no_text_is_both_calibrated_with_and_judged_by(
     [("abcdefgh", 64, ["abcd", "efgh"]), ("aaaaaaaa", 1, ["a", "a"]), ("abcdefgh", 4, ["abcd", "efgh"])],
 )
 def test_the_only_text_is_halved(tmp_path: Path, text: str, length: int, halves: list[str]) -> None:
-    found = read(lines(tmp_path / "t", {"text": text}), Bytes(), length, 32, 0)
+    found = read(write(tmp_path / "t", {"text": text}), Bytes(), length, 32, 0)
     assert words(found) == halves
     assert (len(found.calibration), len(found.held_out)) == (1, 1)
 
 
 def test_without_a_file_it_is_ours() -> None:
     found = read(None, Bytes(), 4096, 16, 0)
-    assert found.source == "ours"
-    assert len(found.calibration + found.held_out) == 16
-    assert all(len(each) <= LENGTH for each in found.calibration)
-    tokens = {name: sum(map(len, getattr(found, name))) for name in ("calibration", "held_out")}
-    assert found.to_dict() == {"source": "ours", "sha256": found.sha256, "tokens": tokens}
-
-
-@pytest.mark.parametrize(("name", "why"), [("none", "cannot be"), (".", "cannot be"), ("latin", "is not UTF-8")])
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, why: str) -> None:
-    (tmp_path / "latin").write_bytes('{"text": "Zwölf Boxkämpfer"}'.encode("latin-1"))
-    with pytest.raises(OptionError, match=rf"{tmp_path / name} {why}.*: give a file of JSON lines"):
-        read(tmp_path / name, Bytes(), 256, 32, 0)
-
-
-FIELDS = st.sampled_from(["text", "prompt", "turns", "messages"])
-
-
-NO_TEXT = st.none() | st.integers() | st.dictionaries(st.text(), st.integers()) | st.lists(st.integers(), min_size=1)
+    report = found.to_dict()
+    assert report["source"] == "ours"
+    assert sum(report["tokens"].values()) == sum(map(len, words(found)))
 
 
 WRONG_LINES = st.one_of(
-    st.builds(lambda field, value: {field: value}, FIELDS, NO_TEXT),
-    st.just({"text": "a", "prompt": "b"}),
+    st.dictionaries(
+        st.sampled_from(["text", "prompt", "turns", "messages", "other"]),
+        st.none() | st.integers() | st.dictionaries(st.text(), st.integers()) | st.lists(st.integers(), min_size=1),
+        max_size=2,
+    ),
     st.just({"turns": "a text of its own"}),
     st.just({"messages": [[{"role": "user", "content": "of several chats"}]]}),
     st.just({"messages": [{"role": "user"}]}),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
     st.lists(st.integers()),
     st.integers(),
-).map(json.dumps) | st.sampled_from(['{"text": ', "[" * 100000])
+).map(json.dumps) | st.sampled_from(['{"text": ', '{"text": "a", "prompt": "b"}', "[" * 100000])
 
 
 @settings(deadline=None, derandomize=True)
@@ -139,13 +115,22 @@ WRONG_LINES = st.one_of(
 def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path_factory: pytest.TempPathFactory, line: str) -> None:
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     path.write_text(f'{{"text": "a text of its own"}}\n\n{line}\n', encoding="utf-8")
-    with pytest.raises(OptionError, match=f"^{path}:3: ") as caught:
+    with pytest.raises(OptionError, match=f"^{path}:3: .*$"):
         read(path, Bytes(), 256, 32, 0)
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", '{"text": "short"}\n{"turns": []}\n{"text": ""}'])
-def test_a_file_without_texts_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "t").write_text(content, encoding="utf-8")
-    with pytest.raises(OptionError, match=r"t has no text of 8 tokens or more: give lines like"):
-        read(tmp_path / "t", Bytes(), 256, 32, 0)
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        ('{"text": "Zwölf Boxkämpfer"}'.encode("latin-1"), "is not UTF-8 .*: give a file of JSON lines"),
+        (b"", "has no text of 8 tokens or more: give lines like"),
+        (b'{"text": "short"}\n{"turns": []}\n{"text": ""}', "has no text of 8 tokens or more: give lines like"),
+    ],
+)
+def test_a_file_without_texts_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "texts.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OptionError, match=f"^{path} {why}"):
+        read(path, Bytes(), 256, 32, 0)
