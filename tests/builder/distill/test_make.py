@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_tokenizers import edit
 from transformers import MistralConfig
 
 from specbuild.builder.distill.make import Plan, files_of_tokenizer, frequent
@@ -33,12 +33,10 @@ def test_of_the_targets_shape_it_begins_as_the_target(kind: str, asked: Callable
     assert frequent(counts, 3, [7], range(4095)).tolist() == [7, 4093, 4094]
 
 
-@pytest.mark.parametrize(("asked_for", "wide"), [(None, 16), (20, 20)])
-def test_a_heads_mlp_is_a_third_of_the_targets(
-    asked: Callable[..., Any], target: Path, asked_for: int | None, wide: int
-) -> None:
+@pytest.mark.parametrize(("size", "wide"), [(None, 16), (20, 20)])
+def test_a_heads_mlp_is_a_third_of_the_targets(asked: Callable[..., Any], target: Path, size: int, wide: int) -> None:
     found = checkpoints.find(str(target))
-    plan = Plan.of(asked(kind="eagle3", intermediate_size=asked_for), found)
+    plan = Plan.of(asked(kind="eagle3", intermediate_size=size), found)
     student, began = plan.student(checkpoints.load(found, "sdpa"), np.arange(4096))
     assert (plan.shape, began) == (None, {})
     assert student.tokens.tolist() == [0, *range(4096 - 63, 4096)]
@@ -76,13 +74,11 @@ def test_a_draft_that_is_another_is_not_gone_on_with(
     make_checkpoint: Callable[..., Path],
     target: Path,
     tmp_path: Path,
-    draft: dict[str, Any],
-    options: dict[str, Any],
+    draft: Any,
+    options: Any,
     named: str,
 ) -> None:
-    before = make_checkpoint(tmp_path / "before", num_hidden_layers=1)
-    config = json.loads((before / "config.json").read_text()) | draft
-    (before / "config.json").write_text(json.dumps(config))
+    before = edit(make_checkpoint(tmp_path / "before", num_hidden_layers=1), **draft)
     with pytest.raises(InputError, match=f"{before}.*{named}"):
         Plan.of(asked(init=str(before), **options), checkpoints.find(str(target)))
 

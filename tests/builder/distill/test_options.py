@@ -24,15 +24,9 @@ def test_the_target_writes_where_there_is_no_text() -> None:
     assert replace(PLAIN, text=text, generate=70).to_generate == replace(PLAIN, generate=70).to_generate == 70
 
 
-@pytest.mark.parametrize(
-    ("asked", "target", "size"),
-    [(None, 1000, 1000), (None, 4096, 2048), (None, 8192, 2048), (None, 128_000, 32_000), (64, 4096, 64), (9, 9, 9)],
-)
+@pytest.mark.parametrize(("asked", "target", "size"), [(None, 4096, 2048), (None, 128_000, 32_000), (64, 4096, 64)])
 def test_a_drafts_head_has_a_quarter_of_large_vocabularies(asked: int | None, target: int, size: int) -> None:
     assert replace(PLAIN, draft_vocab_size=asked).vocabulary(target) == size
-
-
-def test_a_head_knows_no_more_than_the_target() -> None:
     with pytest.raises(OptionError, match=r"^--draft-vocab-size 65 is more than the target's 64 tokens$"):
         replace(PLAIN, draft_vocab_size=65).vocabulary(64)
 
@@ -54,7 +48,7 @@ def test_what_may_differ_when_a_training_goes_on() -> None:
 
 
 WRONG: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("kind", "divergence", "device", "dtype"), st.text()),
+    **dict.fromkeys(("kind", "divergence", "device", "dtype"), st.text("xyz")),
     **dict.fromkeys(("num_kv_heads", "generate", "save_every"), st.integers(max_value=0)),
     "depth": st.integers(max_value=0) | st.integers(min_value=17),
     "sequence_length": st.integers(max_value=23),

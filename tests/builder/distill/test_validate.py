@@ -46,12 +46,6 @@ def test_rounds_go_on_where_the_last_one_ended(right: list[int], start: int, end
     assert Exam([NO_LESSON], start, np.array([end])).acceptance_length(agreeing(right), DEPTH) == pytest.approx(length)
 
 
-def test_rounds_of_all_texts_count_alike() -> None:
-    """One text has 3 rounds of 4 tokens and another 9 of one: it is no mean of the texts' own lengths."""
-    student = agreeing([3] * 12, [0] * 12)
-    assert Exam([NO_LESSON], 0, np.array([12, 12])).acceptance_length(student, DEPTH) == (3 * 4 + 9) / 12
-
-
 def test_a_draft_that_is_the_target_is_always_right(make_model: Callable[..., Any]) -> None:
     """Of what the target wrote greedily; judged in parts as in one, and the training goes on as it was."""
     model = make_model()

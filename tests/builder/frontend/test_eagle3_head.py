@@ -19,7 +19,6 @@ from specbuild.builder.frontend.eagle3_head import (
     EagleHead,
     find_head,
     head_config,
-    is_eagle,
     load_head,
     save_head,
     trim_head,
@@ -28,19 +27,10 @@ from specbuild.runtime.errors import CheckpointError
 
 VOCAB, HIDDEN, DRAFTED = 4096, 32, 40
 RAW = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_hidden_layers": 1,
-    "vocab_size": VOCAB,
-    "draft_vocab_size": DRAFTED,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5000.0,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]},
+    **{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": HIDDEN},
+    **{"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    **{"num_hidden_layers": 1, "vocab_size": VOCAB, "draft_vocab_size": DRAFTED, "rms_norm_eps": 1e-5},
+    **{"rope_theta": 5000.0, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}},
 }
 
 
@@ -51,7 +41,7 @@ def target(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
 
 def make_head(target: Checkpoint, **fields: Any) -> EagleHead:
     torch.manual_seed(1)
-    head = EagleHead(head_config(RAW | fields, target.config, fc_bias=fields.pop("fc_bias", False))).float().eval()
+    head = EagleHead(head_config(RAW | fields, target.config)).float().eval()
     for weight in head.parameters():
         torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.3)
     tokens = torch.randperm(VOCAB)[:DRAFTED].sort().values
@@ -91,48 +81,45 @@ def rotated(x: Tensor) -> Tensor:
 
 def plain(w: dict[str, Tensor], ids: Tensor, hidden: Tensor, before: bool) -> tuple[Tensor, Tensor]:
     """One text through a head, written out: logits and hidden states."""
-    layer = {name.removeprefix("midlayer."): weight for name, weight in w.items()}
-    normed = norm(hidden, layer["hidden_norm.weight"])
-    x = torch.cat((norm(w["embed_tokens.weight"][ids], layer["input_layernorm.weight"]), normed), -1)
-    q, k, v = ((x @ layer[f"self_attn.{name}_proj.weight"].T).view(len(ids), -1, 16) for name in "qkv")
+    layer = {name.removeprefix("midlayer.").removesuffix(".weight"): weight for name, weight in w.items()}
+    normed = norm(hidden, layer["hidden_norm"])
+    x = torch.cat((norm(layer["embed_tokens"][ids], layer["input_layernorm"]), normed), -1)
+    q, k, v = ((x @ layer[f"self_attn.{name}_proj"].T).view(len(ids), -1, 16) for name in "qkv")
     q, k = rotated(q), rotated(k)
     out = torch.zeros_like(q)
     for t in range(len(ids)):
         for one in range(4):
             out[t, one] = (k[: t + 1, one // 2] @ q[t, one] / 4).softmax(0) @ v[: t + 1, one // 2]
-    residual = (normed if before else hidden) + out.flatten(1) @ layer["self_attn.o_proj.weight"].T
-    x = norm(residual, layer["post_attention_layernorm.weight"])
-    gated = F.silu(x @ layer["mlp.gate_proj.weight"].T) * (x @ layer["mlp.up_proj.weight"].T)
-    hidden = residual + gated @ layer["mlp.down_proj.weight"].T
-    return norm(hidden, w["norm.weight"]) @ w["lm_head.weight"].T, hidden
+    residual = (normed if before else hidden) + out.flatten(1) @ layer["self_attn.o_proj"].T
+    x = norm(residual, layer["post_attention_layernorm"])
+    gated = F.silu(x @ layer["mlp.gate_proj"].T) * (x @ layer["mlp.up_proj"].T)
+    hidden = residual + gated @ layer["mlp.down_proj"].T
+    return norm(hidden, layer["norm"]) @ layer["lm_head"].T, hidden
 
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@torch.no_grad()
 def test_computes_what_the_paper_says(target: Checkpoint, attention: str, before: bool) -> None:
     head = make_head(target, norm_before_residual=before)
     head.set_attn_implementation(attention)
     ids, hidden, positions = rows(7)
-    with torch.no_grad():
-        logits, states = head(ids, hidden, positions)
-        for one in range(2):
-            expected = plain(dict(head.state_dict()), ids[one], hidden[one], before)
-            torch.testing.assert_close(logits[one], expected[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(states[one], expected[1], atol=1e-4, rtol=1e-4)
+    found = head(ids, hidden, positions)
+    for one in range(2):
+        expected = plain(dict(head.state_dict()), ids[one], hidden[one], before)
+        torch.testing.assert_close(tuple(each[one] for each in found), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head: EagleHead) -> None:
-    ids, hidden, positions = rows(7)
-    logits, states = head(ids, hidden, positions)
-    cache = DynamicCache()
-    head(ids[:, :4], hidden[:, :4], positions[:, :4], past_key_values=cache)
-    few, later = head(
-        ids[:, 4:], hidden[:, 4:], positions[:, 4:], past_key_values=cache, logits_to_keep=torch.tensor([1])
-    )
-    torch.testing.assert_close(later, states[:, 4:])
+    given, cache = rows(7), DynamicCache()
+    logits, states = head(*given)
+    head(*(each[:, :4] for each in given), past_key_values=cache)
+    later = (each[:, 4:] for each in given)
+    few, after = head(*later, past_key_values=cache, logits_to_keep=torch.tensor([1]))
+    torch.testing.assert_close(after, states[:, 4:])
     torch.testing.assert_close(few, logits[:, 5:6])
-    torch.testing.assert_close(head(ids, hidden, positions, logits_to_keep=2)[0], logits[:, -2:])
+    torch.testing.assert_close(head(*given, logits_to_keep=2)[0], logits[:, -2:])
 
 
 def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
@@ -177,20 +164,14 @@ def rewrite(folder: Path, config: dict[str, Any] | None = None, **changed: Tenso
 
 
 def test_reads_the_layout_of_speculators(head: EagleHead, saved: Path, target: Checkpoint) -> None:
-    weights = {
-        name.replace("midlayer.", "layers.0."): weight
-        for name, weight in load_file(saved / "model.safetensors").items()
-    }
+    weights = load_file(saved / "model.safetensors")
+    weights = {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
     own = torch.randn(VOCAB, HIDDEN)
     save_file(weights | {"embed_tokens.weight": own}, saved / "model.safetensors")
     layer = {name: value for name, value in RAW.items() if name not in ("architectures", "draft_vocab_size")}
     config = {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": DRAFTED,
-        "target_hidden_size": None,
-        "transformer_layer_config": layer,
-        "eagle_aux_hidden_state_layer_ids": [2, 1],
+        **{"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": DRAFTED},
+        **{"target_hidden_size": None, "transformer_layer_config": layer, "eagle_aux_hidden_state_layer_ids": [2, 1]},
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "org/name"}},
     }
     (saved / "config.json").write_text(json.dumps(config))
@@ -212,20 +193,6 @@ def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: 
     loaded = load_head(find_head(str(saved), target), torch.zeros(VOCAB, HIDDEN))
     assert torch.equal(loaded.tokens, torch.arange(VOCAB))
     assert torch.equal(loaded.fuse(torch.zeros(1, 1, 2 * HIDDEN))[0, 0], weights["model.fc.bias"])
-
-
-@pytest.mark.parametrize(
-    ("config", "eagle"),
-    [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, True),
-        ({"speculators_model_type": "eagle3"}, True),
-        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, True),
-        ({"architectures": ["LlamaForCausalLM"]}, False),
-        ({"speculators_model_type": "eagle"}, False),
-    ],
-)
-def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
-    assert is_eagle(config) is eagle
 
 
 @pytest.mark.parametrize(

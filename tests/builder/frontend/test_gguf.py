@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,7 +30,10 @@ def weights(source: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.nightly(but=("Q4_1",))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
-def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(
+    kind: str, tiny: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """Its folder goes with the checkpoint."""
     path = write_gguf(tiny, tmp_path / "a.gguf", kind)
     found, original = find(str(path)), find(str(tiny))
     assert (found.source, found.architecture, found.max_positions) == (str(path), "LlamaForCausalLM", 128)
@@ -48,8 +50,12 @@ def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Pa
                 gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), quantized), quantized)
             )
         torch.testing.assert_close(got[name], weight, rtol=0, atol=0)
+    assert list(temporary.iterdir()) == [found.folder]
+    del found
+    assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow(only=("qwen2",))
 @pytest.mark.nightly(only=("qwen3",))
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
@@ -67,13 +73,7 @@ def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_folder_goes_with_the_checkpoint(tiny: Path, tmp_path: Path, temporary: Path) -> None:
-    found = find(str(write_gguf(tiny, tmp_path / "a.gguf")))
-    assert list(temporary.iterdir()) == [found.folder]
-    del found
-    assert not list(temporary.iterdir())
-
-
+@pytest.mark.slow
 def test_what_lies_beside_a_gguf_is_not_read(
     tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +87,7 @@ def test_what_lies_beside_a_gguf_is_not_read(
     assert not [path for path in found.folder.iterdir() if path.is_dir()]
 
 
+@pytest.mark.slow(only=("changes1-ends1",))
 @pytest.mark.nightly(only=("changes0-ends0", "changes2-ends2"))
 @pytest.mark.parametrize(
     ("changes", "ends"),
@@ -115,21 +116,17 @@ BAD = {
     "family": ({"arch": "rwkv7"}, "rwkv7"),
     "encoder": ({"arch": "t5encoder"}, "cannot be used|decoder-only"),
     "layers": ({"llama__block_count": HUGE}, f"num_hidden_layers {HUGE}"),
-    "positions": ({"llama__context_length": 2**32 - 1}, "max_position_embeddings"),
     "head size": ({"llama__attention__key_length": HUGE}, f"head_dim {HUGE}"),
-    "experts": ({"llama__expert_count": HUGE}, "expert_count"),
-    "fewer heads": ({"llama__attention__head_count": 2}, "do not belong together|cannot be read"),
-    "no size": ({"llama__embedding_length": None}, "do not belong together|cannot be"),
     "a text for a size": ({"llama__block_count": "two"}, "num_hidden_layers 'two'"),
     "scaled positions": ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
     "no tokens": ({"tokenizer__ggml__tokens": None}, "no usable tokenizer"),
-    "another tokenizer": ({"tokenizer__ggml__model": "rwkv"}, "no usable tokenizer"),
     "merges that are none": ({"tokenizer__ggml__merges": ["q"]}, "no usable tokenizer"),
     "end": ({"tokenizer__ggml__eos_token_id": HUGE}, "no usable tokenizer|is no token"),
 }
 
 
 @pytest.mark.nightly(but=("encoder", "layers", "no tokens", "merges that are none", "scaled positions"))
+@pytest.mark.slow(only=("encoder", "no tokens", "merges that are none"))
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
     changes, expected = BAD[case]
@@ -152,27 +149,12 @@ def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, tempora
 
 @pytest.mark.nightly
 def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Path) -> None:
-    other, path = tmp_path / "more", tmp_path / "a.gguf"
-    other.mkdir()
-    for file in tiny.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    more = load_file(other / "model.safetensors")
-    more["model.layers.7.mlp.up_proj.weight"] = torch.ones(64, 32)
+    other = Path(shutil.copytree(tiny, tmp_path / "more"))
+    more = load_file(other / "model.safetensors") | {"model.layers.7.mlp.up_proj.weight": torch.ones(64, 32)}
     save_file(more, other / "model.safetensors")
     with pytest.raises(CheckpointError, match="2048 numbers that transformers does not read"):
-        find(str(write_gguf(other, path)))
+        find(str(write_gguf(other, tmp_path / "a.gguf")))
     assert not list(temporary.iterdir())
-
-
-@pytest.mark.nightly
-def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
-    path = write_gguf(tiny, tmp_path / "a.gguf")
-    content = np.fromfile(path, np.uint8)
-    content[-256:] = 255  # NaN
-    content.tofile(path)
-    found = find(str(path))
-    with pytest.raises(CheckpointError, match="NaN or infinite"):
-        load(found, "sdpa")
 
 
 @pytest.mark.nightly

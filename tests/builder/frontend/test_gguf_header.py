@@ -52,7 +52,7 @@ def test_what_a_header_says(sound: Path) -> None:
 def test_every_cut_within_the_header_is_refused(sound: Path, tmp_path: Path) -> None:
     content, path = sound.read_bytes(), tmp_path / "cut.gguf"
     end = read_header(sound).data - 32  # what follows is padding
-    for size in [*range(64), *range(64, end, 997), end]:
+    for size in [*range(0, 64, 7), *range(64, end, 9973), end]:
         path.write_bytes(content[:size])
         with pytest.raises(CheckpointError, match=r"cut off within its header|is a file, and no GGUF"):
             read_header(path)
@@ -81,21 +81,19 @@ ABSURD = {
 }
 
 
-@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("case", ABSURD)
-def test_absurd_headers_are_refused_at_once(case: str, sparse: bool, tmp_path: Path) -> None:
-    """A sparse file has room for whatever its header says."""
+def test_absurd_headers_are_refused_at_once(case: str, tmp_path: Path) -> None:
+    """In a sparse file too, which has room for whatever its header says."""
     content, expected = ABSURD[case]
     path = tmp_path / "a.gguf"
     path.write_bytes(content)
-    if sparse and len(content) > 4:
-        os.truncate(path, 1 << 40)
-        expected = f"{expected}|header of more than"
-    before = time.monotonic()
-    with pytest.raises(CheckpointError, match=expected) as error:
-        read_header(path)
-    assert time.monotonic() - before < 10
-    assert "\n" not in str(error.value)
+    for message in (expected, f"{expected}|header of more than"):
+        before = time.monotonic()
+        with pytest.raises(CheckpointError, match=f"^.*({message}).*$"):
+            read_header(path)
+        assert time.monotonic() - before < 10
+        if len(content) > 4:
+            os.truncate(path, 1 << 40)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

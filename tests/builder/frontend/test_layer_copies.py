@@ -41,15 +41,6 @@ def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.nightly
-def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model(num_hidden_layers=7)
-    for place in (3, 6):
-        model.model.layers[place].self_attn.scaling *= 2 + place
-    check(model, monkeypatch, [0, 1, 3, 6])
-
-
-@pytest.mark.soak
-@pytest.mark.nightly
 def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=5)
     kept = []

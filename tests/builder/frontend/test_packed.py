@@ -95,6 +95,7 @@ def change(folder: Path, packed: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
 
 
+@pytest.mark.slow(but=("gptq 4", "asymmetric"))
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_packed_checkpoint_is_the_one_that_is_meant(kind: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
     meant = pack(tiny, tmp_path / "packed", kind)
@@ -126,15 +127,11 @@ def with_tensor(folder: Path, part: str, make: Callable[[Tensor], Tensor | None]
 
 BAD: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "3 bits": ("gptq 4", lambda folder: change(folder, asked("gptq", 3, False)), "2, 4 or 8 can be read"),
-    "no bits": ("gptq 4", lambda folder: change(folder, {"quant_method": "gptq"}), "2, 4 or 8 can be read"),
     "another layout": ("awq", lambda folder: change(folder, asked("awq", 4, False) | {"version": "gemv"}), "GEMM's"),
     "nothing packed": ("awq", lambda folder: change(folder, asked("pack-quantized", 4, True)), "has no weight_packed"),
     "other words": ("gptq 4", lambda f: with_tensor(f, "qweight", lambda t: t.long()), "packed wrongly .words of"),
     "no scales": ("gptq 4", lambda f: with_tensor(f, "scales", lambda t: None), "packed wrongly .*scales"),
-    "fewer scales": ("awq", lambda f: with_tensor(f, "scales", lambda t: t[:, 8:]), "packed wrongly"),
-    "no such group": ("gptq 4", lambda f: with_tensor(f, "g_idx", lambda t: t + 99), "packed wrongly"),
     "a negative group": ("gptq 4", lambda f: with_tensor(f, "g_idx", lambda t: t - 99), "columns of no group"),
-    "another shape": ("asymmetric", lambda f: with_tensor(f, "weight_shape", lambda t: t + 1), "packed wrongly"),
     "NaN": ("awq", lambda f: with_tensor(f, "scales", lambda t: t * float("nan")), "NaN or infinite"),
 }
 

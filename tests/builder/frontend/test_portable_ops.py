@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from specbuild.builder.frontend.portable_ops import ancestor_mask, rotary, tree_attention
+from specbuild.builder.frontend.portable_ops import ancestor_mask, tree_attention
 
 SCALE = 0.3
 CAPACITY = 24
@@ -91,26 +90,3 @@ def test_a_tree_in_two_parts_is_the_tree_in_one(first: int, window: int) -> None
     two, past_k, past_v = attend(*tail, past_k, past_v, parents=parents, offset=zero + first, **at)
     torch.testing.assert_close(torch.cat((one, two), 1), whole)
     torch.testing.assert_close((past_k, past_v), (whole_k, whole_v), rtol=0, atol=0)
-
-
-def test_ancestor_mask_holds_paths() -> None:
-    generator = torch.Generator().manual_seed(0)
-    trees = [random_parents(12, generator) for _ in range(3)]
-    trees[0][5] = -1  # a second root: its parent is committed already
-    mask = ancestor_mask(torch.tensor(trees, dtype=torch.int32))
-    for parents, rows in zip(trees, mask, strict=True):
-        for node, row in enumerate(rows):
-            assert row.nonzero().flatten().tolist() == sorted(path_to(parents, node))
-
-
-def test_rotary_is_transformers_own() -> None:
-    """And leaves what is past the tables."""
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 4, 5, 20, generator=generator), torch.randn(2, 2, 5, 20, generator=generator)
-    angles = torch.randn(2, 5, 8, generator=generator)
-    cos, sin = angles.cos(), angles.sin()
-    halves = q[..., :16], k[..., :16]
-    expected = apply_rotary_pos_emb(*halves, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
-    found = rotary(q, cos, sin), rotary(k, cos, sin)
-    torch.testing.assert_close(tuple(each[..., :16] for each in found), expected)
-    assert torch.equal(found[0][..., 16:], q[..., 16:])
