@@ -9,26 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specbuild.builder import compiled_model
 from specbuild.builder.build_context import BuildContext, Stages
 from specbuild.builder.compiled_model import compile_draft, compile_target
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
-from specbuild.builder.config.scheme import parse
 from specbuild.builder.prepare import prepare
 from specbuild.builder.quantize import texts
 from specbuild.builder.quantize.linears import Names
-from specbuild.builder.quantize.numbers import Quantized
 from specbuild.builder.quantize.quality import Before
-from specbuild.builder.quantize.stage import Quantization
 
 FIELDS = {"num_hidden_layers": 2, "head_dim": 20, "max_position_embeddings": 100}
 NAMES, BEFORE = Names([], "", None, tied=False), Before([], [], [])
-NUMBERS = {
-    "lm_head": Quantized(parse("int8", "onnxruntime"), torch.zeros(2, 1, 16, dtype=torch.uint8), torch.ones(2, 1))
-}
 
 
 @pytest.fixture
@@ -44,40 +37,24 @@ def context(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..
     return make
 
 
-def config(**fields: Any) -> BuildConfig:
-    return BuildConfig("t", Path("b"), **fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "found", "called"),
-    [
-        ({}, {}, "fp32"),
-        ({"precision": "int8"}, {}, "fp32"),  # no weight had a row that a block divides
-        ({"precision": "int8"}, NUMBERS, "int8"),
-        ({"precision": "auto"}, NUMBERS, "auto"),
-        ({"quantize": QuantizeOptions(tensor_type=("lm_head=int8",))}, NUMBERS, "mixed"),
-        ({"backend": "tensorrt-rtx", "precision": "int8"}, NUMBERS, "int8/fp16"),
-        ({"backend": "tensorrt-rtx", "precision": "int4/bf16"}, NUMBERS, "int4/bf16"),
-    ],
-)
-def test_a_precision_is_called_as_it_was_asked_for(fields: dict[str, Any], found: dict[str, Any], called: str) -> None:
-    numbers = Quantization(NAMES, found, BEFORE, [], [])
-    assert compiled_model._precision(config(**fields), "target", numbers) == called
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildContext]) -> None:
+@pytest.mark.parametrize(("tensor_type", "precision"), [((), "fp32"), (("lm_head=int8",), "mixed")])
+def test_a_model_and_what_the_report_says_of_it(
+    context: Callable[..., BuildContext], tensor_type: tuple[str, ...], precision: str
+) -> None:
     """Heads of 20 lie 24 wide in the cache."""
-    told: list[str] = []
-    target = compile_target(context(told), None)
-    assert told == [f"target: {stage}" for stage in ("load", "Hugging Face reference", "export", "lower")]
+    stages, options = list[str](), QuantizeOptions(tensor_type=tensor_type, calib_size=4)
+    work = context(stages, **{"quantize": options} if tensor_type else {})
+    target = compile_target(work, texts.read(None, work.source.target.tokenizer, 99, 4, 0) if tensor_type else None)
     model, record = target.model, target.model.record
     assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 24, 108)
-    assert (record.precision, record.kind, record.tokens) == ("fp32", "model", None)
-    assert model.operators["fused"]["TreeAttention"] == model.operators["lowered"]["GroupQueryAttention"] == 2
-    assert (model.matched["FuseQKV"], model.quantization, model.scales, model.emitted.stored) == (2, None, None, None)
+    assert (record.precision, record.kind, record.tokens) == (precision, "model", None)
     assert len(target.references.each) == len(target.references.logits)
+    assert model.matched["FuseQKV"] == 2
+    if not tensor_type:
+        assert stages == [f"target: {stage}" for stage in ("load", "Hugging Face reference", "export", "lower")]
+        assert (model.quantization, model.scales, model.emitted.stored) == (None, None, None)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from specbuild.builder import habits
 from specbuild.builder.habits import mostly
@@ -24,11 +23,6 @@ def test_what_mostly_follows() -> None:
     assert sorted(mostly(several, 2).tolist()) == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
     assert mostly(texts([1, 2, 3]), 1).tolist() == []
     assert mostly([], 2).shape == (0, 3)
-
-
-def test_the_surest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(habits, "MOST", 1)
-    assert mostly(texts([5, 6] * 3 + [8, 9] * 9), 1).tolist() == [[8, 9]]
 
 
 def test_a_bundle_brings_what_the_library_says(bundle: Path) -> None:

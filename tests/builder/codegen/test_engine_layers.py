@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from specbuild.builder.codegen.engine_layers import describe, in_words
@@ -18,15 +20,8 @@ LAYERS = [
 
 def test_what_attention_became_in_each_layer() -> None:
     found = describe(LAYERS, 2)
-    assert found["layers"][4] == {"name": "mlp", "type": "MATRIX_MULTIPLY"}
-    assert len(found["layers"]) == 6
-    assert list(found["layer_types"].items()) == [
-        ("ATTENTION_INPUT", 1),
-        ("KV_CACHE_UPDATE", 1),
-        ("MATRIX_MULTIPLY", 1),
-        ("PLUGIN_V3", 1),
-        ("ROTARY_EMBEDDING", 2),
-    ]
+    assert found["layers"] == [{"name": name, "type": kind} for name, kind in LAYERS]
+    assert found["layer_types"] == Counter(kind for _, kind in LAYERS)
     assert found["model_layers"] == [
         {
             "layer": 0,

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from specbuild.builder import passes
 from specbuild.builder.codegen.products import count
@@ -62,16 +62,11 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
 
 
 @pytest.mark.nightly
-def test_windows_apart() -> None:
-    found = count(fused(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7))), 4)
-    assert found.attention == (Attention(7, 4, 2),)
-
-
-@pytest.mark.nightly
-def test_experts_apart() -> None:
-    config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+def test_experts_and_windows_apart() -> None:
+    config = MixtralConfig(**SIZES, sliding_window=7, num_local_experts=4, num_experts_per_tok=2)
     found = count(fused(MixtralForCausalLM(config)), 4)
     assert found.parameters == 2 * (LAYER - 3 * 32 * 48 + 4 * 32) + HEAD  # the router multiplies for every node
+    assert found.attention == (Attention(7, 4, 2),)
     down, gate_up = 32 * 48, 2 * 32 * 48
     assert found.experts == (Experts(4, 2, down, 4 * down, 2), Experts(4, 2, gate_up, 4 * gate_up, 2))
     assert found.bytes == 4 * (found.parameters + NORMS)

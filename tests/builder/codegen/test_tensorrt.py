@@ -63,29 +63,24 @@ def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> N
     assert len(engine.plan) > graphs[name].stat().st_size // 2
     assert engine.version
     found = Counter(kind for _, kind in engine.layers)
-    assert (found["ATTENTION_INPUT"], found["KV_CACHE_UPDATE"], found["ROTARY_EMBEDDING"]) == (
-        layers,
-        2 * layers,
-        2 * layers,
-    )
-    names = [name for name, _ in engine.layers]
-    assert all(f"cache.{layer}.{role}" in names for layer in range(layers) for role in ("key", "value"))
+    kinds = {"ATTENTION_INPUT": layers, "KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
+    assert kinds.items() <= found.items()
 
 
 @needs_rtx
 @pytest.mark.parametrize("after", [0, 5])
 def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after: int) -> None:
     """TensorRT itself drops what its callbacks raise, Ctrl-C included."""
-    told, options = list[float](), EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2)
+    shares, options = list[float](), EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2)
 
     def progress(_: str, share: float) -> None:
-        told.append(share)
-        if len(told) == after + 1:
+        shares.append(share)
+        if len(shares) == after + 1:
             raise KeyboardInterrupt("enough")
 
     with pytest.raises(KeyboardInterrupt, match="enough"):
         compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES, options, progress=progress)
-    assert all(0 <= share <= 1 for share in told)
+    assert all(0 <= share <= 1 for share in shares)
 
 
 @needs_rtx

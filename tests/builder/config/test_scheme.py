@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.config.scheme import ACTIVATIONS, BLOCKS, METHODS, Scheme, parse
-from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
 
 CPU, GPU = "onnxruntime", "tensorrt"
@@ -79,15 +78,6 @@ def test_any_words_are_a_scheme_or_refused(text: str) -> None:
     for words in (text, f"int8:{text}", f"int8/{text}"):
         with suppress(OptionError):
             assert isinstance(parse(words, CPU), Scheme)
-
-
-def test_bits_and_what_needs_texts() -> None:
-    assert {kind: parse(kind, GPU).bits for kind in BACKENDS[GPU].precisions} == {
-        "fp16": 16, "bf16": 16, "fp32": 32, "int8": 8, "int4": 4, "fp8": 8
-    }  # fmt: skip
-    wanted = {"int8": False, "int8:gptq": True, "int8:static": True, "int4": True, "int4:rtn": False, "int4:awq": True}
-    assert {text: parse(text, CPU).calibrated for text in wanted} == wanted
-    assert parse("fp8", GPU).calibrated
 
 
 NO_SCHEMES = {

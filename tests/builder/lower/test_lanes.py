@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from graphs import kinds, parse, run
+from graphs import parse, run
 from torch import Tensor
 
 from specbuild.builder.frontend.portable_ops import ancestor_mask, rotary, tree_attention
@@ -80,26 +80,10 @@ def lane(slot: int, size: int, tables: list[Tensor]) -> tuple[dict[str, Tensor],
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize(
-    ("size", "rotated", "others"),
-    [
-        (16, 16, {}),
-        (32, 16, {}),
-        (8, 0, {}),
-        (24, 24, {"RotaryEmbedding": 2}),
-        (24, 16, {"RotaryEmbedding": 2}),
-        (32, 8, {"RotaryEmbedding": 2}),
-        (6, 0, {"Pad": 3, "Slice": 1}),
-        (6, 4, {"RotaryEmbedding": 2, "Pad": 3, "Slice": 1}),
-    ],
-)
-def test_each_lane_is_the_portable_operators_attention(
-    size: int, rotated: int, others: dict[str, int], batch_size: int
-) -> None:
+@pytest.mark.parametrize(("size", "rotated"), [(16, 16), (32, 16), (8, 0), (24, 24), (24, 16), (32, 8), (6, 0), (6, 4)])
+def test_each_lane_is_the_portable_operators_attention(size: int, rotated: int, batch_size: int) -> None:
     model = portable(size, rotated)
     lowered(model, batch_size)
-    found = kinds(model)
-    assert {name: found[name] for name in ("RotaryEmbedding", "Pad", "Slice") if found[name]} == others
     angles = torch.rand(32, rotated // 2, generator=torch.Generator().manual_seed(9))
     rotation = {"cos": angles.cos(), "sin": angles.sin()} if rotated else {}
     lanes = [lane(slot, size, list(rotation.values())) for slot in range(batch_size)]
@@ -120,17 +104,3 @@ def test_each_lane_is_the_portable_operators_attention(
         last = int(own[f"last_row.{slot}"])
         for cache, new in zip(presents[2 * slot : 2 * slot + 2], written, strict=True):
             np.testing.assert_allclose(cache[:, :, STARTS[slot] : last], new, rtol=1e-4, atol=1e-5)
-
-
-def test_a_merged_projection_is_taken_whole() -> None:
-    model = portable(16, rotated=16)
-    lowered(model, 1)
-    (node,) = (node for node in model.graph if node.op_type == "GroupQueryAttention")
-    names = [value.name if value else None for value in node.inputs]
-    assert names[1:3] == [None, None]
-    gather = node.inputs[0].producer()
-    assert [value.name for value in gather.inputs] == ["x", "attention_rows"]
-    assert names[3:6] == ["past_key.3.0", "past_value.3.0", "last_row.0"]
-    assert (names[7:9], names[10:]) == (["cos", "sin"], ["bias.0.0"])
-    assert [value.name for value in node.inputs[9].producer().inputs] == ["position_ids", "attention_rows"]
-    assert not {"Split", "Transpose"} & set(kinds(model))

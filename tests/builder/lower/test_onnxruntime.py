@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,17 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]
 
 
-@pytest.fixture(scope="module")
-def portable_graph(make_model: Make) -> ir.Model:
-    return fused(make_model())
-
-
 def fused(model: Any) -> ir.Model:
     return small_models.fused(model, CAPACITY)
-
-
-def kinds(model: ir.Model) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph)
 
 
 def compiled(model: Any, path: Path, batch_size: int) -> Executor:
@@ -107,21 +97,3 @@ def test_lanes_do_not_see_each_other(make_model: Make, tmp_path: Path) -> None:
             expected = reference(model, [*prompt, tree.tokens[0], *tree.path(node)])[-1]
             np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
     executor.close()
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_one_attention_per_layer_and_lane(portable_graph: ir.Model, batch_size: int) -> None:
-    found = kinds(lower(portable_graph, batch_size, CAPACITY))
-    assert found["GroupQueryAttention"] == 2 * batch_size
-    assert (found["SimplifiedLayerNormalization"], found["SkipSimplifiedLayerNormalization"]) == (1, 4)
-    assert (found["Sigmoid"], found["MatMul"]) == (2, 9)
-    left = {"TreeAttention", "RMSNormalization", "AddRMSNorm", "SwiGLU", "RotaryEmbedding", "Transpose", "Reshape"}
-    assert not left & set(found)
-
-
-def test_batch_sizes_share_their_weights(portable_graph: ir.Model) -> None:
-    one, three = (lower(portable_graph, size, CAPACITY).graph.initializers for size in (1, 3))
-    assert set(one) == set(three)
-    large = [name for name, value in one.items() if value.const_value is not None and value.const_value.nbytes > 1000]
-    assert large
-    assert all(one[name].const_value is three[name].const_value for name in large)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -49,19 +47,3 @@ def test_parts_are_the_whole(family: str, precision: str) -> None:
                 ir.to_proto(part.graph).SerializeToString(), providers=["CPUExecutionProvider"]
             )
     assert [str(value.name) for value in found[-1].outputs] == ["logits"]
-
-
-def test_layers_of_one_form_are_one_graph() -> None:
-    lowered = parts.lower(fused(make("llama", num_hidden_layers=4)), "fp16", CAPACITY)
-    graphs = [ir.to_proto(part.graph).SerializeToString(deterministic=True) for part in parts.cut(lowered)]
-    assert len(graphs) == 5
-    assert len(set(graphs)) == 3
-    assert graphs[1] == graphs[2] == graphs[3]
-
-
-def test_sums_and_norms_are_one_operator() -> None:
-    portable: Any = fused(make("llama", tie_word_embeddings=True))
-    kinds = [node.op_type for node in parts.lower(portable, "fp16", CAPACITY).graph]
-    assert kinds.count("SkipSimplifiedLayerNormalization") == 4
-    assert kinds.count("FusedMatMul") == 1
-    assert "Add" not in kinds

@@ -5,7 +5,6 @@ The plugin is `plugin_model.TreeAttention`.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import attention_oracle
@@ -16,7 +15,6 @@ import pytest
 from plugin_lowering import (
     CAPACITY,
     MODELS,
-    NAMED,
     NODES,
     PAGE,
     PARTIAL,
@@ -28,7 +26,7 @@ from plugin_lowering import (
 )
 from small_models import branching, reference
 
-from specbuild.builder.lower.plugin import DTYPES, INPUTS, PAGED, lower
+from specbuild.builder.lower.plugin import DTYPES, lower
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import OptionError
@@ -108,37 +106,6 @@ def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> Non
     check(model, graph, 1e-4, scales)
 
 
-def test_the_page_table_comes_before_the_scales(llama: tuple[Any, ir.Model]) -> None:
-    """As the plugin wants its inputs; pasts are pages, as many as the profiles say."""
-    model = lower(llama[1], "fp16", CAPACITY, SCALES, PAGE)
-    onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    inputs = {str(value.name): value for value in model.graph.inputs}
-    assert inputs.keys() == {each.format(layer=layer) for each in (INPUTS | PAGED).values() for layer in range(2)}
-    shapes = {name: [str(dim) for dim in inputs[name].shape or ()] for name in ("page_table", "past_value.1")}
-    assert shapes == {"page_table": ["batch", str(CAPACITY // PAGE)], "past_value.1": ["pages", "2", str(PAGE), "64"]}
-    for names, node in attentions(model):
-        assert names[-4:] == ["counts", "page_table", "key_scale", "value_scale"]
-        assert node.inputs[names.index("page_table")] is inputs["page_table"]
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-def test_types_and_operators(llama: tuple[Any, ir.Model], precision: str) -> None:
-    _, portable = llama
-    before = ir.to_proto(portable).SerializeToString()
-    model = lower(portable, precision, CAPACITY)
-    assert ir.to_proto(portable).SerializeToString() == before
-    named = {("trt.plugins", "TreeAttention"): 2, ("", "Split"): 2, ("", "Cast"): 3}  # a split is of gate and up
-    assert Counter((node.domain, node.op_type) for node in model.graph if node.op_type in NAMED) == named
-    inputs = {value.name: value for value in model.graph.inputs}
-    assert inputs.keys() == {each.format(layer=layer) for each in INPUTS.values() for layer in range(2)}
-    for name, value in inputs.items():
-        assert value.dtype == (DTYPES[precision] if name.startswith("past") else ir.DataType.INT32)
-    assert [v.dtype for v in model.graph.outputs] == [ir.DataType.FLOAT, *[DTYPES[precision]] * 4]
-    tables = {v for _, node in attentions(model) for v in node.inputs if "rotary" in v.name}
-    assert {v.dtype for v in tables} == {ir.DataType.FLOAT}
-    assert {v.dtype for v in {*model.graph.initializers.values()} - tables} == {DTYPES[precision], ir.DataType.INT64}
-
-
 @pytest.mark.nightly
 def test_a_product_in_another_order_is_not_taken_whole() -> None:
     portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
@@ -165,10 +132,19 @@ def test_what_the_kernel_has_not(model_type: str, fields: dict[str, Any], reason
         lower(portable, "fp16", CAPACITY)
 
 
-SCALES = Scales(*np.random.default_rng(0).uniform(0.01, 0.1, (2, 2, 2)).astype(np.float32))
-
-
 def attentions(model: ir.Model) -> list[tuple[list[str], ir.Node]]:
     """Each attention and the names of its inputs."""
     nodes = [node for node in model.graph if node.op_type == "TreeAttention"]
     return [(node.attributes["inputs"].as_string().split(","), node) for node in nodes]
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_numbers_are_of_the_type_that_is_computed_in(llama: tuple[Any, ir.Model], precision: str) -> None:
+    """But for tables, logits, and what counts."""
+    model, dtype = lower(llama[1], precision, CAPACITY), DTYPES[precision]
+    for value in model.graph.inputs:
+        assert value.dtype == (dtype if str(value.name).startswith("past") else ir.DataType.INT32)
+    assert [v.dtype for v in model.graph.outputs] == [ir.DataType.FLOAT, *[dtype] * 4]
+    tables = {v for _, node in attentions(model) for v in node.inputs if "rotary" in v.name}
+    assert {v.dtype for v in tables} == {ir.DataType.FLOAT}
+    assert {v.dtype for v in {*model.graph.initializers.values()} - tables} == {dtype, ir.DataType.INT64}

