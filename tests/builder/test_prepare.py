@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_tokenizers import edit
 from small_models import random_head
 
 from specbuild.builder.codegen.nvrtc import Shape
@@ -64,16 +65,9 @@ def test_a_pair_is_described(target: Path, draft: Path, make_checkpoint: Make, t
 def test_each_kind_of_draft_has_its_name(
     target: Path, draft: Path, eagle: Path, make_checkpoint: Make, tmp_path: Path
 ) -> None:
-    masked = make_checkpoint(tmp_path / "masked", num_hidden_layers=1, vocab_size=4097)
-    content = json.loads((masked / "config.json").read_text())
-    (masked / "config.json").write_text(json.dumps(content | {"pard_token": 4096}))
-    kinds: dict[Any, tuple[str, bool]] = {
-        draft: ("model", False),
-        masked: ("parallel", False),
-        eagle: ("eagle3", True),
-        "self:int8": ("model", True),
-    }
-    for given, expected in kinds.items():
+    masked = edit(make_checkpoint(tmp_path / "masked", num_hidden_layers=1, vocab_size=4097), pard_token=4096)
+    kinds = {str(draft): ("model", False), str(masked): ("parallel", False), str(eagle): ("eagle3", True)}
+    for given, expected in (kinds | {"self:int8": ("model", True)}).items():
         found = prepare(config(target, given))
         assert (list(found.models), found.kind, found.shares_weights) == (["target", "draft"], *expected)
     assert list(prepare(config(target)).models) == ["target"]
@@ -88,16 +82,16 @@ def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Pat
 
 
 @pytest.mark.parametrize(("asked", "least"), [(97, "draft's 96"), (129, "target's 128")])
-def test_a_text_is_no_longer_than_both_take(target: Path, draft: Path, asked: int, least: str) -> None:
+def test_a_text_is_no_longer_than_both_take(
+    target: Path, draft: Path, make_checkpoint: Make, tmp_path: Path, asked: int, least: str
+) -> None:
+    """Longer ones than most need are asked for."""
     assert prepare(config(target, draft, max_seq_len=96)).max_seq_len == 96
     with pytest.raises(OptionError, match=rf"^max-seq-len {asked} is beyond the {least} positions$"):
         prepare(config(target, draft, max_seq_len=asked))
-
-
-def test_longer_texts_than_most_need_are_asked_for(make_checkpoint: Make, tmp_path: Path) -> None:
-    target = make_checkpoint(tmp_path / "target", max_position_embeddings=9000, num_hidden_layers=1)
-    assert prepare(config(target)).max_seq_len == 4096
-    assert prepare(config(target, max_seq_len=9000)).max_seq_len == 9000
+    long = make_checkpoint(tmp_path / "long", max_position_embeddings=9000, num_hidden_layers=1)
+    assert prepare(config(long)).max_seq_len == 4096
+    assert prepare(config(long, max_seq_len=9000)).max_seq_len == 9000
 
 
 def test_what_is_not_calibrated_keeps_nothing(target: Path, tmp_path: Path) -> None:
@@ -125,13 +119,15 @@ def test_heads_that_no_kernel_has_are_refused(target: Path, fields: dict[str, An
 
 
 def test_attention_is_compiled_for_the_type_that_it_computes_in(make_checkpoint: Make, tmp_path: Path) -> None:
-    """A graph has no attention of its own where TreeAttention is the bundle's; a checkpoint's type does not matter."""
+    """A checkpoint's own type counts where float32 graphs decode; a graph has no attention beside the bundle's."""
     target = make_checkpoint(tmp_path / "target", num_hidden_layers=1, head_dim=64)
     for precision, shapes in (("fp16", [Shape(64, "F16", "F16")]), ("bf16", [Shape(64, "BF16", "BF16")]), ("fp32", [])):
         asked = {"backend": "onnxruntime-cuda", "precision": precision, "cuda_arch": ("90",)}
         assert prepare(config(target, **asked)).shapes == shapes
     native = EngineOptions(attention="native")
     assert prepare(config(target, backend="onnxruntime-cuda", precision="fp16", engine=native)).shapes == []
+    assert prepare(config(target, cuda_arch=("90",))).shapes == [Shape(64, "BF16", "BF16")]
+    assert prepare(config(edit(target, dtype="float16"), cuda_arch=("90",))).shapes == [Shape(64, "F16", "F16")]
 
 
 def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_path: Path) -> None:

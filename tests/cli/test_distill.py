@@ -54,13 +54,6 @@ def test_every_option_reaches_the_training(
         assert default != found in (value, (tiny,)), name
 
 
-def test_each_kind_has_its_own_defaults(specbuild: Specbuild, tiny: Path, tmp_path: Path, configs: list[Any]) -> None:
-    for more in ((), ("--kind", "parallel"), ("--kind", "eagle3"), ("--kind", "eagle3", "--steps", 7)):
-        specbuild("distill", tiny, "--out", tmp_path / "draft", "--json", *more)
-    found = [(each.steps, each.batch_size, each.sequence_length) for each in configs]
-    assert found == [(3600, 8, 384), (1500, 8, 384), (2000, 4, 256), (7, 4, 256)]
-
-
 BAD = {  # tests/builder/distill has the options that do not go together
     "no target": (["nowhere"], "does not exist"),
     "too short": (["--sequence-length", 10], "at least 16"),

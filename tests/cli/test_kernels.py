@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import Specbuild
@@ -16,9 +14,7 @@ from command_line import Specbuild
 from specbuild.builder.codegen import nvrtc
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build, stages
-from specbuild.builder.targets import ARCHITECTURES
 from specbuild.runtime import Bundle
-from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import OptionError
 
 needs_nvrtc = pytest.mark.skipif(
@@ -81,31 +77,7 @@ def test_inspect_shows_them(specbuild: Specbuild, built: Path, monkeypatch: pyte
         assert line == f"sm_{name}: {count} kernels in {len(records)} cubins, {size / 1e6:.1f} MB"
 
 
-def test_a_bundle_without_kernels_says_nothing_of_them(specbuild: Specbuild, tiny_bundle: Path) -> None:
-    assert "kernels" not in json.loads((tiny_bundle / MANIFEST).read_text(encoding="utf-8"))
-    assert Bundle.open(tiny_bundle).manifest.kernels == {}
-    assert "kernels" not in specbuild("inspect", tiny_bundle).out
-    assert json.loads((tiny_bundle / "report.json").read_text(encoding="utf-8"))["kernels"] is None
-
-
 def test_a_missing_compiler_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(OptionError, match="needs NVRTC"):
         build(BuildConfig(str(tmp_path / "none"), tmp_path / "b", cuda_arch=("80",)))
-
-
-@needs_nvrtc
-def test_float16_models_get_float16_kernels(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def stop(*arguments: Any) -> None:
-        asked.extend(arguments)
-        raise OptionError("seen")
-
-    monkeypatch.setattr(nvrtc, "compile_kernels", stop)
-    half = shutil.copytree(wide, tmp_path / "half")
-    content = json.loads((half / "config.json").read_text(encoding="utf-8"))
-    (half / "config.json").write_text(json.dumps(content | {"dtype": "float16"}), encoding="utf-8")
-    with pytest.raises(OptionError, match="seen"):
-        build(BuildConfig(str(half), tmp_path / "b", draft=str(wide), cuda_arch=("all",)))
-    assert asked[:2] == [ARCHITECTURES, [nvrtc.Shape(256, "F16", "F16"), nvrtc.Shape(256, "BF16", "BF16")]]

@@ -63,11 +63,10 @@ def test_other_tokens_are_a_failure(replay: Replay, receipt: dict[str, Any]) -> 
     outcome = replay(receipt | {"seed": 6}, "-p", TEXT)
     assert (outcome.status, outcome.err, outcome.out.count("\n")) == (1, "", 1)
     assert outcome.out.startswith("DIFFERENT: plain decoding and speculation did not give the 12 tokens")
-    outcome = replay(receipt | {"output_sha256": "0" * 64}, "-p", TEXT, "--json")
-    assert (outcome.status, json.loads(outcome.out)["proven"]) == (1, False)
     hotter = receipt["parameters"] | {"temperature": 2}
     assert "not those of its hash" in replay(receipt | {"parameters": hotter}, "-p", TEXT).refusal()
-    assert replay(receipt | {"parameters": hotter, "parameters_sha256": sha256(hotter)}, "-p", TEXT).status == 1
+    outcome = replay(receipt | {"parameters": hotter, "parameters_sha256": sha256(hotter)}, "-p", TEXT, "--json")
+    assert (outcome.status, json.loads(outcome.out)["proven"]) == (1, False)
 
 
 def test_a_response_has_one_for_each_choice(replay: Replay, receipt: dict[str, Any]) -> None:
@@ -149,9 +148,7 @@ def test_messages(replay: Replay, chatty: Path, tmp_path: Path, beside: dict[str
 
 def test_another_class_may_be_tried(replay: Replay, receipt: dict[str, Any]) -> None:
     body = receipt | {"exactness": receipt["exactness"] | {"digest": "0" * 64}}
-    line = replay(body, "-p", TEXT).refusal()
-    assert "000000000000…" in line
-    assert "--any-class" in line
+    assert "--any-class" in replay(body, "-p", TEXT).refusal()
     outcome = replay(body, "-p", TEXT, "--any-class")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.endswith("the 12 tokens, in another exactness class\n")

@@ -37,15 +37,6 @@ def fused(model: Any) -> ir.Model:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
-    found = count(fused(make_model(tie_word_embeddings=tied)), 4)
-    assert found.parameters == 2 * LAYER + HEAD  # a head that is the embedding multiplies as well
-    assert found.bytes == 4 * (found.parameters + NORMS)  # and is read once; the embedding's rows are looked up
-    assert (found.head_dim, found.attention, found.experts) == (16, (Attention(0, 4, 2),), ())
-
-
-@pytest.mark.nightly
 def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)

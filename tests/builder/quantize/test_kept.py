@@ -13,7 +13,6 @@ from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.pipeline import build
-from specbuild.builder.quantize import calibrate
 from specbuild.builder.quantize.calibrate import Keep
 from specbuild.builder.quantize.kept import kept
 from specbuild.builder.quantize.numbers import quantize
@@ -47,6 +46,7 @@ def test_a_refusal_keeps_them_and_says_where(config: BuildConfig, tmp_path: Path
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OptionError("another")])
 def test_nothing_else_does(config: BuildConfig, tmp_path: Path, error: BaseException) -> None:
+    """Nor does what is not ours go."""
     with pytest.raises(type(error)), kept(config) as asked:
         calibrated(asked, error)
     with pytest.raises(ExecutionError, match=r"^nothing calibrated$"), kept(config):
@@ -56,9 +56,6 @@ def test_nothing_else_does(config: BuildConfig, tmp_path: Path, error: BaseExcep
     for each in (own, BuildConfig("t", tmp_path / "b")):
         with kept(each) as used:
             assert used is each
-
-
-def test_what_is_not_ours_stays(config: BuildConfig, tmp_path: Path) -> None:
     (tmp_path / ".b.calibration" / "own").mkdir(parents=True)
     with kept(config) as asked:
         calibrated(asked)
@@ -66,27 +63,21 @@ def test_what_is_not_ours_stays(config: BuildConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_next_build_calibrates_nothing(
-    make_sharp_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
+def test_the_next_build_calibrates_nothing(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    model, output = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1)), tmp_path / "out" / "b"
 
-    def asked(max_kl: float) -> BuildConfig:
+    def attempt(max_kl: float, *progress: Callable[..., None]) -> None:
         options = QuantizeOptions(calib_size=2, max_kl=max_kl)
-        return BuildConfig(
-            model, tmp_path / "out" / "b", precision="int4", max_batch_size=1, tune=False, quantize=options
-        )
+        fields = {"precision": "int4", "max_batch_size": 1, "tune": False, "quantize": options}
+        build(BuildConfig(model, output, **fields), *progress)  # type: ignore[arg-type]
 
+    def layers(_: str) -> None:
+        times.update(path.stat().st_mtime_ns for path in output.parent.rglob("layer*"))
+
+    times = set[int]()
     with pytest.raises(ExecutionError, match="is kept in"):
-        build(asked(1e-9))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".b.calibration"]
-    real, layers = calibrate.quantize, list[str]()
-
-    def watched(weights: dict[str, torch.Tensor], *given: object) -> object:
-        layers.extend(weights)
-        return real(weights, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(calibrate, "quantize", watched)
-    build(asked(9.0))
-    assert not [name for name in layers if "layers." in name]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b"]
+        attempt(1e-9)
+    assert [path.name for path in output.parent.iterdir()] == [".b.calibration"]
+    attempt(9.0, layers)
+    assert len(times) == 1
+    assert [path.name for path in output.parent.iterdir()] == ["b"]
