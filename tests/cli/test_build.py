@@ -216,20 +216,6 @@ def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, plac
     assert snapshot(place) == before
 
 
-@pytest.mark.nightly
-def test_the_report(specbuild: Specbuild, tiny: Path, place: Path) -> None:
-    arguments = ["--target", tiny, "--max-seq-len", 2, "--max-batch-size", 1, "--tree", "chain:2"]
-    outcome = specbuild("build", *arguments, "-o", place / "new" / "b", "--json")
-    assert (outcome.status, outcome.err) == (0, "")
-    report = json.loads(outcome.out)
-    assert report.pop("bundle") == str(place / "new" / "b")
-    assert report == json.loads((place / "new" / "b" / "report.json").read_text(encoding="utf-8"))
-    manifest = json.loads((place / "new" / "b" / "manifest.json").read_text(encoding="utf-8"))
-    assert (manifest["max_seq_len"], manifest["max_batch_size"], manifest["default_tree"]) == (2, 1, "chain:2")
-    assert [path.name for path in (place / "new").iterdir()] == ["b"]
-    assert specbuild("generate", place / "new" / "b", "-p", "x").status == 0
-
-
 @pytest.mark.usefixtures("quick_export")
 def test_the_summary(specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place: Path) -> None:
     shutil.copytree(tiny_bundle, place / "b")

@@ -78,17 +78,6 @@ def cubins() -> list[Cubin]:
     return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
 
 
-@pytest.mark.soak
-@pytest.mark.nightly
-@needs_nvrtc
-def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
-    stems = {source.stem for source in nvrtc.sources()}
-    assert stems >= {"attention", "choose", "commit", "mask", "walk"}
-    assert "error" not in stems  # has no kernel
-    shaped = {stem if stem != "attention" else "attention_BF16_E4M3_d256" for stem in stems}
-    assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90/{name}" for name in shaped)
-
-
 @pytest.mark.nightly
 @needs_nvrtc
 def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
@@ -119,18 +108,6 @@ def test_one_cubin_an_architecture(tmp_path: Path) -> None:
     cubins = nvrtc.compile_kernels(ARCHITECTURES, SHAPES, [tmp_path / "modest.cu"])
     assert [cubin.name for cubin in cubins] == [f"sm_{name}/modest" for name in ARCHITECTURES]
     assert len({cubin.image for cubin in cubins}) == len(cubins)
-
-
-@needs_nvrtc
-def test_a_spill_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "hungry.cu").write_text(SPILLING)
-    cubins = nvrtc.compile_kernels(["80"], [], [tmp_path / "hungry.cu"])
-    assert entries(cubins[0].image) == ["hungry", "modest"]
-    hungry = cubins[0].kernels["hungry"]
-    (line,) = nvrtc.spills(cubins)
-    assert line == f"sm_80 hungry: {hungry.spill_stores} bytes stored, {hungry.spill_loads} loaded"
-    table = nvrtc.report(cubins)["architectures"]["sm_80"]
-    assert table["hungry"]["spill_stores"] > 0 == table["modest"]["spill_stores"]
 
 
 @pytest.fixture

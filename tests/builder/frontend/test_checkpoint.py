@@ -68,24 +68,25 @@ def test_eos(folder: Path, generation: dict[str, Any] | None, config: Any, expec
 
 
 @pytest.mark.parametrize(
-    ("told", "expected", "warning"),
+    ("given", "expected", "warning"),
     [
         ({"temperature": 1e-6}, {"temperature": 0.0}, "has temperature 1e-06: it is read as 0, greedy"),
         ({"top_k": 50.0}, {"top_k": 50}, "has top_k 50.0: it is read as 50"),
-        ({"top_k": 0}, {"top_k": 0}, "has top_k 0: it is read as off"),
         ({"top_k": -1}, {"top_k": 0}, "has top_k -1: it is read as off"),
-        ({"top_k": 0.0, "top_p": 1}, {"top_k": 0, "top_p": 1}, "has top_k 0.0: it is read as off"),
         ({"temperature": 0.01, "top_k": 7, "top_p": None, "max_length": 20}, {"temperature": 0.01, "top_k": 7}, None),
     ],
 )
 def test_sampling_parameters_as_hubs_have_them(
-    folder: Path, caplog: pytest.LogCaptureFixture, told: dict[str, Any], expected: dict[str, Any], warning: str | None
+    folder: Path,
+    logged: Callable[[], list[Any]],
+    given: dict[str, Any],
+    expected: dict[str, Any],
+    warning: str | None,
 ) -> None:
-    (folder / "generation_config.json").write_text(json.dumps(told))
+    (folder / "generation_config.json").write_text(json.dumps(given))
     found = find(str(folder)).sampling
-    assert found == expected
-    assert {name: type(value) for name, value in found.items()} == {name: type(each) for name, each in expected.items()}
-    messages = [record.getMessage() for record in caplog.records if record.name.startswith("specbuild")]
+    assert repr(found) == repr(expected)
+    messages = [record.getMessage() for record in logged()]
     assert messages == ([f"{folder}/generation_config.json {warning}"] if warning else [])
 
 

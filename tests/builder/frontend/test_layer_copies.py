@@ -7,9 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-import torch
 from graph_meanings import graphs, same
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specbuild.builder.frontend.layer_copies import NotRepeatedError, copy_layers
 from specbuild.builder.frontend.repeated_layers import Repeated
@@ -27,16 +25,6 @@ def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> Non
 @pytest.mark.nightly
 def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
-
-
-@pytest.mark.soak
-def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    kinds = ["sliding_attention"] * 2 + ["full_attention"]
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 7}
-    types = {"layer_types": [*kinds, *kinds, "full_attention"], "sliding_window": 8}
-    check(Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **types)).eval(), monkeypatch, [0, 1, 2])
 
 
 @pytest.mark.soak

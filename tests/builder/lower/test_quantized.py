@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attention_oracle
@@ -38,7 +37,6 @@ from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.numbers import Quantized
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime.backends.kernels.abi import Dtype
-from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
@@ -151,15 +149,6 @@ def test_narrow_weights_make_a_narrow_plan(plans: Callable[[str], tuple[Engine, 
     assert len(wide.plan) - len(engine.plan) > 0.8 * (wide_weights - weights)
     words = in_words(describe(engine.layers, 1))
     assert words.endswith("; 4 quantized weights, 4 quantized inputs" if rounds else "; 5 quantized weights")
-
-
-@needs_rtx
-def test_what_has_no_fp8_says_so(make_model: Make, tmp_path: Path) -> None:
-    """What a build refuses beforehand, so that a TensorRT-RTX that takes it is noticed."""
-    ir.save(lower(quantized(make_model(**SIZES), "fp8")[0], "fp16", CAPACITY), tmp_path / "model.onnx")
-    for name in ("80", "86"):
-        with pytest.raises(ExecutionError, match=rf"Cannot compile for target\(s\) sm{name}, .* datatypes: fp8_e4m3"):
-            compile_engine(tmp_path / "model.onnx", BACKEND, make_profiles((1,), 1, 0), EngineOptions(arch=(name,)))
 
 
 @pytest.mark.parametrize("precision", SCHEMES)

@@ -17,7 +17,6 @@ from hypothesis.extra.numpy import arrays
 from small_models import fused, random_model, random_texts
 from torch import nn
 
-from specbuild.builder.check.standard_chain import standard_chain
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
@@ -38,8 +37,7 @@ from specbuild.runtime.errors import OptionError
 CAPACITY = 40
 TEXTS = random_texts(6, 32)
 TEXT = random_texts(1, 16, seed=9)[0]
-CPU, GPU = "onnxruntime", "tensorrt"
-ON_GPUS = ["int8", "int4", "int4:awq", "int8:static", "fp8", "fp8:tensor"]
+CPU = "onnxruntime"
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", WIDE),
@@ -64,9 +62,9 @@ def made(name: str) -> tuple[Any, ir.Model]:
     return model, fused(model, CAPACITY)
 
 
-def numbers(name: str, precision: str, backend: str = CPU, **options: Any) -> tuple[Found, Names]:
+def numbers(name: str, precision: str, **options: Any) -> tuple[Found, Names]:
     model, names = made(name)[0], Names.of(made(name)[0])
-    schemes = assign(QuantizeOptions(**options), "target", precision, backend, names)
+    schemes = assign(QuantizeOptions(**options), "target", precision, CPU, names)
     found = calibrate(model, schemes, TEXTS)
     return found, names
 
@@ -108,15 +106,6 @@ def test_products_made_one_with_two_precisions_are_refused() -> None:
         with pytest.raises(OptionError, match=rf"^{at}.q_proj, {at}.k_proj, {at}.v_proj are one product: give"):
             rewritten("llama", found, names)
         found.pop(f"{at}.k_proj", None)  # then one is not quantized at all
-
-
-def test_a_divisor_goes_into_the_norm_that_only_this_product_reads() -> None:
-    """Query, key and value are one product behind a norm, gate and up another: output and down have none in front."""
-    counts = [
-        census(graph).get("Mul", 0)
-        for graph in (made("llama")[1], rewritten("llama", *numbers("llama", "int8:static")))
-    ]
-    assert counts[1] - counts[0] == 2 * made("llama")[0].config.num_hidden_layers
 
 
 NORM = """g (float[1, 2, 64] x, float[64] norm, float[64, 16] q_T, float[64, 16] k_T, float[64, 16] v_T)
@@ -223,20 +212,6 @@ def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: s
 def test_other_families(tmp_path: Path, name: str, precision: str) -> None:
     found, names = numbers(name, precision)
     assert_near(name, rewritten(name, found, names), found, tmp_path)
-
-
-@pytest.mark.nightly(only=[f"{precision}-opt" for precision in ON_GPUS])
-@pytest.mark.parametrize("family", ["llama", "opt"])
-@pytest.mark.parametrize("precision", ON_GPUS)
-def test_the_graph_for_gpus_computes_what_is_simulated(precision: str, family: str) -> None:
-    """In standard operators; scales are of 16 bits, which float32 holds. OPT rounds what comes out of a Relu."""
-    found, names = numbers(family, precision, GPU)
-    model = made(family)[0]
-    with simulated(model, found):
-        expected = text_logits(model, TEXT)
-    with standard_chain(rewritten(family, found, names), CAPACITY) as chain:
-        gap = distance(chain(TEXT), expected)
-    assert gap < (0.02 if any(each.input_scale is not None for each in found.values()) else 2e-5)
 
 
 def test_mixed_precisions_in_one_graph(tmp_path: Path) -> None:

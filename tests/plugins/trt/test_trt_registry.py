@@ -58,22 +58,3 @@ def test_a_plugin_has_all_capabilities(trt: Any, creator: Any, phase: str) -> No
     assert build.timing_cache_id == build.metadata_string
     assert build.metadata_string.startswith("scale=0.125 softcap=0 ")
     assert runtime.interface_info.kind == "PLUGIN_V3ONE_RUNTIME"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "scale 0: give a positive one"),
-        ({"scale": np.float32(1), "window": np.int32(-1)}, "window -1: 0 for none, or the positions a node sees"),
-    ],
-)
-def test_refusals_say_why(trt: Any, creator: Any, capfd: Any, fields: dict[str, Any], message: str) -> None:
-    assert create(trt, creator, fields) is None
-    # Outside of a build or an execution TensorRT lends no log, so the line is on stderr.
-    assert f"specbuild::TreeAttention: {message}\n" in capfd.readouterr().err
-
-
-def test_a_second_library_of_the_name_is_refused(trt: Any, creator: Any, plugin_library: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "libcopy.so"
-    copy.write_bytes(plugin_library.read_bytes())
-    assert trt.get_plugin_registry().load_library(str(copy)) is None
