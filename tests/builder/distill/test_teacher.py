@@ -33,16 +33,6 @@ def test_the_likeliest_tokens_and_their_probabilities(make_model: Callable[..., 
     torch.testing.assert_close(lesson.probs.sort(descending=True).values, dense.topk(LIKELIEST).values)
 
 
-@torch.no_grad()
-def test_taps_are_the_inputs_of_layers_side_by_side(make_model: Callable[..., Any]) -> None:
-    model, tokens = make_model(), torch.arange(18).reshape(2, 9)
-    hidden = model(tokens, output_hidden_states=True).hidden_states
-    teacher = Teacher(model, (0, 1))
-    for taps in (teacher(tokens).taps, teacher.states(tokens)):  # with the head, and of the layers alone
-        torch.testing.assert_close(taps, torch.cat([hidden[0], hidden[1]], -1))
-    assert Teacher(model)(tokens).taps is Teacher(model).states(tokens) is None
-
-
 def test_what_the_target_says_is_remembered(make_model: Callable[..., Any], tmp_path: Path, corpus: Corpus) -> None:
     """Of rows that lie in an unfinished training's folder another target says what the first one said."""
     teacher, work, rows = Teacher(make_model()), Work.open(tmp_path / "w", {}, False, False), np.array([3, 1])

@@ -74,15 +74,6 @@ def test_what_attention_does_not_do_as_a_tree_needs_it_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_long_text_changes_the_positions_of_longrope() -> None:
-    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    scaled = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-    asked = config("phi3", rope_parameters=scaled | factors, original_max_position_embeddings=32)
-    assert probe(asked, 32).layers == 3
-    with pytest.raises(CheckpointError, match=r"past 32 tokens.*--max-seq-len 32"):
-        probe(asked, 64)
-
-
 def test_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose layers do not all call the attention interface, whatever its configuration says."""
     from transformers.models.llama import modeling_llama

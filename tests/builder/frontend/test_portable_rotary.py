@@ -92,12 +92,3 @@ def test_a_model_on_the_meta_device_is_checked_before_it_has_weights() -> None:
     assert (cos.shape, cos.device.type) == ((2, 3, 16), "meta")
     with pytest.raises(CheckpointError, match="--max-seq-len 32"):
         check(model, 64)
-
-
-def test_an_embedding_that_is_no_pair_is_refused() -> None:
-    class Complex(Longer):
-        def forward(self, x: Tensor, position_ids: Tensor) -> Any:
-            return torch.complex(*super().forward(x, position_ids))
-
-    with pytest.raises(CheckpointError, match="no pair of cosines and sines"):
-        RotaryTable(Complex(64), 16, 16, halves=False)

@@ -38,10 +38,7 @@ def test_a_block_is_silent_whatever_ends_it() -> None:
     with pytest.raises(ZeroDivisionError), quiet():
         _ = 1 / 0
     assert settings() == (logging.INFO, True)
-
-
-def test_bars_that_were_off_stay_off() -> None:
     bars.disable_progress_bar()
     with quiet():
         pass
-    assert settings() == (logging.INFO, False)
+    assert settings() == (logging.INFO, False), "what was off stays off"
