@@ -75,18 +75,3 @@ def test_a_node_of_a_tree_sees_its_own_path(window: int, softcap: float, kv_head
             values = torch.cat((past_v[b, :, :committed], v[b][:, path]), 1)
             keys, values = (x[:, -window:] if window else x for x in (keys, values))  # of positions, not of slots
             torch.testing.assert_close(out[b, node], plain_attention(q[b, :, node], keys, values, softcap))
-
-
-@pytest.mark.parametrize(("first", "window"), [(1, 0), (4, 3), (8, 3)])
-def test_a_tree_in_two_parts_is_the_tree_in_one(first: int, window: int) -> None:
-    nodes = 9
-    q, k, v, past_k, past_v = tensors(1, 4, 2, nodes, seed=first)
-    parents = torch.tensor([random_parents(nodes, torch.Generator().manual_seed(first))], dtype=torch.int32)
-    length, zero = torch.tensor([6], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    at = {"length": length, "window": window}
-    whole, whole_k, whole_v = attend(q, k, v, past_k, past_v, parents=parents, offset=zero, **at)
-    head, tail = ([x[:, :, part] for x in (q, k, v)] for part in (slice(first), slice(first, None)))
-    one, past_k, past_v = attend(*head, past_k, past_v, parents=parents[:, :first], offset=zero, **at)
-    two, past_k, past_v = attend(*tail, past_k, past_v, parents=parents, offset=zero + first, **at)
-    torch.testing.assert_close(torch.cat((one, two), 1), whole)
-    torch.testing.assert_close((past_k, past_v), (whole_k, whole_v), rtol=0, atol=0)

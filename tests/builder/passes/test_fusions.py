@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 import pytest
 from graphs import GATHER, RESHAPE, SWIGLU, WEIGHTS, apply, assert_same, kinds, normal, parse
 from onnx_ir.passes import PostconditionError, PreconditionError
 
-from specbuild.builder.frontend.attention_layout import probe
-from specbuild.builder.frontend.export import export
-from specbuild.builder.passes import PORTABLE, clean, run_portable
+from specbuild.builder.passes import clean
 from specbuild.builder.passes.gate_up import FuseGateUp
 from specbuild.builder.passes.gather_logits import GatherLogits
 from specbuild.builder.passes.gemm import SplitGemm
@@ -243,15 +238,3 @@ def test_a_norm_needs_the_opset_that_has_the_operator() -> None:
 def test_what_is_left_undone_is_refused(fusion: type[FusionPass], text: str, message: str) -> None:
     with pytest.raises(PostconditionError, match=message):
         fusion()(parse(text))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("layers", [1, 3])
-def test_all_together_on_an_exported_graph(make_model: Callable[..., Any], layers: int) -> None:
-    model = make_model(num_hidden_layers=layers)
-    graph = export(model, probe(model.config, 40), 40, 40)
-    each = {"StaticReshape": 4, "FuseRotary": 1, "FuseSwiGLU": 1, "FuseQKV": 1, "FuseGateUp": 1}
-    norms = {"FuseRMSNorm": 2 * layers + 1, "FuseResidualNorm": 2 * layers}
-    matched = dict.fromkeys((kind.__name__ for kind in PORTABLE), 0) | norms | {"GatherLogits": 1}
-    assert run_portable(graph) == matched | {name: count * layers for name, count in each.items()}
-    assert not any(run_portable(graph).values())
