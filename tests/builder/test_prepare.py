@@ -73,6 +73,11 @@ def test_each_kind_of_draft_has_its_name(
     assert list(prepare(config(target)).models) == ["target"]
 
 
+def test_a_bundle_is_no_larger_than_was_said(pair: Path, bundle: Path) -> None:
+    size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    assert size < prepare(config(pair / "target", pair / "draft")).bundle_bytes
+
+
 @pytest.mark.nightly
 def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, eagle: Path, tmp_path: Path) -> None:
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}

@@ -22,6 +22,7 @@ def questions(tmp_path: Path, *categories: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_one_run_and_all_its_outputs(specbuild: Specbuild, bundle: Path, tmp_path: Path) -> None:
     path = questions(tmp_path, "os <b>", "re & io", "os <b>")
     asked = ["--prompts", "spec_bench", "--dataset-path", path, "-n", 6, "--ignore-eos", "--concurrency", "2,1"]

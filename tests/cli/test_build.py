@@ -180,6 +180,7 @@ def mounted(place: Path) -> Iterator[Callable[[str], Path]]:
     subprocess.run(["umount", str(place)], capture_output=True)
 
 
+@pytest.mark.slow(only=("1200k",))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("size", ["128k", "1200k"])  # full at the weights, full at the tokenizer
 def test_a_full_disk(

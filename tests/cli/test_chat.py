@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from command_line import Specbuild
 
 from specbuild.runtime import Chat, Engine, SamplingParams
@@ -128,6 +129,7 @@ class Terminal:
             os.close(self.ours)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
     terminal.see("> ")

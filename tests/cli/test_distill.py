@@ -16,6 +16,7 @@ from specbuild.builder.distill import pipeline
 FEW = ("--sequence-length", 24, "--depth", 2, "--generate", 96, "--batch-size", 2, "--steps", 2, "--seed", 3)
 
 
+@pytest.mark.slow
 def test_a_draft_is_made_and_described(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     outcome = specbuild("distill", tiny, "--out", draft, "--dtype", "fp32", *FEW)

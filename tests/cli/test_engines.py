@@ -14,8 +14,6 @@ import pytest
 from command_line import Specbuild
 from device import gpus
 
-from specbuild.runtime import Bundle
-
 from .conftest import rewrite
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
@@ -108,18 +106,6 @@ def test_engines_that_are_not_what_was_built(specbuild: Specbuild, engines: Path
     assert "compiled by tensorrt-rtx 1.2, installed is 1." in specbuild("generate", copy, "-p", "x").refusal()
     rewrite(copy, lambda manifest: replace(manifest, engines={}))
     assert "target/model.plan" in specbuild("inspect", copy).refusal()
-
-
-@pytest.mark.nightly
-def test_a_dry_run_says_what_is_built(specbuild: Specbuild, engines: Path, pair: Path, tmp_path: Path) -> None:
-    models = ("--target", pair / "target", "--draft", pair / "draft", "--backend", "tensorrt-rtx")
-    plan = json.loads(specbuild("build", *models, "-o", tmp_path / "x", "--cuda-arch", "89", "--dry-run", "--json").out)
-    manifest = Bundle.open(engines).manifest
-    for record in manifest.engines.values():
-        assert plan["profiles"] == record.profiles
-    assert plan["max_seq_len"] == manifest.max_seq_len
-    assert sum(file.bytes for file in manifest.files.values()) < plan["bundle_bytes_at_most"]
-    assert "exists" in specbuild("build", *models, "-o", engines, "--dry-run").refusal()
 
 
 def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Specbuild, pair: Path, tmp_path: Path) -> None:

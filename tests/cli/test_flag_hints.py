@@ -100,12 +100,6 @@ def test_an_unknown_command_is_answered_with_the_nearest(specbuild: Specbuild, w
     assert meant in specbuild(word, "x").refusal()
 
 
-def test_commands_are_listed_by_the_order_of_work(specbuild: Specbuild) -> None:
-    listed = re.findall(r"^  (\w+)  ", specbuild("--help").out.partition("Commands:")[2], re.MULTILINE)
-    assert listed[:8] == ["build", "inspect", "verify", "generate", "chat", "serve", "bench", "tune"]
-    assert sorted(listed) == sorted(COMMANDS)
-
-
 def test_a_value_that_looks_like_another_engines_flag_is_a_value() -> None:
     assert parsed("generate", "x", "-p", "-ngl")["texts"] == ("-ngl",)
 

@@ -114,6 +114,7 @@ def test_one_prompt_streams_its_text_and_statistics_go_to_stderr(
         assert word in shown.err
 
 
+@pytest.mark.slow
 def test_no_flag_of_speculation_changes_the_tokens(generate: Generate) -> None:
     (expected,) = generate(*SAMPLED, "--top-p", 0.95)
     for flags, tree in {
@@ -131,6 +132,7 @@ def test_no_flag_of_speculation_changes_the_tokens(generate: Generate) -> None:
         assert (result["metrics"]["speculative_decoding"]["num_spec_steps"] == 0) >= (tree == "off")
 
 
+@pytest.mark.slow
 def test_every_sampling_flag_counts(generate: Generate) -> None:
     expected = generate(*SAMPLED)
     for flag, value in {

@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from command_line import Specbuild
 
 from specbuild.builder.codegen import nvrtc
 from specbuild.builder.config.build_config import BuildConfig
@@ -61,20 +60,6 @@ def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
         records = [record for record in manifest.kernels.values() if record.architecture == name]
         assert {kernel for record in records for kernel in record.kernels} == set(report["architectures"][f"sm_{name}"])
     assert report["compiler"] == f"NVRTC {nvrtc.compiler_version()}"
-
-
-@pytest.mark.nightly
-@needs_nvrtc
-def test_inspect_shows_them(specbuild: Specbuild, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    manifest = Bundle.open(built).manifest
-    lines = [line.split(maxsplit=1) for line in specbuild("inspect", built).out.splitlines()]
-    shown = [text.strip() for name, text in lines if name == "kernels"]
-    for name, line in zip(("90", "80"), shown, strict=True):  # as they were asked for
-        records = {file: record for file, record in manifest.kernels.items() if record.architecture == name}
-        size = sum(manifest.files[file].bytes for file in records)
-        count = sum(len(record.kernels) for record in records.values())
-        assert line == f"sm_{name}: {count} kernels in {len(records)} cubins, {size / 1e6:.1f} MB"
 
 
 def test_a_missing_compiler_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

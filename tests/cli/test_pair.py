@@ -22,6 +22,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_model_is_weighed_as_its_own_draft(
     specbuild: Specbuild, tiny: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

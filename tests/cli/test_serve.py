@@ -71,6 +71,7 @@ def test_a_port_that_is_taken(bundle: Path, specbuild: Specbuild) -> None:
     assert f"127.0.0.1:{port}" in told
 
 
+@pytest.mark.slow
 def test_a_key_of_the_command_line_goes_before_the_environments(bundle: Path, tmp_path: Path) -> None:
     """Lists of a file are options that are given several times, or JSON."""
     (tmp_path / "serve.yaml").write_text("api_key: [file]\nport: 0\nallowed-origins: ['https://a.example']\n")

@@ -16,6 +16,7 @@ def file(tmp_path: Path, prompts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_exact_bundle(specbuild: Specbuild, bundle: Path, pair: Path, file: Path) -> None:
     outcome = specbuild("verify", bundle, "--hf", pair / "target", "--prompts", file, "-n", 12, "-b", 2, "--json")
     assert (outcome.status, outcome.err) == (0, "")
@@ -37,10 +38,3 @@ def test_another_model_is_a_real_divergence(specbuild: Specbuild, bundle: Path, 
     (line, *_) = (line for line in outcome.out.splitlines() if "margin" in line)
     assert "prompt 1, token 0" in line
     assert "real" in line
-
-
-@pytest.mark.nightly
-def test_a_short_bundle_without_a_draft(specbuild: Specbuild, tiny_bundle: Path, tiny: Path) -> None:
-    outcome = specbuild("verify", tiny_bundle, "--hf", tiny, "-n", 200, "--json")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert not any("model" in json.loads(line)["name"] for line in outcome.out.splitlines())
