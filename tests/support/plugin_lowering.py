@@ -29,7 +29,6 @@ BASE = {
     "pad_token_id": 0,
 }
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-NAMED = {"TreeAttention", "RotaryEmbedding", "TensorScatter", "Attention", "Transpose", "Split", "Cast"}
 LOCAL = ["sliding_attention", "full_attention"]
 # name: model type, fields, whether the plugin takes the merged product whole
 MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
