@@ -198,6 +198,10 @@ def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: 
 @pytest.mark.parametrize(
     ("config", "changed", "message"),
     [
+        ({"vocab_size": 5000}, {}, "target of vocab_size 5000, not 4096"),
+        ({"num_attention_heads": 0}, {}, "config.json cannot be used"),
+        ({"norm_before_fc": True}, {}, "norm_before_fc"),
+        ({}, {"model.norm.weight": torch.zeros(HIDDEN)}, "has norm.weight twice"),
         ({"hidden_size": 64}, {}, "target of hidden_size 64, not 32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of a target"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, {}, "must be a list of layers"),

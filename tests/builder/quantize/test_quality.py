@@ -95,7 +95,7 @@ def test_models_of_few_positions(model: Any, positions: int) -> None:
     assert moved(nothing_follows, lambda text: text_logits(model, text))["perplexity"] == [None, None]
 
 
-@pytest.mark.parametrize(("vocabulary", "texts"), [(1 << 20, TEXTS[:2]), (1 << 23, [TEXTS[0][:8]])])
+@pytest.mark.parametrize(("vocabulary", "texts"), [(1_700_000, TEXTS[:2]), (1 << 23, [TEXTS[0][:8]])])
 def test_few_texts_of_a_large_vocabulary(vocabulary: int, texts: list[list[int]]) -> None:
     model = random_model("llama", num_hidden_layers=1)
     model.config.vocab_size = vocabulary
