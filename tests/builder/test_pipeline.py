@@ -165,6 +165,7 @@ def test_folders_made_for_a_build_that_stops_go(tiny: str, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_rename_that_fails_brings_the_older_bundle_back(
     tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from specbuild.runtime.backends.exactness import ExactnessClass
 TEXTS = [list(range(5, 60)), [7, 7, 9] * 12]
 
 
+@pytest.mark.slow
 def test_a_record_is_of_all_graphs_and_what_the_manifest_has(bundle: Path) -> None:
     found = record(bundle)
     assert [found] == Bundle.open(bundle).manifest.exactness

@@ -207,6 +207,7 @@ def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int
 KEPT = {"nvcc's own": ("walk",), "90": ("walk", "attention")}  # sources that are not for the soak
 
 
+@pytest.mark.slow(only=("90-walk", "nvcc's own-walk"))
 @pytest.mark.soak(only=[f"{by}-{each.stem}" for by, kept in KEPT.items() for each in SOURCES if each.stem not in kept])
 @pytest.mark.nightly(but=("90-walk", "nvcc's own-walk"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -83,6 +83,7 @@ def test_logits_are_transformers(name: str) -> None:
     assert ["cos,sin" in names for names in given] == [True, name != "a layer without rotation"]
 
 
+@pytest.mark.slow(only=("gqa",))
 @pytest.mark.nightly(but=("gqa",))
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])

@@ -131,6 +131,7 @@ def test_a_divisor_of_a_norm_that_others_read_too_is_a_product(read: str, names:
     assert (graph.graph.initializers["norm"].const_value.numpy() == 1).all()
 
 
+@pytest.mark.slow(only=("int4",))
 @pytest.mark.nightly(only=("int8",))
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
@@ -190,6 +191,7 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
     assert_near("llama", graph, found, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(only=("int4", "int8:128,wide"))
 @pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
