@@ -13,6 +13,7 @@ from specbuild.runtime import Engine, Limits, SamplingParams
 from specbuild.runtime.errors import OptionError
 
 
+@pytest.mark.slow
 def test_limits_change_while_it_runs_and_no_token_does(bundle: Path, prompts: list[str]) -> None:
     """From another thread, between any two rounds; trees that were asked for shrink, and are not refused."""
     asked = [SamplingParams(48, 0.8 * (i % 2), seed=i, speculation=("auto", "best:8")[i % 2]) for i in range(4)]
@@ -24,6 +25,7 @@ def test_limits_change_while_it_runs_and_no_token_does(bundle: Path, prompts: li
             engine.limits = next(changing)
             found[chunk.index] = chunk.result
         engine.limits = Limits(0)
+        assert engine.limits == Limits(0)
         none = engine.generate(prompts[:4], asked)
         for bad, words in ((3, "must be Limits"), (Limits(min_expected_speedup=2.0), "needs a tuned bundle")):
             with pytest.raises(OptionError, match=words):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from engine_checks import SHORT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime import Engine, SamplingParams
@@ -57,6 +57,7 @@ def test_keywords_are_the_fields_and_each_is_explained_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -> None:
     """Also where options are made from others."""

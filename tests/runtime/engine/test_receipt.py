@@ -112,10 +112,8 @@ GOOD: dict[str, Any] = receipt_of().to_dict()
 WRONG: dict[str, st.SearchStrategy[Any]] = {
     **{name: st.none() | st.text(max_size=63) for name in GOOD if "sha256" in name},
     **{name: st.none() | st.integers() for name in ("specbuild_version", "bundle", "finish_reason")},
-    **{
-        name: st.integers(max_value=-1) | st.integers(min_value=2**64) | st.text()
-        for name in ("seed", "num_output_tokens")
-    },
+    "seed": st.integers(max_value=-1) | st.integers(min_value=2**64) | st.text(),
+    "num_output_tokens": st.integers(max_value=-1) | st.integers(min_value=PARAMS.max_new_tokens + 1) | st.text(),
     "exactness": st.fixed_dictionaries({"rows": st.integers(max_value=0) | st.text()}).map(GOOD["exactness"].__or__),
     "parameters": st.sampled_from([[], {"temperature": -3}, {"temperature": 3}, {"max_tokens": 3}, {"best_of": 3}]),
     "more": st.integers(),

@@ -39,7 +39,7 @@ def test_tokens_write_the_text(kind: str, names: bool) -> None:
     vocabulary = vocabulary_of(tokenizer_of(kind))
     spelling = Spelling(vocabulary, names)
 
-    @settings(max_examples=60)
+    @settings(max_examples=60, deadline=None)
     @given(literals | st.text())
     def check(text: str) -> None:
         ids = spelling(text)
