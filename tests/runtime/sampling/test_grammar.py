@@ -186,6 +186,7 @@ def test_a_sampler_chooses_what_is_forced_whatever_the_logits() -> None:
     row[ids("ab")] = -80
     assert sampler.choose(row, 1, ids("ab c")) == END
     assert sampler.foresees
+    assert sampler.follow((), (), 4) == ids("ab")
     assert {token for token, _ in sampler.drafted(row, 2, ids("ab"), 4)} == {*ids("c d")}
     row[END] = -np.inf
     with pytest.raises(ExecutionError, match="no token that the constraint allows"):

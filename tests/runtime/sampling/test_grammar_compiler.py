@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +17,21 @@ import pytest
 from small_grammars import vocabulary
 
 from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.sampling import grammar_process
 from specbuild.runtime.sampling.grammar_compiler import Compiler
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 SOUND = StructuredOutputs(regex="a{3}")
 
 
+ENDLESS = {"begin": "a", "schema": {"allOf": [{"$ref": "#"}]}, "end": "b"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"json": {"if": {}, "then": {}}}, 'Unimplemented keys: ["if", "then"]: leave it out'),
     ({"json": {"type": "string", "format": "colour"}}, "Unknown format: colour: leave it out"),
     ({"regex": "a("}, "unclosed group"),
     *[({"json": wrong}, "") for wrong in ({"$ref": "#"}, {"enum": []})],  # these allow no text
     *[(wrong, "") for wrong in ({"regex": "[^\\s\\S]"}, {"grammar": "start: start"})],
+    ({"structural_tag": {"structures": [ENDLESS], "triggers": ["a"]}}, "no text of it ever ends"),
 ]
 
 
@@ -45,6 +50,20 @@ def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
     assert running() == [first]
     compiler.close()
     assert running() == []
+
+
+def test_each_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and so without the limits."""
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(signal, "alarm", lambda _: None)
+    asked = [SOUND, *(StructuredOutputs(**fields) for fields, _ in WRONG)]
+    first = {"vocabulary": vocabulary().to_dict(), "bytes": 1 << 20, "seconds": 3}
+    lines, told = iter([first, *(each.to_dict() for each in asked)]), list[str]()
+    grammar_process.main(lambda: json.dumps(line) if (line := next(lines, None)) else "", told.append)
+    ready, made, *refused = map(json.loads, told)
+    assert (ready, made["bytes"] >= 0) == ({}, True)
+    for (_, said), found in zip(WRONG, refused, strict=True):
+        assert said.removesuffix(": leave it out") in found["error"]
 
 
 def test_what_takes_too_long_is_killed_and_others_go_on() -> None:

@@ -86,4 +86,7 @@ def test_what_follows_ends_before_a_token_that_may_not_come_yet(
     matcher = MinTokens(least, ids(ends), grammar(regex="abcd")).matcher(12)
     assert isinstance(matcher, Foreseeing)
     assert matcher.follow(ids(path), ids(guess), 9) == ids(followed)
+    for token in ids(path):
+        matcher.emit(token)
+    assert matcher.follow((), ids(guess), 9) == ids(followed)
     assert not isinstance(MinTokens(4, [END], OneOf(((1,),), 0)).matcher(VOCAB), Foreseeing)
