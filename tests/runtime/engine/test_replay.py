@@ -6,27 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from device_requests import model_alone, prompt_of
-from hash_models import Letters
-from host_device import HostDevice, HostQueue
-from shaped_model import executor
-from tiny_models import BUCKETS, CAPACITY, VOCAB
 
-from specbuild.runtime import Engine, Handle, Limits, Receipt, SamplingParams
+from specbuild.runtime import Engine, Handle, Receipt, SamplingParams
 from specbuild.runtime.backends.exactness import ExactnessClass
-from specbuild.runtime.backends.gpu.exactness import find
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.engine.receipt import Origin, sha256
 from specbuild.runtime.engine.replay import replay
 from specbuild.runtime.errors import BundleError, EngineClosedError, ExecutionError, OptionError, PromptError
 
-NEW_TOKENS, PROMPT = 24, prompt_of(3, 20)
+NEW_TOKENS = 24
 ASKED = (
     SamplingParams(NEW_TOKENS),
     SamplingParams(NEW_TOKENS, temperature=0.9, top_p=0.95, repetition_penalty=1.1, n=2, speculation="best:16"),
@@ -161,33 +151,6 @@ def test_an_engine_of_another_class_is_told_apart(hash_engine: Callable[..., Eng
     with pytest.raises(OptionError, match=r"class 1/1, aaaaaaaaaaaa…, this engine of class 1/1, bbbbbbbbbbbb…"):
         there.replay(made, [1, 2])
     assert there.replay(made, [1, 2], any_class=True).proven
-
-
-@pytest.mark.nightly
-def test_on_a_device(host: KernelLibrary) -> None:
-    """Whose steps compute otherwise for every number of nodes: a receipt of one shape is not another's."""
-    params = SamplingParams(12, temperature=0.8, seed=0, ignore_eos=True, n=4)
-
-    def engine(nodes: int) -> Any:
-        device = HostDevice()
-        target, draft = executor("target", device, 2, planted=0.2), executor("draft", device, 2, planted=0.0, error=0.1)
-        options = LoopOptions(Limits(nodes - 1), exactness=find(target, nodes))
-        loop = DeviceLoop(target, draft, HostQueue(host, device), frozenset(), model_alone(), options=options)
-        sizes = {"max_seq_len": CAPACITY - BUCKETS[-1], "buckets": BUCKETS, "default_tree": "chain:4"}
-        manifest: Any = SimpleNamespace(models={"target": SimpleNamespace(vocab_size=VOCAB)}, digest="e" * 64, **sizes)
-        letters: Any = Letters()
-        return Engine(manifest, letters, loop, 2)
-
-    with engine(8) as first, engine(5) as padded, engine(2) as other:
-        results = first.generate([PROMPT], params)
-        assert any(each.metrics.speculative_decoding.num_accepted_draft_tokens for each in results)
-        for result in results:
-            made = Receipt.from_dict(first.receipt(PROMPT, params, result).to_dict())
-            found = padded.replay(made, PROMPT)
-            assert (found.proven, found.same_class) == (True, True)
-            with pytest.raises(OptionError, match=r"class 16/8.* this engine of class 4/2"):
-                other.replay(made, PROMPT)
-            assert not other.replay(made, PROMPT, any_class=True).same_class
 
 
 @pytest.fixture(scope="module")
