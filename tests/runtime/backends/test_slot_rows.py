@@ -48,7 +48,7 @@ def agree(book: SlotRows, naive: Naive) -> None:
         assert book.hidden[slot, : len(rows), 0].tolist() == [state for _, state in rows]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_rounds_of_trees_against_naive_lists(rng: random.Random) -> None:
     """Trees of one level or several, paths of them committed, slots that forget, and slots that begin as others."""

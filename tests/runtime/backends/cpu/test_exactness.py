@@ -52,6 +52,7 @@ def read(executor: OrtExecutor, text: Sequence[int], slot: int, sizes: Sequence[
     return np.concatenate(rows)
 
 
+@pytest.mark.slow(but=("1",))
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_logits_are_those_of_any_other_history(
@@ -133,6 +134,7 @@ def test_what_is_planted_is_found(load: Load, off: Any, found: ExactnessClass | 
     assert exactness.find(made) == found == made.exactness
 
 
+@pytest.mark.slow(only=("319-4",))
 @pytest.mark.parametrize(("first", "batch_size"), [(200, 1), (319, 4), pytest.param(900, 1, marks=pytest.mark.nightly)])
 def test_what_is_planted_far_into_a_text_is_found(load: Load, first: int, batch_size: int) -> None:
     """A step that ends in another tile of 64 computes otherwise from a row on: no class holds there."""

@@ -64,7 +64,7 @@ class Texts:
                 assert kept == self.text[slot], "a slot that is decoded lost a page"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 40))
 def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
     texts, slots = Texts(count), st.integers(0, SLOTS - 1)

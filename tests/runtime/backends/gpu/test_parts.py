@@ -28,6 +28,7 @@ from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.errors import BundleError
 
+pytestmark = pytest.mark.slow  # both models are exported
 PROCESSORS = 20  # so that some steps split their contexts
 BOUND = {"rtol": 2e-2, "atol": 2e-2}  # of float16
 

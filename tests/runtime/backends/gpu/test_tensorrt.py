@@ -64,7 +64,8 @@ class NoPlan:
     def __init__(self) -> None:
         nodes = (((4, 4, 4), (4, 64, 64)), ((5, 8, 8), (0, 0, 0)))
         self.profiles = [{"batch": (1, 1, 3), "pages": (1, 19, 19), "nodes": n, "tree": tree} for n, tree in nodes]
-        listed = {f"profile{n}": {name: list(s) for name, s in each.items()} for n, each in enumerate(self.profiles)}
+        named = zip(("nodes4", "prompt"), self.profiles, strict=True)
+        listed = {which: {name: list(s) for name, s in each.items()} for which, each in named}
         self.record = EngineRecord("10.15", ["89"], "plugin", "1", False, None, 0, listed, "auto", 16)
         self.tensors = expected_tensors(self.spec, "HALF", "plugin", 16)
         self.contexts: list[Bound] = []
