@@ -83,6 +83,13 @@ def test_a_slot_is_erased_alone(make: Make) -> None:
     assert np.isnan(cache[:, [0, 2]]).all()
 
 
+def test_positions_end_where_the_model_does(make: Make) -> None:
+    made = make("target", 1)
+    object.__setattr__(made.spec, "max_positions", 4)
+    made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
+    assert made.device.array(made.model.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
+
+
 class Padded:
     """A model whose prompts have few lengths; it notes them."""
 
