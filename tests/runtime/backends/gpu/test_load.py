@@ -181,6 +181,14 @@ def test_an_interrupt_frees_the_device_too(
     assert opened[0].closed == 1
 
 
+def test_kernels_are_launched_in_the_device_s_context() -> None:
+    device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
+    kernels: Any = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
+    wrapped, params = load._Current(kernels, device), "params"  # type: ignore[arg-type]
+    wrapped.launch("walk_tree", params, 7)  # type: ignore[arg-type]
+    assert (seen, wrapped.workspace(params)) == ([(1, "walk_tree", params, 7)], 6)
+
+
 @needs_rtx
 @pytest.mark.parametrize(
     ("engine", "planned", "least"),
