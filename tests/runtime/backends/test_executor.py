@@ -11,29 +11,20 @@ from specbuild.runtime import Manifest
 from specbuild.runtime.backends.executor import ModelSpec, StepInput, share_rows, spec_of
 
 
-def test_a_spec_says_what_the_manifest_does(manifest_of: Callable[..., Manifest]) -> None:
-    target = {"layers": 3, "kv_heads": 2, "head_dim": 16, "vocab_size": 77, "capacity": 80, "max_positions": 99}
-    manifest = manifest_of(target={**target, "windows": [0, 16], "hidden": 32}, buckets=[1, 2, 16])
-    assert spec_of(manifest, "target") == ModelSpec(
-        name="target", **target, max_nodes=16, windows=(0, 16), hidden=32, reads_hidden=False
-    )
-
-
 @pytest.mark.parametrize(
-    ("fields", "reads", "hidden"),
-    [
-        ({}, False, 0),
-        ({"kind": "parallel", "mask_token": 3}, False, 0),
-        ({"kind": "eagle3", "hidden": 32}, True, 32),
-    ],
+    ("draft", "reads", "hidden"),
+    [({}, False, 0), ({"kind": "parallel", "mask_token": 3}, False, 0), ({"kind": "eagle3", "hidden": 24}, True, 24)],
 )
-def test_a_head_alone_reads_hidden_states(
-    manifest_of: Callable[..., Manifest], fields: dict[str, Any], reads: bool, hidden: int
+def test_a_spec_says_what_the_manifest_does(
+    manifest_of: Callable[..., Manifest], draft: dict[str, Any], reads: bool, hidden: int
 ) -> None:
-    manifest = manifest_of(draft=fields, buckets=[1, 4])
+    """A head alone reads hidden states."""
+    sizes = {"layers": 3, "kv_heads": 2, "head_dim": 16, "vocab_size": 77, "capacity": 80, "max_positions": 99}
+    manifest = manifest_of(target={**sizes, "windows": [0, 16], "hidden": 32}, draft=draft, buckets=[1, 2, 16])
+    expected = ModelSpec(name="target", **sizes, max_nodes=16, windows=(0, 16), hidden=32, reads_hidden=False)
+    assert spec_of(manifest, "target") == expected
     spec = spec_of(manifest, "draft")
-    assert (spec.name, spec.reads_hidden, spec.hidden, spec.max_nodes) == ("draft", reads, hidden, 4)
-    assert not spec_of(manifest, "target").reads_hidden
+    assert (spec.name, spec.reads_hidden, spec.hidden, spec.max_nodes) == ("draft", reads, hidden, 16)
 
 
 def read(executor: Any, slot: int, tokens: list[int]) -> None:

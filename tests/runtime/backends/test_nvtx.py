@@ -17,17 +17,11 @@ def off() -> Iterator[None]:
     nvtx.enabled = False
 
 
-def test_off_it_is_always_the_same_nothing() -> None:
-    with nvtx.range("round") as outer, nvtx.range("verify") as inner:
-        assert outer is inner is None
-    assert nvtx.range("commit") is nvtx.range("accept")
-
-
 def test_on_it_is_the_package_s_range() -> None:
     package = pytest.importorskip("nvtx")
+    with nvtx.range("round") as outer, nvtx.range("verify") as inner:
+        assert outer is inner is None, "nothing while off"
     nvtx.enable()
-    with nvtx.range("draft level") as found:
-        assert isinstance(found, package.annotate) or found is None
     assert isinstance(nvtx.range("round"), package.annotate)
 
 

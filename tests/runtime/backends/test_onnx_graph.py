@@ -37,16 +37,11 @@ def session_of(folder: Path, data: bytes) -> onnxruntime.InferenceSession:
     return open_session(folder / "m.onnx", onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("offset", [0, 3, 64])
-def test_weights_are_those_of_the_file(tmp_path: Path, offset: int) -> None:
-    (tmp_path / "w.bin").write_bytes(bytes(offset) + WEIGHTS.tobytes())
-    (found,) = session_of(tmp_path, model(outside(offset=offset))).run(None, {"x": np.ones((2, 3), np.float32)})
-    assert (found == WEIGHTS + 1).all()
-
-
-def test_a_graph_without_other_files(tmp_path: Path) -> None:
-    data = model(numpy_helper.from_array(WEIGHTS, "w"))
-    assert external_tensors(data) == []
+@pytest.mark.parametrize("offset", [None, 0, 3, 64])
+def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path: Path, offset: int | None) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(offset or 0) + WEIGHTS.tobytes())
+    data = model(numpy_helper.from_array(WEIGHTS, "w") if offset is None else outside(offset=offset))
+    assert (external_tensors(data) == []) == (offset is None)
     (found,) = session_of(tmp_path, data).run(None, {"x": np.ones((2, 3), np.float32)})
     assert (found == WEIGHTS + 1).all()
 

@@ -38,32 +38,20 @@ def flip(path: Path, bit: int) -> None:
 
 def test_an_undamaged_bundle_is_as_it_was_written(bundle: Path) -> None:
     opened = Bundle.open(bundle)
-    opened.verify()
     assert opened.manifest.to_json() == (bundle / MANIFEST).read_text(encoding="utf-8")
-    listed = {opened.path(name) for name in opened.manifest.files}
     on_disk = {path for path in bundle.rglob("*") if path.is_file()}
-    assert on_disk - listed == {bundle / MANIFEST}
-    assert listed <= on_disk
-
-
-def test_a_flipped_bit_in_any_file_is_found(bundle_copy: Path) -> None:
-    rng = random.Random(0)
-    names = list(Bundle.open(bundle_copy).manifest.files)
-    assert len(names) >= 8
-    for name in names:
-        path = bundle_copy / name
-        size = path.stat().st_size
-        for bit in (0, 8 * size - 1, rng.randrange(8 * size)):
-            flip(path, bit)
-            assert "hash" in refused(bundle_copy, str(path))
-            flip(path, bit)
-    Bundle.open(bundle_copy).verify()
+    assert on_disk == {bundle / MANIFEST, *map(opened.path, opened.manifest.files)}
+    for name in opened.manifest.files:
+        assert opened.read(name) == opened.map(name)[:] == (bundle / name).read_bytes()
+    with opened.verified():
+        assert opened.map("target/weights.bin") is opened.map("target/weights.bin")
+        assert opened.map("tokenizer.json") is not opened.map("tokenizer.json")
+    with pytest.raises(BundleError, match="more than 7"):
+        opened.read("tokenizer.json", 7)
 
 
 def test_what_is_no_bundle(tmp_path: Path) -> None:
     refused(tmp_path / "missing", "not a folder")
-    (tmp_path / "file").write_text("{}")
-    refused(tmp_path / "file", "not a folder")
     refused(tmp_path, MANIFEST)
     (tmp_path / MANIFEST).mkdir()
     refused(tmp_path, MANIFEST)
@@ -86,31 +74,26 @@ def test_a_file_that_is_not_listed_is_not_read(bundle_copy: Path) -> None:
             read("more")
 
 
-def test_what_is_read_and_mapped_is_the_file(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
-    for name in opened.manifest.files:
-        assert opened.read(name) == opened.map(name)[:] == (bundle / name).read_bytes()
-    with opened.verified():
-        assert opened.map("target/weights.bin") is opened.map("target/weights.bin")
-        assert opened.map("tokenizer.json") is not opened.map("tokenizer.json")
-    with pytest.raises(BundleError, match="more than 7"):
-        opened.read("tokenizer.json", 7)
-
-
-@pytest.mark.parametrize("check", [open_and_verify, Engine.load])
-@pytest.mark.parametrize("name", ["target/weights.bin", "draft/batch1.onnx", "tokenizer.json", "report.json"])
-def test_a_damaged_file_is_found(bundle_copy: Path, name: str, check: Callable[[Path], object]) -> None:
+def test_a_damaged_file_is_found(bundle_copy: Path) -> None:
     """By an engine that loads it, too."""
-    path = bundle_copy / name
-    content = path.read_bytes()
-    flip(path, 4 * len(content))
-    refused(bundle_copy, str(path), check)
-    path.write_bytes(content[: len(content) // 2])
-    assert "size" in refused(bundle_copy, str(path), check)
-    path.unlink()
-    refused(bundle_copy, str(path), check)
-    path.mkdir()
-    refused(bundle_copy, name, check)
-    path.rmdir()
-    path.symlink_to(path.name)
-    refused(bundle_copy, name, check)
+    rng = random.Random(0)
+    names = list(Bundle.open(bundle_copy).manifest.files)
+    for name in names:
+        path, check = bundle_copy / name, Engine.load if name == "tokenizer.json" else open_and_verify
+        content = path.read_bytes()
+        for bit in (0, 8 * len(content) - 1, rng.randrange(8 * len(content))):
+            flip(path, bit)
+            assert "hash" in refused(bundle_copy, str(path), check)
+            flip(path, bit)
+        path.write_bytes(content[: len(content) // 2])
+        assert "size" in refused(bundle_copy, str(path), check)
+        path.unlink()
+        refused(bundle_copy, str(path), check)
+        path.mkdir()
+        refused(bundle_copy, name, check)
+        path.rmdir()
+        path.symlink_to(path.name)
+        refused(bundle_copy, name, check)
+        path.unlink()
+        path.write_bytes(content)
+    Bundle.open(bundle_copy).verify()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.bundle.backend import COMPILED
@@ -54,28 +53,29 @@ def refused(folder: Path, data: bytes, what: str = "") -> str:
     return message
 
 
-def test_a_flipped_bit_in_the_manifest_is_found(small: Path) -> None:
-    before, rng = (small / MANIFEST).read_bytes(), random.Random(1)
-    for bit in [*range(64), *(rng.randrange(8 * len(before)) for _ in range(300))]:
-        damaged = bytearray(before)
-        damaged[bit // 8] ^= 1 << bit % 8
-        refused(small, bytes(damaged))
+@settings(deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True))
+def test_a_flipped_bit_in_the_manifest_is_found(small: Path, place: float) -> None:
+    damaged = bytearray((small / MANIFEST).read_bytes())
+    bit = int(place * 8 * len(damaged))
+    damaged[bit // 8] ^= 1 << bit % 8
+    refused(small, bytes(damaged))
 
 
 NONE = '{"schema_version": 3, "models": {}, "files": {}, "tokenizer": %s, "chat_template": null}'
+DRAWN = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(b"", b"{", b"[]", b"null", b"5", b'"text"', b"{}", b"\xff\xfe\x00{", b'{"schema_version": null}'),
-        *(b'{"schema_version": 3}', b'{"schema_version": 3, "models": {"a": {}}}'),
-        *((NONE % name).encode() for name in ("null", '"a\\u0000b"', '"\\ud800"', '"t", "x": "\\ud800"')),
-        pytest.param(b"[" * 100_000, id="deep"),
-    ],
+@example(b"[" * 100_000)
+@example(b"\xff\xfe\x00{")
+@example((NONE % '"a\\u0000b"').encode())
+@example((NONE % '"t", "x": "\\ud800"').encode())
+@settings(max_examples=30, deadline=None)
+@given(
+    st.binary() | (DRAWN | st.fixed_dictionaries({"schema_version": DRAWN})).map(lambda each: json.dumps(each).encode())
 )
-def test_a_manifest_that_is_none(tmp_path: Path, data: bytes) -> None:
-    refused(tmp_path, data, MANIFEST)
+def test_a_manifest_that_is_none(data: bytes) -> None:
+    refused(Path("some.bundle"), data, "some.bundle")
 
 
 def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -107,42 +107,37 @@ def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        *[("buckets", wrong, "buckets") for wrong in ([], [0, 1], [1, 1], [4, 1], [-1])],
+        *[
+            ("schema_version", older, "was built by an older specbuild: build the")
+            for older in (-1, 0, True, SCHEMA_VERSION - 1)
+        ],
+        *[("buckets", wrong, "buckets") for wrong in ([], [0, 1], [1, 1], [4, 1])],
         ("models", {}, "its models are not a target and at most a draft"),
         ("models/target/graphs", {}, "length >= 1"),
         ("models/target/colour", "red", "unknown fields colour at $.models.target"),
-        ("files/tokenizer.json/mode", 7, "unknown fields mode at $.files"),
-        *[("models/draft", {"kind": kind}, "the draft is of kind") for kind in ("model", "eagle3", "telepathy")],
-        ("models/draft", {"hidden": 12}, "the draft is of kind"),
-        ("models/draft", {"mask_token": None}, "the draft is of kind"),
-        ("models/draft", {"hidden": -1}, "`int` >= 0"),
-        *[("models/target", {"kind": kind}, "the target is of kind") for kind in ("eagle3", "parallel")],
-        ("models/target", {"mask_token": 4}, "the target is of kind"),
+        *[("models/draft/kind", kind, "the draft is of kind") for kind in ("model", "eagle3", "telepathy")],
+        ("models/draft/hidden", 12, "the draft is of kind"),
+        ("models/draft/hidden", -1, "`int` >= 0"),
+        ("models/draft/mask_token", None, "the draft is of kind"),
+        *[("models/target/kind", kind, "the target is of kind") for kind in ("eagle3", "parallel")],
+        ("models/target/mask_token", 4, "the target is of kind"),
+        ("models/target/capacity", 60, "capacity"),
         ("engines", {"target/weights.bin": dataclasses.asdict(ENGINE)}, "backend onnxruntime has engines"),
         *[
             ("engines", {"a": dataclasses.asdict(ENGINE) | {"profiles": {"nodes1": {"nodes": sizes}}}}, said)
             for sizes, said in (([2, 1, 1], "not least, usual, largest"), ([1, 1], "length >= 3"), ([True] * 3, "bool"))
         ],
-        ("more", 1, "is malformed (unknown fields more at $): copy or build the bundle again"),
         ("eos_token_ids", [50], "an end-of-text token is not in the vocabulary"),
-        ("models/target", {"capacity": 60}, "capacity"),
     ],
 )
 def test_what_no_build_writes_is_refused(small: Path, path: str, value: Any, message: str) -> None:
     body: Any = body_of(small)
-    *above, key = path.split("/") if "." not in path else ["files", "tokenizer.json", "mode"]
+    *above, key = path.split("/")
     owner = body
     for each in above:
         owner = owner[each]
-    merged = isinstance(value, dict) and above == ["models"]
-    owner[key] = owner[key] | value if merged else value
+    owner[key] = value
     refused(small, sealed(body), message)
-
-
-@pytest.mark.parametrize("version", [-1, 0, 1, True, SCHEMA_VERSION - 1])
-def test_schemas_from_before_are_refused(small: Path, version: int) -> None:
-    told = "was built by an older specbuild: build the bundle again"
-    refused(small, sealed(body_of(small) | {"schema_version": version}), told)
 
 
 def test_faults_are_said_in_the_promised_order(small: Path) -> None:
@@ -165,7 +160,7 @@ def test_faults_are_said_in_the_promised_order(small: Path) -> None:
     refused(small, json.dumps(body).encode(), "was changed after the build")
 
 
-@pytest.mark.parametrize("name", ["../x", "..", "a/../../x", "target/../tokenizer.json", "/etc/passwd", "..\\x", "/"])
+@pytest.mark.parametrize("name", ["..", "a/../../x", "target/../tokenizer.json", "/etc/passwd", "..\\x", "/"])
 def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small: Path, name: str) -> None:
     body = body_of(small)
     target, draft = body["models"]["target"], body["models"]["draft"]
@@ -217,51 +212,40 @@ def test_every_field_is_needed_unless_there_is_none_of_it(small: Path) -> None:
 
 def test_what_is_unusual_is_written_of_those_alone_that_have_it(small: Path, manifest_of: Make) -> None:
     """So that whoever reads a schema reads bundles of other caches and drafts, and the other way round."""
-    record = EngineRecord("10.15", ["89"], "plugin", "1", False, None, 0, {})
-    both = {"a.plan": record, "b.plan": dataclasses.replace(record, kv_cache_dtype="fp8", block_size=32)}
-    written = json.loads(manifest_of(engines=both).to_json())
-    assert [each.get("kv_cache_dtype") for each in written["engines"].values()] == [None, "fp8"]
-    assert [each.get("block_size") for each in written["engines"].values()] == [None, 32]
-    assert {name: EngineRecord(**each) for name, each in written["engines"].items()} == both
-    assert {"kind", "hidden", "mask_token", "tokens"}.isdisjoint(written["models"]["target"])
-    assert body_of(small)["models"]["draft"].items() >= {"kind": "parallel", "mask_token": 0}.items()
+    usual, unusual = (
+        dataclasses.replace(ENGINE, plugin="1"),
+        dataclasses.replace(ENGINE, kv_cache_dtype="fp8", block_size=32),
+    )
+    written = json.loads(manifest_of(engines={"a.plan": usual, "b.plan": unusual}).to_json())["engines"]
+    assert written["b.plan"].keys() - written["a.plan"].keys() == {"kv_cache_dtype", "block_size"}
+    assert [EngineRecord(**each) for each in written.values()] == [usual, unusual]
+    models = body_of(small)["models"]
+    assert {"kind", "mask_token", "tokens"} <= models["draft"].keys() - models["target"].keys()
 
 
-def test_a_target_may_write_hidden_states(
-    manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path
-) -> None:
-    models = {"target": {"hidden": 12}, "draft": {"kind": "eagle3", "hidden": 12}}
-    bundle = write_bundle(tmp_path, manifest_of(**models))
-    assert [each.hidden for each in bundle.manifest.models.values()] == [12, 12]
-
-
-@pytest.mark.parametrize("backend", COMPILED)
 def test_every_graph_of_engines_has_a_record(
-    manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path, backend: str
+    manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     graphs = {name: {"graphs": {"2": f"{name}/model.plan"}} for name in ("target", "draft")}
     records = {"target/model.plan": ENGINE, "draft/model.plan": ENGINE}
-    bundle = write_bundle(tmp_path, manifest_of(**graphs, backend=backend, engines=records))
+    bundle = write_bundle(tmp_path, manifest_of(**graphs, backend=COMPILED[0], engines=records))
     assert bundle.manifest.engines == records
     fewer = dataclasses.replace(bundle.manifest, engines={"target/model.plan": ENGINE})
     refused(tmp_path, fewer.to_json().encode(), "has no record of the engine draft/model.plan: build the bundle again")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     bound=st.floats(0, 1e9),
     texts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
-    eos=st.lists(st.integers(0, 49), max_size=3),
-    buckets=st.sets(st.integers(1, 8), min_size=1, max_size=5).map(sorted),
+    buckets=st.sets(st.integers(1, 8), min_size=1).map(sorted),
 )
 def test_any_sound_values_come_back_as_they_were(
-    small: Path, bound: float, texts: dict[str, str], eos: list[int], buckets: list[int]
+    small: Path, bound: float, texts: dict[str, str], buckets: list[int]
 ) -> None:
     before = parse(small, (small / MANIFEST).read_bytes())
-    fields: dict[str, Any] = {"exactness_bound": bound, "eos_token_ids": eos, "buckets": buckets}
-    manifest = dataclasses.replace(before, libraries=texts, special_tokens=texts, **fields)
+    manifest = dataclasses.replace(before, exactness_bound=bound, special_tokens=texts, buckets=buckets)
     found = parse(small, manifest.to_json().encode())
-    assert found == manifest
-    assert found.to_json() == manifest.to_json()
+    assert (found, found.to_json()) == (manifest, manifest.to_json())
     assert found.digest == json.loads(manifest.to_json())["digest"]
     assert (found.digest == before.digest) == (found == before)

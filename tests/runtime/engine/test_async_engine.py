@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engine_checks import LONG, SHORT, at_rest
 
-from specbuild.runtime import AsyncEngine, Engine, LoadOptions, SamplingParams
+from specbuild.runtime import AsyncEngine, LoadOptions, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
 
 
@@ -22,17 +22,16 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
     engine, params = hash_engine(batch_size=2), SamplingParams(max_new_tokens=9, temperature=1.0, seed=2, n=2)
     prompts = [[i % 9, i] for i in range(9)]
-    want = [r.token_ids for r in engine.generate(prompts, params)]
+    want = engine.generate(prompts, params)
 
     async def main() -> None:
         twin = AsyncEngine(engine)
-        assert [r.token_ids for r in await twin.generate(prompts, params)] == want
         every = await asyncio.gather(*(twin.generate([prompt], params) for prompt in prompts))
-        assert [r.token_ids for results in every for r in results] == want
-        tokens: dict[tuple[int, int], list[int]] = {}
-        async for chunk in twin.stream(prompts, params):
-            tokens.setdefault((chunk.index, chunk.sample), []).extend(chunk.token_ids)
-        assert [tokens[key] for key in sorted(tokens)] == want
+        streamed = [chunk async for chunk in twin.stream(prompts, params)]
+        ended = sorted(((c.index, c.sample), c.result) for c in streamed if c.result)
+        for found in (await twin.generate(prompts, params), [r for some in every for r in some], [r for _, r in ended]):
+            assert [r.token_ids for r in found] == [r.token_ids for r in want]
+        assert sum(len(chunk.token_ids) for chunk in streamed) == sum(len(r.token_ids) for r in want)
         await asyncio.to_thread(at_rest, engine)
 
     run(main())
@@ -59,22 +58,17 @@ def test_a_cancelled_task_frees_its_slot(hash_engine: Any) -> None:
 
 
 def test_leaving_a_stream_cancels_it(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=1, gated=True)
+    engine = hash_engine(batch_size=1)
 
     async def main() -> None:
         twin = AsyncEngine(engine)
-        async with aclosing(twin.stream("ab", LONG)) as chunks:
-            first = asyncio.create_task(anext(chunks))
-            await asyncio.to_thread(engine.gate.halted)
-            await asyncio.to_thread(engine.gate.step)
-            assert (await first).token_ids
-            (handle,) = engine.scheduler.active
-        engine.gate.open()
-        assert (await asyncio.to_thread(handle.result)).finish_reason == "cancelled"
+        async with aclosing(twin.stream(["ab", "ef"], LONG)) as chunks:
+            assert (await anext(chunks)).token_ids
         await asyncio.to_thread(at_rest, engine)
         async for _ in twin.stream("cd", LONG):
             break
         await asyncio.to_thread(at_rest, engine)
+        assert engine.stats.emitted < 3 * 100
 
     run(main())
 
@@ -85,16 +79,13 @@ def test_a_full_queue_waits_or_refuses(hash_engine: Any) -> None:
     async def main() -> None:
         twin = AsyncEngine(engine)
         handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
-        with pytest.raises(QueueFullError):
-            await twin.generate("ef", SHORT, wait=False)
-        with pytest.raises(QueueFullError):
-            await anext(twin.stream("ef", SHORT, wait=False))
+        for call in (twin.generate("ef", SHORT, wait=False), anext(twin.stream("ef", SHORT, wait=False))):
+            with pytest.raises(QueueFullError):
+                await call
         waiting = asyncio.create_task(twin.generate(["ef", "gh"], SHORT))
         engine.gate.open()
         assert [r.finish_reason for r in await waiting] == ["length", "length"]
         assert all(handle.done for handle in handles)
-        (result,) = await twin.generate("ef", SHORT, wait=False)
-        assert result.finish_reason == "length"
 
     run(main())
 
@@ -103,11 +94,11 @@ def test_errors(hash_engine: Any) -> None:
     engine = hash_engine()
 
     async def main() -> None:
-        twin = AsyncEngine(engine)
-        for call in (twin.generate(["ab", ""], SHORT), anext(twin.stream(["ab", ""], SHORT))):
+        twin, prompts = AsyncEngine(engine), ["ab", "", [engine.model.NAN]]
+        for call in (twin.generate(prompts, SHORT), anext(twin.stream(prompts, SHORT))):
             with pytest.raises(PromptError, match="prompt 2"):
                 await call
-        results = await twin.generate(["ab", "", [engine.model.NAN]], SHORT, errors="return")
+        results = await twin.generate(prompts, SHORT, errors="return")
         assert [r.finish_reason for r in results] == ["length", "error", "error"]
         await twin.close()
         with pytest.raises(EngineClosedError):
@@ -130,18 +121,17 @@ def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine: Any) -
 
 
 def test_load_and_close(bundle: Path) -> None:
+    """A keyword goes before an option."""
     params, told = SamplingParams(max_new_tokens=8), list[str]()
-    with Engine.load(bundle) as engine:
-        want = engine.generate("def main(", params)[0].text
 
     async def main() -> None:
         options = LoadOptions(threads=1, batch_size=1, max_waiting=3, on_finish=lambda result: told.append(result.text))
         async with await AsyncEngine.load(bundle, options, batch_size=2) as twin:
-            assert (twin.engine.batch_size, twin.engine.scheduler.max_waiting) == (2, 3)
-            assert (await twin.generate("def main(", params))[0].text == want
-            assert "".join([chunk.text async for chunk in twin.stream("def main(", params)]) == want
+            assert (twin.engine.batch_size, twin.engine.usage.max_waiting) == (2, 3)
+            (result,) = await twin.generate("def main(", params)
+            assert "".join([chunk.text async for chunk in twin.stream("def main(", params)]) == result.text
             assert await twin.drain(60)
-        assert twin.engine.scheduler.closed
+        assert twin.engine.health().state == "closed"
+        assert told == [result.text] * 2
 
     run(main())
-    assert told == [want, want]

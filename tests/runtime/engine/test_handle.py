@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -48,32 +47,25 @@ def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
     emit(handle, 7)
     first = handle.take()
     assert first == Chunk(3, 2, "fgh", [5, 6, 7], None, None, [True, False, False])
-    assert handle.take() is None
     first.token_ids.append(99)
     emit(handle, 8)
     handle.end("length", 1.0)
     for text, tokens in (("i", [8]), ("", [])):
         chunk = handle.take()
-        assert (chunk.text, chunk.token_ids, chunk.result) == (text, tokens, handle.result()), (
-            "the result is told again"
-        )
+        assert (chunk.text, chunk.token_ids, chunk.result) == (text, tokens, handle.result())
 
 
 def test_logprobs_come_with_their_tokens_where_they_were_asked_for(make: Make) -> None:
-    handle, logprobs = make(logprobs=0), [TokenLogprobs(token, -float(token), ()) for token in range(5, 9)]
-    for count, each in enumerate(logprobs, 1):
-        handle.sequence.logprobs.append(each)
-        emit(handle, each.token_id)
-        if count % 2 == 0:
-            assert handle.take().logprobs == logprobs[count - 2 : count]
-    handle.sequence.logprobs.append(TokenLogprobs(9, -9.0, ()))  # of a token that was not emitted: the round failed
-    handle.end("error", 1.0)
-    assert handle.take().logprobs == []
-    assert handle.result().logprobs == logprobs
-    silent = make()
-    emit(silent, 5)
-    silent.end("length", 1.0)
-    assert (silent.take().logprobs, silent.result().logprobs) == (None, None)
+    handle, silent = make(logprobs=0), make()
+    logprobs = [TokenLogprobs(token, -float(token), ()) for token in range(5, 9)]
+    handle.sequence.logprobs += logprobs  # of the last the token was not emitted: the round failed
+    for each in (handle, silent):
+        emit(each, 5, 6, 7)
+        first = each.take()
+        each.end("error", 1.0)
+        asked = each is handle
+        assert (first.logprobs, each.take().logprobs) == ((logprobs[:3], []) if asked else (None, None))
+        assert each.result().logprobs == (logprobs[:3] if asked else None)
 
 
 def test_what_a_stop_string_held_back_comes_with_the_end(make: Make) -> None:
@@ -97,76 +89,43 @@ class Panic(BaseException):
     """As what a tokenizer written in Rust raises when it panics: no Exception."""
 
 
-class Stubborn:
-    """A detokenizer that raises where it is asked to."""
-
-    def __init__(self, error: BaseException, finish: bool) -> None:
-        self._error, self._finish = error, finish
-
-    def finish(self) -> None:
-        if self._finish:
-            raise self._error
-
-    @property
-    def text(self) -> str:
-        raise self._error
-
-
-@pytest.mark.parametrize("finish", [False, True])
-@pytest.mark.parametrize("error", [ValueError("no text"), Panic("no text")])
-def test_a_request_ends_whatever_its_text_raises(make: Make, error: BaseException, finish: bool) -> None:
-    handle = make()
-    emit(handle, 5, 6)
-    assert handle.take().text == "fg"
-    handle.sequence.detokenizer = Stubborn(error, finish)  # type: ignore[assignment]
-    if not finish:
-        handle.publish()
-        assert (handle.sequence.finish_reason, handle.take()) == ("error", None)
-    handle.end("length", 1.0)
-    result = handle.result(0)
-    assert (result.finish_reason, result.token_ids, result.text) == ("error", [5, 6], "fg"), "what was told stays"
-    assert str(result.error) == f"decoding failed, {type(error).__name__}: no text"
-    assert result.error.__cause__ is error
-    assert handle.take().text == ""
-
-
 @pytest.mark.parametrize("where", ["push", "text", "finish"])
-def test_a_tokenizer_that_panics_ends_its_request_and_not_the_worker(hash_engine: Any, where: str) -> None:
+@pytest.mark.parametrize("error", [ValueError("no text"), Panic("no text")])
+def test_a_tokenizer_that_raises_ends_its_request_and_not_the_worker(
+    hash_engine: Any, where: str, error: BaseException
+) -> None:
     engine = hash_engine(batch_size=2)
 
     class Tokens:
-        text = ""
+        text = "" if where != "text" else property(lambda self: self.fail("text"))
 
-        def push(self, token: int) -> bool:
-            if where == "push":
-                raise Panic("a panic")
+        def fail(self, place: str) -> bool:
+            if place == where:
+                raise error
             return False
 
-        def finish(self) -> None:
-            if where == "finish":
-                raise Panic("a panic")
+        def push(self, token: int) -> bool:
+            return self.fail("push")
 
-    class Textless(Tokens):
-        @property
-        def text(self) -> str:  # type: ignore[override]
-            raise Panic("a panic")
+        def finish(self) -> None:
+            self.fail("finish")
 
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
-    sequence.detokenizer = Textless() if where == "text" else Tokens()
+    sequence.detokenizer = Tokens()
     result = engine.scheduler.submit(sequence).result(60)
-    assert "Panic: a panic" in str(result.error)
+    assert str(result.error) == f"decoding failed, {type(error).__name__}: no text"
+    assert result.error.__cause__ is error
     assert engine.generate("cd", SHORT)[0].token_ids == expected(hash_engine, "cd", SHORT)
     assert engine.health().state == "idle"
     at_rest(engine)
 
 
-@pytest.mark.parametrize("timeout", [0.01])
-def test_a_result_that_does_not_come_in_time(make: Make, timeout: float) -> None:
+def test_a_result_that_does_not_come_in_time(make: Make) -> None:
     handle = make()
-    with pytest.raises(TimeoutError, match=f"^no result after {timeout} s: the request goes on, wait again or cancel"):
-        handle.result(timeout)
+    with pytest.raises(TimeoutError, match=r"^no result after 0.01 s: the request goes on, wait again or cancel"):
+        handle.result(0.01)
     handle.end("length", 1.0)
-    assert handle.result(timeout) is handle.result()
+    assert handle.result(0.01) is handle.result()
 
 
 def test_leaving_a_handle_s_chunks_cancels_nothing(make: Make) -> None:
@@ -182,9 +141,9 @@ def test_leaving_a_handle_s_chunks_cancels_nothing(make: Make) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.sampled_from(["emit", "publish", "take"]), max_size=40), st.sampled_from(["", "cd", "bb"]))
-def test_chunks_add_up_to_the_result(make: Make, steps: list[str], stop: str) -> None:
-    handle, chunks, emitted = make(max_new_tokens=99, stop=[stop] if stop else []), list[Chunk | None](), 0
+@given(st.lists(st.sampled_from(["emit", "publish", "take"]), max_size=40), st.sampled_from([(), ("cd",), ("bb",)]))
+def test_chunks_add_up_to_the_result(make: Make, steps: list[str], stop: tuple[str, ...]) -> None:
+    handle, chunks, emitted = make(max_new_tokens=99, stop=stop), list[Chunk | None](), 0
     for step in steps:
         if step == "emit" and not handle.sequence.finish_reason:
             emit(handle, (emitted := emitted + 1) % 5, publish=False)
@@ -193,40 +152,14 @@ def test_chunks_add_up_to_the_result(make: Make, steps: list[str], stop: str) ->
         if step == "take":
             chunks.append(handle.take())
     handle.end("cancelled", 1.0)
-    chunks.append(handle.take())
-    given, result = [chunk for chunk in chunks if chunk], handle.result()
-    assert [token for chunk in given for token in chunk.token_ids] == result.token_ids == handle.sequence.output
-    assert "".join(chunk.text for chunk in given) == result.text
-    assert [chunk.result for chunk in given[:-1]] == [None] * (len(given) - 1)
-    assert given[-1].result is result
-    assert all(chunk.token_ids for chunk in given[:-1]), "a chunk without a token would say nothing"
-
-
-def test_a_reader_in_another_thread_misses_nothing(make: Make) -> None:
-    handle, chunks = make(max_new_tokens=2000, logprobs=0), list[Chunk]()
-    reader = threading.Thread(target=lambda: chunks.extend(handle))
-    reader.start()
-    tokens = [index * index % 12 for index in range(600)]
-    for token in tokens:
-        handle.sequence.logprobs.append(TokenLogprobs(token, -1.0, ()))
-        emit(handle, token)
-    handle.end("cancelled", 1.0)
-    reader.join(60)
-    assert not reader.is_alive()
-    assert [token for chunk in chunks for token in chunk.token_ids] == tokens
-    assert [each.token_id for chunk in chunks for each in chunk.logprobs or ()] == tokens
-    assert "".join(chunk.text for chunk in chunks) == handle.result().text
-    assert [chunk.result is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
-def test_a_slow_reader_gets_longer_chunks(hash_engine: Any) -> None:
-    handle = hash_engine().submit("ab", SamplingParams(max_new_tokens=40, logprobs=0))
+    *given, last = [chunk for chunk in (*chunks, handle.take()) if chunk]
     result = handle.result()
-    (chunk,) = handle
-    assert (chunk.token_ids, chunk.text, chunk.result) == (result.token_ids, result.text, result)
-    assert chunk.logprobs == result.logprobs
-    (again,) = handle
-    assert (again.token_ids, again.text, again.result) == ([], "", result)
+    assert (
+        [token for chunk in (*given, last) for token in chunk.token_ids] == result.token_ids == handle.sequence.output
+    )
+    assert "".join(chunk.text for chunk in (*given, last)) == result.text
+    assert last.result is result
+    assert all(chunk.token_ids and chunk.result is None for chunk in given), "one without a token would say nothing"
 
 
 def test_a_reader_gets_every_round(hash_engine: Any) -> None:

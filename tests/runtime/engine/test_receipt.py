@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specbuild.runtime import Engine, Receipt, RequestMetrics, Result, SamplingParams, StructuredOutputs
+from specbuild.runtime import Receipt, RequestMetrics, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.checked_json import decode
 from specbuild.runtime.engine.receipt import (
     Origin,
@@ -75,15 +76,12 @@ def test_every_parameter_is_in_it_or_changes_no_text() -> None:
     [
         ({"deadline": 9.0, "session": "s", "speculation": "off", "logprobs": 2, "n": 3}, True),
         ({"logit_bias": {3: -0.5, 7: 2}, "top_p": 1}, True),
-        ({"temperature": 0.5}, False),
-        ({"stop": ("x", "é")}, False),
-        ({"ignore_eos": True}, False),
+        *[(other, False) for other in ({"temperature": 0.5}, {"stop": ("x", "é")}, {"ignore_eos": True})],
     ],
 )
 def test_what_does_not_change_a_text_does_not_change_the_hash(other: dict[str, Any], same: bool) -> None:
     made = receipt_of(params=replace(PARAMS, **other))
-    assert (made.parameters_sha256 == receipt_of().parameters_sha256) == same
-    assert (made == receipt_of()) == same
+    assert (made.parameters_sha256 == receipt_of().parameters_sha256) == (made == receipt_of()) == same
 
 
 def test_json_brings_it_back() -> None:
@@ -110,24 +108,33 @@ def test_one_of_before_a_parameter_was_new_is_read() -> None:
     assert read.params("auto") == replace(PARAMS, seed=41, speculation="auto")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *[{"bundle": wrong} for wrong in ("B" * 64, "b" * 64 + "\n")],
-        *[{"seed": wrong} for wrong in (-1, 2**64, "1")],
-        *[{"num_output_tokens": wrong} for wrong in (-1, 6)],
-        *[{"exactness": {"rows": rows, "sequence_rows": 1, "digest": "c" * 64}} for rows in (0, "1")],
-        *[{"parameters": {name: 3}} for name in ("temperature", "deadline", "max_tokens", "best_of")],
-        *[{"parameters": wrong} for wrong in ([], {"temperature": -3})],
-        {"more": 1},
-        {"finish_reason": "eos"},
-        {"parameters_sha256": "0" * 64},
-    ],
-)
-def test_what_is_none_is_refused_in_one_line(change: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"receipt|parameter|seed|temperature") as caught:
-        Receipt.from_dict(receipt_of().to_dict() | change)
-    assert "\n" not in str(caught.value)
+GOOD: dict[str, Any] = receipt_of().to_dict()
+WRONG: dict[str, st.SearchStrategy[Any]] = {
+    **{name: st.none() | st.text(max_size=63) for name in GOOD if "sha256" in name},
+    **{name: st.none() | st.integers() for name in ("specbuild_version", "bundle", "finish_reason")},
+    "seed": st.integers(max_value=-1) | st.integers(min_value=2**64) | st.text(),
+    "num_output_tokens": st.integers(max_value=-1) | st.integers(min_value=PARAMS.max_new_tokens + 1) | st.text(),
+    "exactness": st.fixed_dictionaries({"rows": st.integers(max_value=0) | st.text()}).map(GOOD["exactness"].__or__),
+    "parameters": st.sampled_from([[], {"temperature": -3}, {"temperature": 3}, {"max_tokens": 3}, {"best_of": 3}]),
+    "more": st.integers(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@given(data=st.data())
+def test_what_is_none_is_refused_in_one_line(name: str, data: Any) -> None:
+    """A field that is missing, too."""
+    bodies = [GOOD | {name: data.draw(WRONG[name])}, {field: GOOD[field] for field in GOOD if field != name}]
+    for body in bodies[: 1 + (name in GOOD)]:
+        with pytest.raises(OptionError, match=r"receipt|parameter|temperature|seed") as caught:
+            Receipt.from_dict(body)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("other", [None, [], "receipt", {}, {"choices": []}])
+def test_what_is_no_receipt_at_all(other: Any) -> None:
+    with pytest.raises(OptionError, match="this is no receipt"):
+        Receipt.from_dict(other)
 
 
 def test_what_has_no_receipt() -> None:
@@ -149,13 +156,11 @@ def test_another_bundle_class_or_prompt() -> None:
     for any_class in (False, True):
         with pytest.raises(BundleError, match="another bundle"):
             made.check_origin(Origin("a" * 64, CLASS), any_class)
-    for here in (None, replace(CLASS, rows=2), replace(CLASS, digest="d" * 64)):
-        with pytest.raises(OptionError, match="--any-class"):
-            made.check_origin(Origin(ORIGIN.bundle, here))
-        made.check_origin(Origin(ORIGIN.bundle, here), any_class=True)
-    with pytest.raises(OptionError, match="without an exactness class"):
-        without.check_origin(Origin(ORIGIN.bundle, None))
-    without.check_origin(ORIGIN, any_class=True)
+    others = [(made, here) for here in (None, replace(CLASS, rows=2), replace(CLASS, digest="d" * 64))]
+    for receipt, here in (*others, (without, None)):
+        with pytest.raises(OptionError, match=r"--any-class|without an exactness class"):
+            receipt.check_origin(Origin(ORIGIN.bundle, here))
+        receipt.check_origin(Origin(ORIGIN.bundle, here), any_class=True)
     for other in ([1], [2, 1], [1, 2, 3], []):
         with pytest.raises(PromptError, match="another prompt"):
             made.check_prompt(other)
@@ -164,44 +169,20 @@ def test_another_bundle_class_or_prompt() -> None:
 @pytest.mark.parametrize(
     ("reason", "tokens", "ended", "agrees"),
     [
-        ("stop", OUTPUT, "stop", True),
-        ("stop", OUTPUT, "length", False),
-        ("stop", [*OUTPUT, 8], "cancelled", False),
-        ("stop", [5, 6], "stop", False),
-        ("stop", [5, 6, 8], "stop", False),
-        ("length", OUTPUT, "length", True),
-        ("length", OUTPUT, "stop", False),
+        *[("stop", OUTPUT, "stop", True), ("stop", OUTPUT, "length", False), ("stop", [5, 6, 8], "stop", False)],
+        *[("stop", [*OUTPUT, 8], "cancelled", False), ("stop", [5, 6], "stop", False)],
+        *[("length", OUTPUT, "length", True), ("length", OUTPUT, "stop", False)],
         ("length", [*OUTPUT, 8], "cancelled", True),  # the receipt's engine took shorter texts
-        ("deadline", OUTPUT, "stop", True),
-        ("deadline", [*OUTPUT, 8], "cancelled", True),
-        ("deadline", [5, 6], "stop", False),
-        ("cancelled", [5, 9, 7, 8], "length", False),
-        ("error", [*OUTPUT, 8, 9], "length", True),
+        *[("deadline", OUTPUT, "stop", True), ("deadline", [5, 6], "stop", False)],
+        *[("cancelled", [5, 9, 7, 8], "length", False), ("error", [*OUTPUT, 8, 9], "length", True)],
     ],
 )
 def test_which_results_agree(reason: str, tokens: list[int], ended: str, agrees: bool) -> None:
     assert receipt_of(reason).agrees(result_of(tokens, ended)) == agrees
-
-
-def test_a_length_that_was_asked_for_is_the_end() -> None:
-    made = receipt_of("length", params=replace(PARAMS, max_new_tokens=3))
-    assert made.agrees(result_of(OUTPUT, "length"))
-    assert not made.agrees(result_of([*OUTPUT, 8], "cancelled"))
-
-
-def test_an_engine_makes_one_of_each_sample(hash_engine: Callable[..., Engine]) -> None:
-    engine: Any = hash_engine(batch_size=3)
-    engine.manifest.digest = "e" * 64
-    params = SamplingParams(max_new_tokens=6, temperature=1.0, n=3)
-    results = engine.generate([[1, 2]], params)
-    receipts = [engine.receipt([1, 2], params, result) for result in results]
-    assert len({each.seed for each in receipts}) == 3
-    assert {(each.bundle, each.exactness) for each in receipts} == {("e" * 64, None)}
-    for made, result in zip(receipts, results, strict=True):
-        (again,) = engine.generate([[1, 2]], made.params())
-        assert made.seed == result.metrics.seed
-        assert made.agrees(again)
-        assert again.token_ids == result.token_ids
+    whole = receipt_of("length", params=replace(PARAMS, max_new_tokens=3))
+    assert whole.agrees(result_of(tokens, ended)) == ((tokens, ended) == (OUTPUT, "length")), (
+        "a length that was asked for"
+    )
 
 
 def test_a_structured_output_is_written_down() -> None:
@@ -217,13 +198,3 @@ def test_a_structured_output_is_written_down() -> None:
 def test_a_keyed_hash_is_an_hmac_of_the_same_json() -> None:
     assert keyed_sha256(b"key", [1, 2]) == hmac.new(b"key", b"[1,2]", "sha256").hexdigest()
     assert keyed_sha256(b"other", [1, 2]) != keyed_sha256(b"key", [1, 2]) != keyed_sha256(b"key", [1, 3])
-
-
-def test_all_of_it_is_needed() -> None:
-    body = receipt_of().to_dict()
-    for field in body:
-        with pytest.raises(OptionError, match=field):
-            Receipt.from_dict({name: value for name, value in body.items() if name != field})
-    for other in (None, [], "receipt", {}, {"choices": []}):
-        with pytest.raises(OptionError, match="this is no receipt"):
-            Receipt.from_dict(other)

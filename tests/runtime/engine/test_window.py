@@ -7,34 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_checks import LONG, SHORT, at_rest, expected
+from engine_checks import LONG, SHORT, at_rest
 
-from specbuild.runtime import Chunk, Handle, SamplingParams
+from specbuild.runtime import Chunk, SamplingParams
 from specbuild.runtime.engine.window import Window
-from specbuild.runtime.errors import QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 
 
 def sequences_of(engine: Any, count: int, params: SamplingParams = SHORT) -> list[Sequence]:
     sequences, _ = engine.requests([[i % 9, i // 9] for i in range(count)], params, "raise")
     return list(sequences)
-
-
-class Submissions:
-    """What is submitted to a scheduler from now on, and how much room there was then."""
-
-    def __init__(self, engine: Any, patch: pytest.MonkeyPatch) -> None:
-        self.handles, self.waiting, self.overflow = list[Handle](), list[int](), list[int]()
-        inner = engine.scheduler.submit
-
-        def submit(*arguments: Any, **options: Any) -> Handle:
-            handle: Handle = inner(*arguments, **options)
-            self.handles.append(handle)
-            self.waiting.append(len(engine.scheduler.waiting))
-            self.overflow.append(len(engine.scheduler.overflow))
-            return handle
-
-        patch.setattr(engine.scheduler, "submit", submit)
 
 
 def drained(
@@ -58,98 +40,46 @@ def drained(
     [(1, 1, 1, False), (2, 2, 1, True), (5, 2, 5, False), (40, 2, 1, False), (40, 3, 40, True)],
 )
 def test_no_more_than_its_size_is_ever_submitted(
-    hash_engine: Any, monkeypatch: pytest.MonkeyPatch, size: int, batch_size: int, max_waiting: int, each_round: bool
+    hash_engine: Any, size: int, batch_size: int, max_waiting: int, each_round: bool
 ) -> None:
     engine, changed, count = hash_engine(batch_size, max_waiting), threading.Event(), 23
-    submissions, ended, open_ones = Submissions(engine, monkeypatch), list[int](), list[int]()
     sequences = sequences_of(engine, count)
     window = Window(engine.scheduler, sequences, size, changed.set, each_round)
 
     def note(chunk: Chunk) -> None:
-        ended.append(chunk.index) if chunk.result else None
-        open_ones.append(len(submissions.handles) - len(ended))
+        usage = engine.usage
+        assert usage.running + usage.waiting <= size
+        assert len(engine.scheduler.overflow) <= 1, "no caller stands in line with more than one"
 
     chunks = drained(window, changed, note)
-    assert max(open_ones) <= size
-    assert max(submissions.overflow) <= 1, "no caller stands in line with more than one"
-    assert max(submissions.waiting) <= max_waiting
-    assert [handle.sequence for handle in submissions.handles] == sequences, "each once, in order"
-    assert sorted(ended) == list(range(count))
+    started = [sequence.metrics.started or 0.0 for sequence in sequences]
+    assert started == sorted(started) != [0.0] * count
+    assert sorted(chunk.index for chunk in chunks if chunk.result) == list(range(count)), "each once"
     for sequence in sequences:
         tokens = [token for chunk in chunks if chunk.index == sequence.index for token in chunk.token_ids]
         assert (tokens, sequence.finish_reason, len(tokens)) == (sequence.output, "length", 6)
     at_rest(engine)
 
 
-def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def queued(engine: Any) -> tuple[int, int, int]:
+    """How many have slots, are in the queue, and stand in line for it."""
+    return len(engine.scheduler.active), len(engine.scheduler.waiting), len(engine.scheduler.overflow)
+
+
+def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2, max_waiting=3, gated=True)
-    submissions = Submissions(engine, monkeypatch)
     window = Window(engine.scheduler, sequences_of(engine, 20), 20, lambda: None, False)
-    window.fill()
-    scheduler = engine.scheduler
-    assert (len(scheduler.active), len(scheduler.waiting), len(scheduler.overflow)) == (2, 3, 1)
-    window.fill()
+    for _ in range(2):
+        window.fill()
+        assert queued(engine) == (2, 3, 1)
     assert list(window.chunks()) == [], "nothing is new, and nobody is waited for"
-    assert len(submissions.handles) == 6
-    submissions.handles[3].cancel()  # the place in the queue is the one's in line
-    assert (len(scheduler.waiting), len(scheduler.overflow)) == (3, 0)
+    list(engine.scheduler.waiting)[1].cancel()
+    assert queued(engine) == (2, 3, 0), "its place in the queue is the one's in line"
     (chunk,) = window.chunks()
     assert (chunk.index, chunk.result.finish_reason) == (3, "cancelled")
-    assert (len(submissions.handles), len(scheduler.overflow)) == (7, 1)
+    assert queued(engine) == (2, 3, 1)
     window.cancel()
     engine.gate.open()
-    at_rest(engine)
-
-
-def test_a_full_queue_is_said_and_nothing_is_lost(hash_engine: Any) -> None:
-    """Who does not want to wait is refused for the first of its sequences, or not at all."""
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
-    others = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
-    window = Window(engine.scheduler, sequences_of(engine, 4), 4, changed.set, False)
-    for _ in range(2):
-        with pytest.raises(QueueFullError, match="holds 1 requests and is full"):
-            window.fill(wait=False)
-        assert window.pending
-        assert len(engine.scheduler.overflow) == 0
-    others[1].cancel()
-    window.fill(wait=False)
-    assert (len(engine.scheduler.waiting), len(engine.scheduler.overflow)) == (1, 1)
-    engine.gate.open()
-    ends = [chunk.result.token_ids for chunk in drained(window, changed) if chunk.result]
-    assert ends == [expected(hash_engine, [[i, 0]], SHORT) for i in range(4)]
-
-
-@pytest.mark.parametrize("each_round", [False, True])
-def test_it_is_woken_each_round_or_when_one_ends(hash_engine: Any, each_round: bool) -> None:
-    engine, woken = hash_engine(), list[int]()
-    params = SamplingParams(max_new_tokens=9, speculation="off")
-    window = Window(engine.scheduler, sequences_of(engine, 1, params), 2, lambda: woken.append(1), each_round)
-    window.fill()
-    while window.pending:
-        list(window.chunks())
-    at_rest(engine)
-    assert len(woken) == (10 if each_round else 2), "queued and ended; and the eight rounds before the last"
-
-
-def test_cancelling_ends_what_runs_and_forgets_the_rest(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
-    submissions = Submissions(engine, monkeypatch)
-    window = Window(engine.scheduler, sequences_of(engine, 9, LONG), 9, changed.set, False)
-    window.fill()
-    engine.gate.halted()
-    engine.gate.step()
-    window.cancel()
-    window.cancel()
-    assert (len(engine.scheduler.waiting), len(engine.scheduler.overflow)) == (0, 0)
-    assert window.pending, "the results of those that were submitted are still to be read"
-    engine.gate.open()
-    ends = {chunk.index: chunk.result for chunk in drained(window, changed) if chunk.result}
-    assert [(index, result.finish_reason) for index, result in sorted(ends.items())] == [
-        (index, "cancelled") for index in range(3)
-    ]
-    assert ends[0].token_ids
-    assert ends[1].token_ids == ends[2].token_ids == []
-    assert len(submissions.handles) == 3
     at_rest(engine)
 
 
@@ -178,16 +108,9 @@ def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) ->
     assert {chunk.result.finish_reason for chunk in chunks if chunk.result} == {"cancelled"}
 
 
-def test_closing_a_stream_cancels_the_rest(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=2)
-    stream = engine.stream([[i] for i in range(9)], LONG)
-    next(stream)
-    stream.close()
-    at_rest(engine)
-    assert engine.stats.emitted < 9 * 100
-
-
-def test_an_interrupt_cancels_the_rest(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_or_a_stream_that_is_left_cancels_the_rest(
+    hash_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = hash_engine(gated=True)
     first = engine.submit("ab", LONG)
     engine.gate.halted()
@@ -203,10 +126,14 @@ def test_an_interrupt_cancels_the_rest(hash_engine: Any, monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         engine.generate(["cd", "ef"], LONG)
     monkeypatch.undo()
-    assert list(engine.scheduler.waiting) == []
     engine.gate.open()
     at_rest(engine)
     assert engine.stats.rounds == 1
+    stream = engine.stream([[i] for i in range(9)], LONG)
+    next(stream)
+    stream.close()
+    at_rest(engine)
+    assert engine.stats.emitted < 9 * 100
 
 
 def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any) -> None:
@@ -221,10 +148,8 @@ def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any)
     clock.now = 5.0
     engine.gate.open()
     drained(window, changed)
-    times = [sequence.metrics for sequence in sequences]
-    assert [each.submitted for each in times] == [1.0] * 6
-    assert [each.queue_time for each in times] == [0.0] + [4.0] * 5
-    assert [each.ttft for each in times] == [4.0] * 6
+    times = [(sequence.metrics.submitted, sequence.metrics.queue_time, sequence.metrics.ttft) for sequence in sequences]
+    assert times == [(1.0, 0.0, 4.0)] + [(1.0, 4.0, 4.0)] * 5
     assert engine.usage.to_come == 0
 
 

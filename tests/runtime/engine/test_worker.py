@@ -31,29 +31,19 @@ class Work:
 
 
 def test_it_works_when_it_is_woken_and_ends_when_all_is_over() -> None:
+    """And again after its patience."""
     work = Work()
     worker = Worker(work, None)
     assert not work.done.acquire(timeout=0.05), "nobody has woken it"
-    worker.wake()
-    assert work.done.acquire(timeout=10)
-    assert not worker.join(0)
-    assert not worker.here
-    assert "_drive" in worker.doing()
-    work.over = True
-    worker.wake()
-    assert worker.join(10)
-    assert worker.doing() == "nothing"
-
-
-def test_it_looks_again_after_its_patience() -> None:
-    work = Work()
     work.patience = 0.01
-    worker = Worker(work, None)
     worker.wake()
     for _ in range(3):
         assert work.done.acquire(timeout=10)
+    assert not worker.join(0)
+    assert not worker.here
     work.over = True
     assert worker.join(10)
+    assert worker.doing() == "nothing"
 
 
 def test_neither_thread_keeps_what_it_drives() -> None:

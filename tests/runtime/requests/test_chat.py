@@ -188,6 +188,7 @@ def test_as_transformers_renders_it(theirs: Any, family: str, chat: str) -> None
     assert got[1] == want[1] or (want[0], got[1]) == ("refused", "PromptError")
 
 
+@pytest.mark.slow
 def test_most_of_these_chats_render() -> None:
     """The comparison above is one of texts, but for what a family has no words for."""
     pairs = [
@@ -195,22 +196,14 @@ def test_most_of_these_chats_render() -> None:
     ]
     kinds = [rendered(partial(template.render, chat))[0] for template, chat in pairs]
     assert kinds.count("text") >= 35
-    llama = ChatTemplate(LLAMA, SPECIAL)
-    text = llama.render(Chat([SYSTEM, USER], [TOOL]))
-    assert text.startswith("<s><|start_header_id|>system")
-    assert '"name": "größe"' in text
-    assert "<b>a & 'b'</b>" in text
-    assert f"Today Date: {datetime.now():%Y}" in text
+    assert f"Today Date: {datetime.now():%Y}" in ChatTemplate(LLAMA, SPECIAL).render(Chat([SYSTEM, USER], [TOOL]))
 
 
-def test_messages_are_the_callers_own(theirs: Any) -> None:
+def test_messages_are_the_callers_own() -> None:
     messages = [dict(USER), dict(REPLY) | {"thinking": "hm"}]
-    before = [dict(m) for m in messages]
-    assert (
-        ChatTemplate("{{ messages[1].reasoning_content }}{% set _ = messages[0].content %}", {}).render(Chat(messages))
-        == "hm"
-    )
-    assert messages == before
+    source = "{{ messages[1].reasoning_content }}{% set _ = messages[0].content %}"
+    assert ChatTemplate(source, {}).render(Chat(messages)) == "hm"
+    assert messages == [USER, REPLY | {"thinking": "hm"}]
 
 
 @pytest.mark.parametrize(

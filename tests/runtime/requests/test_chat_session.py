@@ -16,16 +16,14 @@ def said(role: str, content: str) -> dict[str, str]:
 TALK = ChatSession("Be brief.", (said("user", "a"), said("assistant", "b")))
 
 
-def test_a_message_is_asked_behind_all_that_was_said() -> None:
-    turn = TALK.take("c")
+@pytest.mark.parametrize("line", ["c", "/usr/bin is where", "/Help", "/", "// x", "a /help"])
+def test_a_message_is_asked_behind_all_that_was_said(line: str) -> None:
+    """Also what only looks like a command; it is kept with its answer."""
+    turn = TALK.take(line)
     assert turn.chat
-    assert list(turn.chat.messages) == [said("system", "Be brief."), *TALK.said, said("user", "c")]
+    assert list(turn.chat.messages) == [said("system", "Be brief."), *TALK.said, said("user", line)]
     assert (turn.session, turn.notice) == (TALK, None), "kept only once it has an answer"
-
-
-def test_an_answer_is_kept_with_its_message() -> None:
-    assert TALK.answered("c", "d").said == (*TALK.said, said("user", "c"), said("assistant", "d"))
-    assert len(TALK.said) == 2
+    assert TALK.answered(line, "d").said == (*TALK.said, said("user", line), said("assistant", "d"))
 
 
 @pytest.mark.parametrize(
@@ -47,10 +45,3 @@ def test_a_command_is_not_asked(line: str, session: ChatSession) -> None:
 def test_there_are_no_other_commands() -> None:
     with pytest.raises(PromptError, match="there is no /dance: /help shows what there is"):
         TALK.take("/dance")
-
-
-@pytest.mark.parametrize("line", ["/usr/bin is where", "/Help", "/", "// x", "a /help"])
-def test_what_only_looks_like_a_command_is_a_message(line: str) -> None:
-    chat = ChatSession().take(line).chat
-    assert chat
-    assert list(chat.messages) == [said("user", line)]

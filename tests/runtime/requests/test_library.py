@@ -16,12 +16,11 @@ def raiser(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("bad\nline"), Panic("bad"), Panic()])
+@pytest.mark.parametrize("error", [ValueError("bad\nline"), Panic()])
 def test_what_is_raised_is_ours(error: BaseException) -> None:
-    with pytest.raises(BundleError, match=r"^no tokenizer: (bad|Panic)") as caught:
+    with pytest.raises(BundleError, match=r"^no tokenizer: (bad line|Panic)$") as caught:
         call(BundleError, "no tokenizer", raiser, error)
     assert caught.value.__cause__ is error
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])

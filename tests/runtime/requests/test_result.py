@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import pytest
 
-from specbuild.runtime import RequestMetrics, TokenLogprobs
+from specbuild.runtime import Engine, RequestMetrics, SamplingParams, TokenLogprobs
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.result import Result
 
-
-def metrics() -> RequestMetrics:
-    return RequestMetrics(7, 42, "chain:4", num_output_tokens=2, submitted=1.0, first_token=1.5, finished=2.5)
-
-
-@pytest.mark.parametrize(("reason", "stop"), [("stop", "\n"), ("stop", 7), ("length", None)])
-def test_a_result_is_told_as_json(reason: str, stop: str | int | None) -> None:
-    told = Result("ab", [5, 6], reason, metrics(), stop_reason=stop).to_dict()
-    whole = {"text": "ab", "token_ids": [5, 6], "finish_reason": reason, "stop_reason": stop}
-    assert json.loads(json.dumps(told)) == whole | {"metrics": metrics().to_dict()}
+METRICS = RequestMetrics(7, 42, "chain:4", num_output_tokens=2, submitted=1.0, first_token=1.5, finished=2.5)
+LOGPROB = TokenLogprobs.of(np.zeros(3, dtype=np.float32), 0, 2)
 
 
-def test_logprobs_are_told_where_they_were_asked_for() -> None:
-    rows = np.log(np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], dtype=np.float32))
-    found = [TokenLogprobs.of(row, token, 2) for row, token in zip(rows, (0, 2), strict=True)]
-    told = Result("ac", [0, 2], "length", metrics(), found).to_dict()
-    assert told["logprobs"] == [each.to_dict() for each in found]
-    json.dumps(told)
-    assert Result("", [], "cancelled", metrics(), []).to_dict()["logprobs"] == [], "asked for, and none came"
-    assert "logprobs" not in Result("", [], "cancelled", metrics(), None).to_dict()
+def test_a_result_is_told_as_json() -> None:
+    told = Result("ab", [5, 6], "stop", METRICS, [LOGPROB], stop_reason="\n").to_dict()
+    assert json.loads(json.dumps(told)) == {
+        **{"text": "ab", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "\n"},
+        **{"logprobs": json.loads(json.dumps([LOGPROB.to_dict()])), "metrics": METRICS.to_dict()},
+    }
+    refused = Result("", [], "error", None, error=PromptError("the prompt is empty")).to_dict()
+    assert (refused["metrics"], refused["error"], "logprobs" in refused) == (None, "the prompt is empty", False)
+    assert Result("", [], "cancelled", METRICS, []).to_dict()["logprobs"] == [], "asked for, and none came"
 
 
-def test_an_error_is_told_as_its_line() -> None:
-    told = Result("", [], "error", None, error=PromptError("the prompt is empty")).to_dict()
-    assert (told["metrics"], told["error"]) == (None, "the prompt is empty")
+def test_a_result_has_special_tokens_where_that_is_asked_for(bundle: Path) -> None:
+    """In its pieces too, and stop strings see them."""
+    with Engine.load(bundle) as engine:
+        (eos,) = engine.manifest.eos_token_ids
+        name = engine.decode([eos], skip_special_tokens=False)
+        hidden = SamplingParams(max_new_tokens=3, ignore_eos=True, logit_bias={eos: 1e6}, stop=[name[2:]])
+        shown = replace(hidden, skip_special_tokens=False)
+        found = [
+            (each.text, len(each.token_ids)) for params in (hidden, shown) for each in engine.generate("x", params)
+        ]
+        assert found == [("", 3), (name[:2], 1)]
+        assert "".join(chunk.text for chunk in engine.stream("x", replace(shown, stop=()))) == 3 * name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime import Limits, RequestMetrics, SamplingParams, TreeSpec
+from specbuild.runtime import Limits, SamplingParams, TreeSpec
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence, string_of
 
@@ -32,52 +31,45 @@ def test_a_text_to_search_has_a_character_for_each_token() -> None:
 def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
     sequence = of(request_of, [3, 4], max_new_tokens=9, repetition_penalty=2.0, presence_penalty=1.0)
     before = sequence.history
-    for count, token in enumerate([5, 6, 5], 1):
+    for token in (5, 6, 5):
         sequence.emit(token, EOS)
-        assert (len(sequence.output), sequence.tokens[-1], sequence.history[-1]) == (count, token, token)
-    assert (sequence.tokens, sequence.output) == ([3, 4, 5, 6, 5], [5, 6, 5])
+    assert (sequence.tokens, sequence.output, sequence.detokenizer.text) == ([3, 4, 5, 6, 5], [5, 6, 5], "fgf")
     assert sequence.history.tolist() == sequence.tokens
     assert np.shares_memory(before, sequence.history), "the history is no copy"
-    assert before.tolist() == [3, 4]
     assert sequence.string == string_of(sequence.tokens) == "\3\4\5\6\5"
-    assert sequence.detokenizer.text == "fgf"
-    assert sequence.sampler.processed(np.ones(12, dtype=np.float32), ()).tolist() == [
-        *[1.0] * 3,
-        *[0.5] * 2,  # the prompt's: repeated
-        *[-0.5] * 2,  # emitted: repeated, and present
-        *[1.0] * 5,
-    ]
+    scores = sequence.sampler.processed(np.ones(8, dtype=np.float32), ()).tolist()
+    assert scores == [1.0, 1.0, 1.0, 0.5, 0.5, -0.5, -0.5, 1.0], (
+        "the prompt's are repeated, what was emitted is present"
+    )
+
+
+TOKENS = st.integers(0, 11)
 
 
 @settings(deadline=None)
 @given(
-    prompt=st.lists(st.integers(0, 11), min_size=1, max_size=6),
-    output=st.lists(st.integers(0, 11), min_size=1, max_size=12),
+    prompt=st.lists(TOKENS, min_size=1, max_size=6),
+    output=st.lists(TOKENS, min_size=1, max_size=12),
     limit=st.integers(1, 12),
-    eos=st.frozensets(st.integers(0, 11), max_size=3),
+    eos=st.frozensets(TOKENS, max_size=3),
     ignore_eos=st.booleans(),
     stop=st.lists(st.text("abcdefghijkl", min_size=1, max_size=3), max_size=2),
+    stop_token_ids=st.lists(TOKENS, max_size=2),
 )
 def test_reasons_against_a_naive_decoder(
-    request_of: Make,
-    prompt: list[int],
-    output: list[int],
-    limit: int,
-    eos: frozenset[int],
-    ignore_eos: bool,
-    stop: list[str],
+    request_of: Make, prompt: list[int], output: list[int], limit: int, eos: frozenset[int], **fields: Any
 ) -> None:
-    sequence = of(request_of, prompt, max_new_tokens=limit, ignore_eos=ignore_eos, stop=stop)
-    text, reason = "", None
+    """What stopped it is named as in vLLM: a stop string or a token that was asked to, no end of the model's own."""
+    sequence, text = of(request_of, prompt, max_new_tokens=limit, **fields), ""
     for count, token in enumerate(output, 1):
         sequence.emit(token, eos)
-        ended = token in eos and not ignore_eos
-        text += "" if ended else chr(97 + token)
-        if ended or any(word in text for word in stop):
-            reason = "stop"
-        elif count == limit:
-            reason = "length"
+        ended = token in eos and not fields["ignore_eos"]
+        asked = token in fields["stop_token_ids"]
+        text += "" if ended or asked else chr(97 + token)
+        words = [word for word in fields["stop"] if word in text]
+        reason = "stop" if ended or asked or words else "length" if count == limit else None
         assert sequence.finish_reason == reason
+        assert sequence.stop_reason in ([None] if ended else [token] if asked else words or [None])
         assert sequence.tokens == prompt + sequence.output == sequence.history.tolist()
         if reason:
             break
@@ -98,15 +90,12 @@ def test_it_drafts_between_its_prompt_and_its_last_token(request_of: Make) -> No
         assert sequence.drafts == (left > 1)
 
 
+SCHEDULE = Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0})
+
+
 @pytest.mark.parametrize(
     ("limits", "batch", "nodes"),
-    [
-        (Limits(), 1, 6),
-        (Limits(max_draft_tokens=4), 1, 4),
-        (Limits(max_draft_tokens=0), 1, None),
-        (Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0}), 3, 2),
-        (Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0}), 5, None),
-    ],
+    [(Limits(), 1, 6), (Limits(max_draft_tokens=4), 1, 4), (Limits(0), 1, None), (SCHEDULE, 3, 2), (SCHEDULE, 5, None)],
 )
 def test_a_round_s_tree_is_no_larger_than_its_limits(
     request_of: Make, limits: Limits, batch: int, nodes: int | None
@@ -115,53 +104,8 @@ def test_a_round_s_tree_is_no_larger_than_its_limits(
     for each in (sequence, plain):
         each.limit_tree(limits, batch)
     assert (sequence.shape and sequence.shape.nodes, plain.shape) == (nodes, None)
-    assert sequence.tree == TreeSpec.parse("topk:2,3"), "what was asked for stays"
     sequence.limit_tree(Limits(), 1)
-    assert sequence.shape == sequence.tree, "each round anew"
-
-
-def test_a_failing_detokenizer_leaves_the_token_emitted(request_of: Make) -> None:
-    """Whoever called has the error, and the tokens are whole."""
-
-    class Broken:
-        def push(self, token: int) -> bool:
-            raise ValueError("no text")
-
-    sequence = of(request_of, [3])
-    sequence.detokenizer = Broken()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="no text"):
-        sequence.emit(5, NONE)
-    assert (sequence.tokens, sequence.output, sequence.history.tolist()) == ([3, 5], [5], [3, 5])
-
-
-def test_a_prompt_past_the_limit_is_held_all_the_same(request_of: Make) -> None:
-    """As measurements make them: they read a text, and emit nothing."""
-    template = of(request_of, [3])
-    fields = {name: getattr(template, name) for name in ("params", "sampler", "tree", "detokenizer")}
-    sequence = Sequence(index=0, tokens=[1, 2, 3, 4], metrics=RequestMetrics(4, 0, "off"), limit=2, **fields)
-    assert sequence.history.tolist() == [1, 2, 3, 4]
-    assert not sequence.drafts
-
-
-def test_a_deadline_counts_from_submission(request_of: Any) -> None:
-    for asked, ends in ((2.5, 102.5), (None, math.inf)):
-        sequence = request_of([1, 2], SamplingParams(max_new_tokens=3, speculation="off", deadline=asked))
-        sequence.submit(100.0)
-        assert (sequence.deadline, sequence.metrics.submitted) == (ends, 100.0)
-
-
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_what_stopped_it_is_named_as_in_vllm(request_of: Make, ignore_eos: bool) -> None:
-    """A stop string, a token that was asked to stop it; nothing for an end token of the model's own."""
-    for params, token, want in (
-        ({"stop": "f"}, 5, ("stop", "f", "")),
-        ({"stop_token_ids": [5]}, 5, ("stop", 5, "")),
-        ({"stop_token_ids": [7]}, 7, ("stop", 7 if ignore_eos else None, "")),
-        ({}, 5, (None, None, "f")),
-    ):
-        sequence = of(request_of, [3, 4], ignore_eos=ignore_eos, **params)
-        sequence.emit(token, EOS)
-        assert (sequence.finish_reason, sequence.stop_reason, sequence.detokenizer.text) == want
+    assert sequence.shape == sequence.tree == TreeSpec.parse("topk:2,3"), "what was asked for stays, each round anew"
 
 
 def test_a_failure_is_kept_in_one_line_with_its_cause(request_of: Make) -> None:

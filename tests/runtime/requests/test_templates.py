@@ -72,6 +72,7 @@ def test_json_is_what_python_writes(options: dict[str, Any]) -> None:
     assert made.render(chat) == json.dumps(value, **{"ensure_ascii": False} | options)
 
 
+@pytest.mark.slow(only=("source20-large|much work", "source32-parts"))
 @pytest.mark.parametrize(
     ("source", "said"),
     [

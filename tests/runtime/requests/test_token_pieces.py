@@ -19,8 +19,9 @@ LLAMA = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse(), dec
 def pieces_of(decoder: Any, *names: str, **added: bool) -> TokenPieces:
     """The pieces of tokens with these names; `added`: texts that are added tokens, and whether they are special."""
     made = tokenizers.Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, names[0]))
-    made.add_tokens([AddedToken(text, special=special) for text, special in added.items() if not special])
-    made.add_special_tokens([AddedToken(text, special=special) for text, special in added.items() if special])
+    for text, special in sorted(added.items(), key=lambda each: each[1]):
+        add = made.add_special_tokens if special else made.add_tokens
+        add([AddedToken(text, special=special)])
     if decoder is None:
         return TokenPieces(made, None)
     made.decoder = decoder
@@ -34,16 +35,13 @@ def pieces_of(decoder: Any, *names: str, **added: bool) -> TokenPieces:
     [
         (decoders.ByteLevel(), "ðŁ", b"\xf0\x9f", None),
         (decoders.ByteLevel(), "a日", "a日".encode(), None),
-        (decoders.ByteLevel(), "<0xF0>", b"<0xF0>", None),
         (LLAMA, "▁def", b" def", None),
         (LLAMA, "<0xF0>", b"\xf0", None),
-        (LLAMA, "Ġ", "Ġ".encode(), None),
         (decoders.Metaspace(), "▁a▁b", b"ab", b" a b"),
         (decoders.Metaspace(prepend_scheme="never"), "▁a", b" a", None),
         (decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]), "<0xF0>", b"\xf0", None),
         (decoders.WordPiece(), "word", b"word", b" word"),
         (decoders.WordPiece(), "##word", b"##word", b"word"),
-        (decoders.WordPiece(), ".", b".", None),
         (decoders.WordPiece(cleanup=False), ".", b".", b" ."),
         (None, "word", b"word", b" word"),
         (decoders.Replace(tokenizers.Regex("[ab]+"), "<"), "xaby", b"x<y", None),
@@ -60,10 +58,8 @@ def test_a_token_s_bytes(decoder: Any, name: str, first: bytes, later: bytes | N
     [
         *(decoders.BPEDecoder(), decoders.CTC()),
         decoders.Sequence([decoders.ByteLevel(), SPACES]),
-        decoders.Sequence([decoders.Fuse(), decoders.Metaspace()]),
         decoders.Sequence([decoders.ByteFallback(), decoders.Strip(" ", 1, 0)]),
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
-        decoders.Sequence([decoders.ByteLevel(), decoders.ByteLevel()]),
     ],
 )
 def test_decoders_whose_tokens_depend_on_each_other(decoder: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from engine_checks import expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_chances import LARGE, record_of
 
 from specbuild.runtime import Chat, SamplingParams
 from specbuild.runtime.bundle.manifest import Manifest
@@ -27,7 +28,6 @@ from specbuild.runtime.speculation.timings import TimingTable
 Make = Callable[..., Validator]
 VOCAB, LONGEST = 4096, 64  # of the tokenizer, and of the bundle
 SHORT = SamplingParams(max_new_tokens=6)
-SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0)
 
 
 @pytest.fixture(scope="session")
@@ -68,16 +68,14 @@ CHATS = [{"role": "user", "content": "hi"}]
         ("def f(", ["def f("]),
         ((5, 6, 7), [[5, 6, 7]]),
         (CHATS, ["user:hi;"]),
-        (("a", "b"), ["a", "b"]),
         ([CHATS, Chat(CHATS), "a", [7], (5,)], ["user:hi;", "user:hi;", "a", [7], [5]]),
         ((), []),
     ],
 )
 def test_one_prompt_is_a_list_of_one(make: Make, chat_tokenizer: Tokenizer, prompts: Any, texts: list[Any]) -> None:
     sequences, refused = make().requests(prompts, SHORT, "raise")
-    wanted = [text if isinstance(text, list) else chat_tokenizer.encode(text) for text in texts]
-    assert [sequence.tokens for sequence in sequences] == wanted
-    assert [sequence.index for sequence in sequences] == list(range(len(texts)))
+    wanted = [(index, chat_tokenizer.encode(text)) for index, text in enumerate(texts)]
+    assert [(sequence.index, sequence.tokens) for sequence in sequences] == wanted
     assert refused == []
 
 
@@ -103,10 +101,21 @@ def test_messages_need_a_chat_template(make: Make, tokenizer: Tokenizer) -> None
     assert "chat template" in refused(PromptError, make(tokenizer=tokenizer).samples, CHATS, SHORT)
 
 
-@pytest.mark.parametrize(("length", "new", "limit"), [(1, 1, 2), (10, 6, 16), (60, 5, 64), (63, 10**9, 64)])
-def test_a_limit_is_what_was_asked_for_and_what_the_bundle_holds(make: Make, length: int, new: int, limit: int) -> None:
-    (sequence,) = make().samples([5] * length, SamplingParams(max_new_tokens=new))
+@pytest.mark.parametrize(
+    ("own", "length", "new", "limit"),
+    [(None, 1, 1, 2), (None, 60, 5, 64), (None, 63, 10**9, 64), (20, 1, 6, 7), (20, 19, 6, 20)],
+)
+def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(
+    make: Make, own: int | None, length: int, new: int, limit: int
+) -> None:
+    validator = make(max_model_len=own)
+    most = validator.max_model_len
+    assert most == own or LONGEST
+    (sequence,) = validator.samples([5] * length, SamplingParams(max_new_tokens=new))
     assert (len(sequence.tokens), sequence.limit) == (length, limit)
+    told = f"the prompt has {most} tokens, this model takes {most} with at least one of output"
+    assert refused(PromptError, validator.samples, [5] * most, SHORT).startswith(told)
+    assert "tokens" in refused(PromptError, validator.encode, "word " * 4000)
 
 
 @pytest.mark.parametrize(
@@ -121,21 +130,16 @@ def test_parameters_that_the_bundle_has_no_room_for_are_a_prompt_s_own_error(
 ) -> None:
     wrong = SamplingParams(**params, temperature=1.0, n=2)
     assert refused(OptionError, make().requests, ["a", "b"], [SHORT, wrong], "raise") == f"prompt 2: {message}"
-    sequences, chunks = make().requests(["a", "b", "c"], [SHORT, wrong, SHORT], "return")
-    assert [sequence.index for sequence in sequences] == [0, 2]
-    for sample, chunk in enumerate(chunks):
-        assert (chunk.index, chunk.sample, chunk.text, chunk.token_ids, chunk.logprobs) == (1, sample, "", [], None)
-        assert chunk.result
-        assert (chunk.result.finish_reason, str(chunk.result.error)) == ("error", message)
-        assert chunk.result.metrics is None, "nothing ran, so nothing was measured"
+    _, chunks = make().requests(["a", "b", "c"], [SHORT, wrong, SHORT], "return")
+    found = [
+        (chunk.index, chunk.sample, str(chunk.result.error), chunk.result.metrics) for chunk in chunks if chunk.result
+    ]
+    assert found == [(1, 0, message, None), (1, 1, message, None)]
 
 
 def tuned(widest: str = "best:6") -> Policy:
     """A policy of some machine."""
-    times = {"verify": [[1, 1.0]], "draft": [[1, 0.1]], "plain": 0.1, "round": 0.1, "level": 0.1}
-    chances = {"likely": [-1.0, 0.0], "chance": [0.4, 0.9], "step": 0.7, "reach": [0, 0.7], "lookup": [0.0, 0.3]}
-    record = {"schema": 2, "machine": {}, "widest": widest, "times": {"1": times}}
-    return Policy(TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 8), drafts=True)
+    return Policy(TimingTable.of(record_of(LARGE) | {"widest": widest}, 8), drafts=True)
 
 
 @pytest.mark.parametrize(
@@ -156,45 +160,30 @@ def test_samples_share_nothing_that_grows(make: Make) -> None:
     prompt = [5, 6]
     one, other = make().samples(prompt, SamplingParams(temperature=1.0, n=2))
     one.emit(7, frozenset())
-    assert (one.tokens, other.tokens, prompt) == ([5, 6, 7], [5, 6], [5, 6])
-    assert (one.history.tolist(), other.history.tolist()) == ([5, 6, 7], [5, 6])
-    for name in ("sampler", "detokenizer", "metrics"):
-        assert getattr(one, name) is not getattr(other, name)
-
-
-def test_who_gives_no_seed_gets_another_one_each_time(make: Make) -> None:
-    seeds = {make().samples("a", SHORT)[0].metrics.seed for _ in range(20)}
-    assert len(seeds) == 20
-    assert all(0 <= seed < 2**53 for seed in seeds), "that JSON keeps in every language"
+    assert (one.tokens, one.history.tolist()) == ([5, 6, 7], [5, 6, 7])
+    assert (other.tokens, other.history.tolist(), other.detokenizer.text, prompt) == ([5, 6], [5, 6], "", [5, 6])
 
 
 def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
-    """By an error of its own kind."""
+    """By an error of its own kind; what was not raised on purpose is nobody's result."""
     asked: list[tuple[int, int]] = []
 
     def fits(sequence: Sequence) -> None:
         asked.append((sequence.index, sequence.sample))
         if len(sequence.tokens) > 3:
             raise ExecutionError("too long")
+        if sequence.tokens == [9]:
+            raise ZeroDivisionError("a bug")
 
     validator, prompts = make(fits=fits), [[1, 2], [1, 2, 3, 4], [5]]
     _, chunks = validator.requests(prompts, SamplingParams(temperature=1.0, n=2), "return")
     assert asked == [(0, 0), (1, 0), (2, 0)]
-    assert [(chunk.index, chunk.sample, str(chunk.result.error)) for chunk in chunks if chunk.result] == [
-        (1, 0, "too long"),
-        (1, 1, "too long"),
-    ]
-    with pytest.raises(ExecutionError, match=r"^prompt 2: too long$"):
-        validator.requests(prompts, SHORT, "raise")
-
-
-def test_what_was_not_raised_on_purpose_is_never_a_prompt_s_result(make: Make) -> None:
-    def fits(sequence: Sequence) -> None:
-        raise ZeroDivisionError("a bug")
-
+    told = [(chunk.index, chunk.sample, str(chunk.result.error)) for chunk in chunks if chunk.result]
+    assert told == [(1, 0, "too long"), (1, 1, "too long")]
+    assert refused(ExecutionError, validator.requests, prompts, SHORT, "raise") == "prompt 2: too long"
     for errors in ("raise", "return"):
         with pytest.raises(ZeroDivisionError, match=r"^a bug$"):
-            make(fits=fits).requests("a", SHORT, errors)
+            validator.requests([[9]], SHORT, errors)
 
 
 GOOD: list[Any] = ["ab", [1, 2], CHATS]
@@ -202,106 +191,81 @@ BAD: list[Any] = ["", [], [VOCAB], None, [1] * LONGEST]
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 3)), max_size=6))
-def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn: list[tuple[bool, int, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([*GOOD, *BAD]), st.integers(1, 3)), max_size=6))
+def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn: list[tuple[Any, int]]) -> None:
     """In the prompts' order, whatever stands beside what."""
-    prompts = [(GOOD if good else BAD)[which % len(GOOD if good else BAD)] for good, which, _ in drawn]
-    params = [SamplingParams(temperature=1.0, n=n) for *_, n in drawn]
+    prompts, params = [each for each, _ in drawn], [SamplingParams(temperature=1.0, n=n) for _, n in drawn]
     sequences, chunks = make().requests(prompts, params, "return")
-    want = {
-        good: [(i, s) for i, (ok, _, n) in enumerate(drawn) if ok is good for s in range(n)] for good in (True, False)
-    }
-    assert [(sequence.index, sequence.sample) for sequence in sequences] == want[True]
-    assert [(chunk.index, chunk.sample) for chunk in chunks] == want[False]
-    bad = [i for i, (good, *_) in enumerate(drawn) if not good]
+    good, bad = (
+        [(i, s) for i, (each, n) in enumerate(drawn) if each in some for s in range(n)] for some in (GOOD, BAD)
+    )
+    assert [(sequence.index, sequence.sample) for sequence in sequences] == good
+    assert [(chunk.index, chunk.sample) for chunk in chunks] == bad
     if bad:
-        assert refused(PromptError, make().requests, prompts, params, "raise").startswith(f"prompt {bad[0] + 1}: ")
-    else:
-        assert len(make().requests(prompts, params, "raise")[0]) == len(sequences)
+        line = refused(PromptError, make().requests, prompts, params, "raise")
+        assert line.startswith(f"prompt {bad[0][0] + 1}: ")
 
 
 def test_several_threads_may_ask_at_once(make: Make) -> None:
-    validator, found = make(policy=tuned()), dict[int, list[list[int]]]()
-    prompts = [[f"def f{i}_{j}(" for j in range(20)] for i in range(4)]
+    validator, prompts = make(policy=tuned()), [[f"def f{i}_{j}(" for j in range(20)] for i in range(4)]
 
-    def ask(which: int) -> None:
-        found[which] = [sequence.tokens for sequence in validator.requests(prompts[which], SHORT, "raise")[0]]
+    def ask(texts: list[str]) -> list[list[int]]:
+        return [sequence.tokens for sequence in validator.requests(texts, SHORT, "raise")[0]]
 
-    threads = [threading.Thread(target=ask, args=(which,)) for which in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for which, texts in enumerate(prompts):
-        assert found[which] == [validator.samples(text, SHORT)[0].tokens for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(ask, prompts)] == [*map(ask, prompts)]
 
 
-@pytest.mark.parametrize("call", ["generate", "stream"])
-def test_what_cannot_run_is_raised_or_returned(hash_engine: Any, call: str) -> None:
-    engine = hash_engine()
-    prompts = ["ab", "", "cd", [99], None, "a" * 192]
-    with pytest.raises(PromptError, match="prompt 2: the prompt is empty"):
-        list(getattr(engine, call)(prompts, SHORT))
+def test_what_cannot_run_is_raised_or_returned(hash_engine: Any) -> None:
+    engine, prompts = hash_engine(), ["ab", "", "cd", [99], None, "a" * 192]
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(PromptError, match="prompt 2: the prompt is empty"):
+            list(call(prompts, SHORT))
+        with pytest.raises(OptionError, match="errors must be"):
+            call(prompts, SHORT, errors="ignore")
     assert engine.stats.rounds == 0
-    out = list(getattr(engine, call)(prompts, SHORT, errors="return"))
-    if call == "stream":
-        out = [r for _, r in sorted((c.index, c.result) for c in out if c.result)]
+    out = engine.generate(prompts, SHORT, errors="return")
     assert [r.finish_reason for r in out] == ["length", "error", "length", "error", "error", "error"]
     assert out[0].token_ids == expected(hash_engine, "ab", SHORT)
-    assert {type(result.error) for result in out if result.finish_reason == "error"} == {PromptError}
-    for errors in ("ignore", "", None, True):
-        with pytest.raises(OptionError, match="errors must be"):
-            getattr(engine, call)(prompts, SHORT, errors=errors)
-    for params in ({"n": 1}, [{}], [None], [], [SHORT, SHORT], 5, "auto"):
-        with pytest.raises(OptionError, match="parameters"):
-            getattr(engine, call)("ab", params, errors="return")
-        with pytest.raises(OptionError, match="parameters"):
-            engine.submit("ab", params)
+    assert {type(result.error) for result in out} == {PromptError, type(None)}
+    streamed = {chunk.index: chunk.result for chunk in engine.stream(prompts, SHORT, errors="return") if chunk.result}
+    assert [streamed[index].finish_reason for index in range(6)] == [r.finish_reason for r in out]
+    for params in ({"n": 1}, [None], [], [SHORT, SHORT], "auto"):
+        for call in (engine.generate, engine.submit):
+            with pytest.raises(OptionError, match="parameters"):
+                call("ab", params)
 
 
 def test_samples_are_those_of_their_seeds(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2)
-    first = 2**64 - 2
-    params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=first, n=4)
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=2**64 - 2, n=4)
     results = engine.generate(["ab", "cd"], params)
-    seeds = [(first + i) % 2**64 for i in range(4)]
+    seeds = [2**64 - 2, 2**64 - 1, 0, 1]
     assert [r.metrics.seed for r in results] == seeds * 2
     alone = [
-        expected(hash_engine, prompt, SamplingParams(max_new_tokens=12, temperature=1.0, seed=each))
-        for prompt in ("ab", "cd")
-        for each in seeds
+        expected(hash_engine, prompt, replace(params, seed=seed, n=1)) for prompt in ("ab", "cd") for seed in seeds
     ]
     assert [r.token_ids for r in results] == alone
     streamed = {(c.index, c.sample): c.result.token_ids for c in engine.stream(["ab", "cd"], params) if c.result}
     assert [streamed[i, j] for i in range(2) for j in range(4)] == alone
-    fresh = engine.generate("ab", SamplingParams(max_new_tokens=12, temperature=1.0, n=3))
-    assert [r.metrics.seed - fresh[0].metrics.seed for r in fresh] == [0, 1, 2]
+    first, *others = (engine.generate("ab", replace(params, seed=None, n=2)) for _ in range(9))
+    assert first[1].metrics.seed == first[0].metrics.seed + 1 < 2**53, "which JSON keeps in every language"
+    assert first[0].metrics.seed not in {other[0].metrics.seed for other in others}
     with pytest.raises(OptionError, match="one sample"):
         engine.submit("ab", params)
-
-
-def test_a_shorter_length_than_the_bundles_is_what_a_model_takes(make: Make) -> None:
-    validator = make(max_model_len=20)
-    assert (validator.max_model_len, make().max_model_len) == (20, LONGEST)
-    told = refused(PromptError, validator.samples, [5] * 20, SHORT)
-    assert told.startswith("the prompt has 20 tokens, this model takes 20 with at least one of output")
-    assert "tokens" in refused(PromptError, validator.encode, "word " * 4000)
-    assert [validator.samples([5] * length, SHORT)[0].limit for length in (1, 14, 19)] == [7, 20, 20]
 
 
 def test_a_structured_output_becomes_a_constraint_once(make: Make) -> None:
     """Of all its samples, and of the next request too; a least length holds beside it."""
     validator = make()
-    asked = SamplingParams(max_new_tokens=6, n=2, structured_outputs={"regex": "a+"}, min_tokens=2)
-    first, second = validator.samples("x", asked)
+    asked = SamplingParams(max_new_tokens=6, n=2, structured_outputs={"regex": "a+"})
+    (first, second), (again, _) = (validator.samples("x", asked) for _ in range(2))
     assert first.params.structured_outputs is None
-    assert first.params.constraint is second.params.constraint
+    assert first.params.constraint is second.params.constraint is again.params.constraint
+    assert first.params.constraint is validator.constraint(StructuredOutputs(regex="a+"))
     assert first.sampler.matcher is not second.sampler.matcher
-    held = validator.constraint(StructuredOutputs(regex="b+"))
-    assert (
-        validator.samples("x", replace(asked, structured_outputs={"regex": "b+"}, min_tokens=0))[0].params.constraint
-        is held
-    )
+    late, _ = validator.samples("x", replace(asked, min_tokens=2))
+    assert late.params.constraint not in (None, first.params.constraint)
     validator.grammars.close()
 
 
@@ -328,14 +292,14 @@ def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callabl
 
 
 def test_a_policy_s_sessions_are_those_that_requests_name(make: Make) -> None:
+    """What is seen in one is known to the others."""
     validator = make(policy=tuned())
 
-    def policies(**params: Any) -> list[Any]:
-        return [sequence.policy for sequence in validator.samples("a", SamplingParams(temperature=0.7, **params))]
+    def sessions(**params: Any) -> list[Any]:
+        return [each.policy.session for each in validator.samples("a", SamplingParams(temperature=0.7, **params))]  # type: ignore[union-attr]
 
-    first, second, third = policies(n=3)
-    assert (first.temperature, len({id(first), id(second), id(third)})) == (0.7, 3)
-    assert first.session is not policies()[0].session
-    assert first.session.shared is policies()[0].session.shared, "what is seen in one is known to the others"
-    (own,), (same,), (other,) = (policies(session=name) for name in ("x", "x", "y"))
-    assert own.session is same.session is not other.session
+    first, second, third = sessions(n=3)
+    assert first is not sessions()[0]
+    assert first.shared is second.shared is third.shared is sessions()[0].shared
+    (own,), (same,), (other,) = (sessions(session=name) for name in ("x", "x", "y"))
+    assert own is same is not other

@@ -7,17 +7,12 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import plain_sampler
 import pytest
 from constraints import OneOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_sampler import PlainSampler, gumbel
+from plain_sampler import PlainSampler
 
-from specbuild.runtime.sampling import noise, ranking, sampler
-from specbuild.runtime.sampling.noise import Noise
-from specbuild.runtime.sampling.ranking import Contenders
-from specbuild.runtime.sampling.row import Row
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 VOCABS = [1, 3, 61, 4096, 9001, 49152]  # the last two are past SMALL, one of them no multiple of a block
@@ -114,19 +109,6 @@ def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
     assert len(new) == 9001 or "top_k" in params
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.5, 1.0, 100.0])
-def test_contenders_are_all_that_reach_a_score_and_nobody_else(temperature: float) -> None:
-    row = np.random.default_rng(2).normal(0, 2, 20_000).astype(np.float32)
-    scores = row / np.float32(temperature) + gumbel(5, 6, row.size)
-    some = np.arange(0, row.size, 3)
-    for least in np.sort(scores)[[-1, -2, -50, -5000, 0]].tolist():
-        tokens, found = Contenders(Row(row, temperature), Noise(5, 6, row.size)).reaching(least)
-        assert np.array_equal(np.sort(tokens), (scores >= least).nonzero()[0])
-        assert np.array_equal(found, scores[tokens])
-        tokens, _ = Contenders(Row(row, temperature), Noise(5, 6, row.size), some).reaching(least)
-        assert np.array_equal(tokens, some[scores[some] >= least])
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(40))
 def test_a_million_rows_are_the_plain_ones(part: int) -> None:
@@ -134,15 +116,3 @@ def test_a_million_rows_are_the_plain_ones(part: int) -> None:
     with np.errstate(over="ignore"):
         while done < 25_000:
             done += compare(random, int(random.choice([61, 61, 61, 61, 997, 997, 9001])))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("rows", [5_000, pytest.param(20_000, marks=pytest.mark.soak)])
-def test_rows_of_a_whole_vocabulary_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """One path for all: with SMALL at nothing every row takes that of a large vocabulary."""
-    random, done = np.random.default_rng(8), 0
-    for module in (noise, ranking, sampler, plain_sampler):
-        monkeypatch.setattr(module, "SMALL", 0)
-    with np.errstate(over="ignore"):
-        while done < rows:
-            done += compare(random, int(random.choice([3, 61, 997, 2500])))

@@ -39,7 +39,7 @@ def test_tokens_write_the_text(kind: str, names: bool) -> None:
     vocabulary = vocabulary_of(tokenizer_of(kind))
     spelling = Spelling(vocabulary, names)
 
-    @settings(max_examples=60)
+    @settings(max_examples=60, deadline=None)
     @given(literals | st.text())
     def check(text: str) -> None:
         ids = spelling(text)
@@ -93,16 +93,8 @@ def test_tokens_that_write_nothing_alone_are_refused(kind: str) -> None:
         vocabulary_of(tokenizer_of(kind))
 
 
-def test_a_call_may_begin_with_an_added_token() -> None:
-    tag = {"structures": [{"begin": "<think>\n", "schema": {"const": 1}, "end": "</t>"}], "triggers": ["<think>"]}
-    tokenizer = tokenizer_of("added")
-    vocabulary = vocabulary_of(tokenizer)
-    llguidance = Tokenizers(vocabulary).tokenizer({})
-    grammar = grammar_of(StructuredOutputs(structural_tag=tag).to_dict())
-    matcher = Grammar(compiled(llguidance, grammar), llguidance.vocab_size, (0,)).matcher(SIZE)
-    think = next(token for token, name in vocabulary.added.items() if name == "<think>")
-    assert {0, think} < legal(matcher, (), SIZE)
-    assert tokenizer.decode(matcher.follow([think], (), 9)).startswith("\n1")
+TEXT = "TEXT\nTEXT: /(.|\\n)*/"
+CALL = {"structures": [{"begin": "<think>\n", "schema": {"const": 1}, "end": "</t>"}], "triggers": ["<think>"]}
 
 
 def test_an_added_token_is_text_unless_a_grammar_names_it() -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from constraints import OneOf
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.parameters import SamplingParams
@@ -28,15 +29,10 @@ SOUND: list[dict[str, Any]] = [
 def test_what_is_sound_survives_json(fields: dict[str, Any]) -> None:
     made = StructuredOutputs.of(fields)
     again = StructuredOutputs.of(json.loads(json.dumps(made.to_dict())))
-    assert again == made
-    assert again.key == made.key
-    assert hash(again) == hash(made)
-    assert SamplingParams(structured_outputs=fields).structured_outputs == made
-    assert StructuredOutputs.of(made) is made
-
-
-def test_a_schema_s_properties_keep_their_order() -> None:
-    assert str(StructuredOutputs(**SOUND[0]).json).index('"z"') < str(StructuredOutputs(**SOUND[0]).json).index('"a"')
+    assert again == made == SamplingParams(structured_outputs=fields).structured_outputs
+    assert (again.key, hash(again)) == (made.key, hash(made))
+    if fields is SOUND[0]:
+        assert str(made.json).index('"z"') < str(made.json).index('"a"'), "properties keep their order"
 
 
 def nested(depth: int) -> str:
@@ -70,12 +66,7 @@ def test_the_deepest_schema_is_taken() -> None:
     assert StructuredOutputs(json=nested(MAX_DEPTH - 1)).json
 
 
-@pytest.mark.parametrize("more", [{"ignore_eos": True}, {"constraint": pytest}])
+@pytest.mark.parametrize("more", [{"ignore_eos": True}, {"constraint": OneOf(((1,),), 2)}])
 def test_what_contradicts_it(more: dict[str, Any]) -> None:
-    class Free:
-        def matcher(self, vocab_size: int) -> None:
-            pass
-
-    given = {"constraint": Free()} if "constraint" in more else more
     with pytest.raises(OptionError, match="structured_outputs"):
-        SamplingParams(structured_outputs={"regex": "a"}, **given)
+        SamplingParams(structured_outputs={"regex": "a"}, **more)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from card_driver import counts
 from cuda.bindings import driver
 from device import call, take_gpu
 
 CARD = ctypes.CDLL("libcuda.so.1")
-CARD.card_count.restype = ctypes.c_size_t
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 LOOP = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
@@ -26,12 +26,6 @@ def refusal(name: str, *arguments: Any) -> str:
     """The name of what a call is refused with; "" where it is not."""
     status, *_ = getattr(driver, name)(*arguments)
     return "" if status == driver.CUresult.CUDA_SUCCESS else status.name.removeprefix("CUDA_ERROR_")
-
-
-def counts() -> dict[str, int]:
-    """What is there."""
-    kinds = ("memory", "pinned", "streams", "events", "graphs", "execs")
-    return {kind: CARD.card_count(kind.encode()) for kind in kinds}
 
 
 @pytest.fixture(autouse=True)

@@ -53,26 +53,21 @@ def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
         return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": graphs}
 
 
-def counted() -> dict[str, int]:
-    """What is left on the device."""
-    kinds = ("memory", "pinned", "streams", "graphs", "execs")
-    card_driver.library().card_count.restype = card_driver.ctypes.c_size_t
-    return {kind: card_driver.library().card_count(kind.encode()) for kind in kinds}
-
-
-def compiled() -> list[int]:
-    """How many kernels TensorRT-RTX has compiled so far."""
-    rtx = sys.modules.get("tensorrt_rtx")
-    return [len(rtx.compilations)] if rtx else [0]
-
-
 def main() -> None:
     asked, found, compilations = json.load(sys.stdin), [], []
     for way in asked["ways"]:
-        before = compiled()[0]
+        before = compiled()
         found.append(decode(asked, way))
-        compilations.append(compiled()[0] - before)
-    print(json.dumps({"ways": found, "compilations": compilations, "left": counted()}))
+        compilations.append(compiled() - before)
+    left = card_driver.counts()
+    del left["events"]  # which the libraries keep
+    print(json.dumps({"ways": found, "compilations": compilations, "left": left}))
+
+
+def compiled() -> int:
+    """How many kernels TensorRT-RTX has compiled so far."""
+    rtx = sys.modules.get("tensorrt_rtx")
+    return len(rtx.compilations) if rtx else 0
 
 
 if __name__ == "__main__":

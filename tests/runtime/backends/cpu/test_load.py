@@ -46,31 +46,30 @@ def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: Any, logg
     assert record.getMessage().startswith(f"{cores() + 2} threads on {cores()} cores")
 
 
-def test_a_target_keeps_to_the_class_that_its_build_found(opened: Bundle) -> None:
+def test_a_target_keeps_to_the_class_that_its_build_found(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receipt names its digest, which costs nothing on a machine of the build's; elsewhere loading computes it."""
     target = load_model(opened, "target", 1, threads=cores())
     (record,) = opened.manifest.exactness
     assert record.machine == machine_of(target)
-    assert keep_to_class(opened, target) == ExactnessClass(record.rows, record.sequence_rows) == target.exactness
-    other = replace(record, rows=4, sequence_rows=8)
-    bundle = replace(opened, manifest=replace(opened.manifest, exactness=[other]))
-    assert keep_to_class(bundle, target) == ExactnessClass(4, 8) == target.exactness
-
-
-def test_the_digest_is_the_builds_or_is_made_once(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receipt names it: on a machine of the build's it costs nothing, elsewhere it is computed while loading."""
-    target = load_model(opened, "target", 1, threads=cores())
-    (record,) = opened.manifest.exactness
     asked, compute = list[OrtExecutor](), find
     monkeypatch.setattr(cpu_load, "find", lambda executor: asked.append(executor) or compute(executor))
-    known = keep_to_class(opened, target)
-    assert known
-    assert (known.digest, asked) == (record.digest, [])
-    for others in ([replace(record, machine={"processor": "another"})], [replace(record, digest="")]):
-        found = keep_to_class(replace(opened, manifest=replace(opened.manifest, exactness=others)), target)
-        assert found is target.exactness
+    changes: list[tuple[dict[str, Any], int]] = [
+        *(
+            ({}, 0),
+            ({"rows": 4, "sequence_rows": 8}, 0),
+            ({"machine": {"processor": "another"}}, 1),
+            ({"digest": ""}, 1),
+        )
+    ]
+    for change, computed in changes:
+        asked.clear()
+        records = [replace(record, **change)]
+        found = keep_to_class(replace(opened, manifest=replace(opened.manifest, exactness=records)), target)
         assert found
-        assert found.digest == record.digest
-    assert asked == [target, target]
+        assert (found, found.digest, len(asked)) == (target.exactness, record.digest, computed)
+        assert found == ExactnessClass(
+            change.get("rows", record.rows), change.get("sequence_rows", record.sequence_rows)
+        )
 
 
 def test_where_there_is_none_it_is_said(opened: Bundle, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,16 +15,15 @@ SPEC = ModelSpec("target", 2, 2, 4, 50, 72, 8)
 
 
 def session(spec: ModelSpec, batch_size: int, **changes: Any) -> Any:
-    sides = [
+    sides = (
         [
-            SimpleNamespace(
-                name=name, **{"type": dtype, "shape": list(shape)} | changes.get(name.replace(".", "_"), {})
-            )
+            SimpleNamespace(name=name, **{"type": dtype, "shape": list(shape)} | changes.get(name, {}))
             for name, (dtype, shape) in side.items()
         ]
         for side in expected_tensors(spec, batch_size)
-    ]
-    return SimpleNamespace(get_inputs=lambda: sides[0], get_outputs=lambda: sides[1])
+    )
+    inputs, outputs = sides
+    return SimpleNamespace(get_inputs=lambda: inputs, get_outputs=lambda: outputs)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

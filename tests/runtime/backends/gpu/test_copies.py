@@ -33,17 +33,14 @@ def copied(move: Any, data: np.ndarray) -> None:
 def test_a_strided_copy_leaves_the_ends_of_longer_rows_alone(there: Any, here: Any, dtype: type) -> None:
     """Further rows too; rows of equal length are one copy of them all."""
     driver = pytest.importorskip("cuda.bindings.driver")
-    rng = np.random.default_rng(1)
-    to, source = (rng.integers(1, 99, shape).astype(dtype) for shape in (there, here))
+    to, source = np.zeros(there, dtype), np.arange(1, 1 + np.prod(here)).astype(dtype).reshape(here)
     copy = strided_copy(driver, *(Tensor(at << 32, array.shape, array.dtype) for at, array in ((2, to), (1, source))))
     assert (int(copy.dstDevice), int(copy.srcDevice)) == (2 << 32, 1 << 32)
     expected = to.copy()
     expected.reshape(there[0], -1)[: here[0], : here[1]] = source
-    written, read = to.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+    written, read = (array.reshape(-1).view(np.uint8) for array in (to, source))
     for line in range(copy.Height):
-        begin = line * copy.srcPitch
-        part = read[begin : begin + copy.WidthInBytes]
-        written[line * copy.dstPitch :][: copy.WidthInBytes] = part
+        written[line * copy.dstPitch :][: copy.WidthInBytes] = read[line * copy.srcPitch :][: copy.WidthInBytes]
     np.testing.assert_array_equal(to, expected)
 
 
@@ -54,12 +51,12 @@ def test_a_row_copy_moves_those_rows_and_nothing_else(data: st.DataObject, dtype
     shape = tuple(data.draw(st.tuples(*(st.integers(1, most) for most in (4, 3, 3, 6, 3)))))
     count = data.draw(st.integers(1, shape[3]))
     places = st.tuples(st.integers(0, shape[1] - 1), st.integers(0, shape[3] - count))
-    source, to = data.draw(places), data.draw(places)
-    assume(source[0] != to[0] or abs(source[1] - to[1]) >= count)  # which `Device.move_rows` does not allow
+    (slot, row), (other, to) = source, target = data.draw(places), data.draw(places)
+    assume(slot != other or abs(row - to) >= count)  # which `Device.move_rows` does not allow
     cache = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
     found, expected = cache.copy(), cache.copy()
-    expected[:, to[0], :, to[1] : to[1] + count] = cache[:, source[0], :, source[1] : source[1] + count]
-    copy = row_copy(driver, Tensor(1 << 32, shape, cache.dtype), source, to, count)
+    expected[:, other, :, to : to + count] = cache[:, slot, :, row : row + count]
+    copy = row_copy(driver, Tensor(1 << 32, shape, cache.dtype), source, target, count)
     assert int(copy.srcDevice) == int(copy.dstDevice) == 1 << 32
     copied(copy, found)
     np.testing.assert_array_equal(found, expected)

@@ -32,13 +32,16 @@ def test_without_a_gpu_it_says_so_in_one_line(call: object) -> None:
 @pytest.mark.parametrize(
     ("version", "status", "devices", "fault"),
     [
-        (13000, 0, 1, None),
-        (13020, 0, 2, None),
-        (14000, 0, 1, None),
-        (12080, 0, 1, "is for CUDA 12.8, and 13.0 is needed: update the driver"),
-        (13000, 100, 0, "shows no GPU"),
-        (13000, 0, 0, "shows no GPU"),
-        (0, 803, 0, "does not start (CUDA error 803)"),
+        *(
+            (13000, 0, 1, None),
+            (14000, 0, 2, None),
+            (12080, 0, 1, "is for CUDA 12.8, and 13.0 is needed: update the driver"),
+        ),
+        *(
+            (13000, 100, 0, "shows no GPU"),
+            (13000, 0, 0, "shows no GPU"),
+            (0, 803, 0, "does not start (CUDA error 803)"),
+        ),
     ],
 )
 def test_what_is_wrong_with_a_driver(version: int, status: int, devices: int, fault: str | None) -> None:
@@ -69,12 +72,6 @@ def test_cuda_core_has_what_is_used(name: str, attributes: str) -> None:
     for part in name.split("."):
         found = getattr(found, part)
     assert [each for each in attributes.split() if not hasattr(found, each)] == []
-
-
-def moved(cache: np.ndarray, slot: int, rows: list[int], start: int) -> np.ndarray:
-    moved = cache.copy()
-    moved[:, slot, :, start : start + len(rows)] = cache[:, slot][:, :, rows]
-    return moved
 
 
 @pytest.fixture
@@ -135,17 +132,14 @@ def test_a_gpu_notes_the_time(cuda: Cuda) -> None:
 @needs_gpu
 def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
     stream, cache = cuda.stream(), np.random.default_rng(1).normal(size=CACHE).astype(np.float16)
-    there = put(cuda, cache, stream)
-    twin = cuda.empty(CACHE, np.float16)
+    there, twin, expected = put(cuda, cache, stream), cuda.empty(CACHE, np.float16), cache.copy()
     assert not get(cuda, twin, stream).any()
     cuda.copy(twin, there, stream)
-    for to, row in enumerate([5, 6, 9, 19], 4):
-        cuda.move_rows(twin, (1, row), (1, to), 1, stream)
-    np.testing.assert_array_equal(get(cuda, twin, stream), moved(cache, 1, [5, 6, 9, 19], 4))
+    for slot, row, other, to, count in ((1, 5, 1, 4, 1), (1, 9, 1, 6, 1), (1, 19, 1, 7, 1), (1, 2, 0, 7, 5)):
+        cuda.move_rows(twin, (slot, row), (other, to), count, stream)
+        expected[:, other, :, to : to + count] = expected[:, slot, :, row : row + count].copy()
+    np.testing.assert_array_equal(get(cuda, twin, stream), expected)
     np.testing.assert_array_equal(get(cuda, there, stream), cache)
-    cuda.move_rows(twin, (1, 2), (0, 7), 5, stream)
-    cache[:, 0, :, 7:12] = moved(cache, 1, [5, 6, 9, 19], 4)[:, 1, :, 2:7]
-    np.testing.assert_array_equal(get(cuda, twin, stream)[:, 0], cache[:, 0])
     long, short = cuda.empty((3, 64), np.int32), np.arange(15, dtype=np.int32).reshape(3, 5)
     cuda.copy_rows(long, put(cuda, short, stream), stream)
     np.testing.assert_array_equal(get(cuda, long, stream), np.pad(short, ((0, 0), (0, 59))))

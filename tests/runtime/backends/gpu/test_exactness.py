@@ -53,9 +53,8 @@ def test_what_depends_on_more_has_none(
     """On where a step begins, be it one of several nodes or of a text."""
     write = ShapedModel._rows
 
-    def rows(self: ShapedModel, cache: Any, first: int, tokens: Any, positions: Any, mask: Any) -> Any:
-        made = write(self, cache, first, tokens, positions, mask)
-        return made + 0.1 * (first % 3) * ((len(tokens) == 8) == (where == "steps"))
+    def rows(self: ShapedModel, cache: Any, first: int, tokens: Any, *more: Any) -> Any:
+        return write(self, cache, first, tokens, *more) + 0.1 * (first % 3) * ((len(tokens) == 8) == (where == "steps"))
 
     monkeypatch.setattr(ShapedModel, "_rows", rows)
     made = executor("target", HostDevice(), 2, planted=0.0)

@@ -32,27 +32,25 @@ def steps(start: int, count: int, **how: Any) -> list[tuple[int, int, int]]:
     return [(p.start, len(p.tokens), n) for p, n in pieces(chunk(start, count), model(), **how)]
 
 
+def by_row(start: int, count: int) -> dict[int, int]:
+    """The nodes of the step that reads each row."""
+    found = steps(start, count, by_row=True)
+    assert all(first + nodes <= CAPACITY for first, _, nodes in found), "no step reaches beyond the cache"
+    return {row: nodes for first, taken, nodes in found for row in range(first, first + taken)}
+
+
 @given(st.integers(0, CAPACITY - SHORT - 1), st.data())
 def test_a_row_says_how_long_its_step_is(start: int, data: st.DataObject) -> None:
-    """Wherever reading begins and ends; no step reaches beyond the cache."""
+    """Wherever reading begins and ends."""
     count = data.draw(st.integers(1, CAPACITY - SHORT - start))
-    found = {
-        row: nodes for first, taken, nodes in steps(start, count, by_row=True) for row in range(first, first + taken)
-    }
-    whole = {
-        row: n for first, taken, n in steps(0, CAPACITY - SHORT, by_row=True) for row in range(first, first + taken)
-    }
-    assert found == {row: whole[row] for row in range(start, start + count)}
-    assert all(first + nodes <= CAPACITY for first, _, nodes in steps(start, count, by_row=True))
+    whole = by_row(0, CAPACITY - SHORT)
+    assert by_row(start, count) == {row: whole[row] for row in range(start, start + count)}
 
 
 def test_the_first_rows_and_the_last_are_read_in_short_steps() -> None:
+    """The last one has the logits."""
     assert steps(0, 90, by_row=True) == [(0, 8, 8), (8, 24, 24), (32, 24, 24), (56, 21, 24), (77, 8, 8), (85, 5, 8)]
-    assert steps(3, 2, by_row=True) == [(3, 2, 8)]
-
-
-def test_the_last_piece_has_the_logits() -> None:
-    made = [p for p, _ in pieces(chunk(5, 10), model(), by_row=True)]
+    made = [piece for piece, _ in pieces(chunk(5, 10), model(), by_row=True)]
     assert [(p.committed, list(p.tokens), list(p.positions), p.logits) for p in made] == [
         (5, [5, 6, 7], [5, 6, 7], 0),
         (8, [*range(8, 15)], [*range(8, 15)], 1),
@@ -60,12 +58,16 @@ def test_the_last_piece_has_the_logits() -> None:
     assert [p.hidden.ravel().tolist() for p in made if p.hidden is not None] == [[0, 1, 2], [*range(3, 10)]]
 
 
-def test_the_shortest_step_otherwise() -> None:
-    assert steps(0, 20, by_row=False) == [(0, 20, 20)]
-    found = [n for _, n in pieces(chunk(0, 20), model((8, 24)), by_row=False)]
-    assert found == [24]
-    found = [(len(p.tokens), n) for p, n in pieces(chunk(78, 14), model((8, 24)), by_row=False)]
-    assert found == [(8, 8), (6, 8)]
+@pytest.mark.parametrize(
+    ("start", "count", "lengths", "tree", "found"),
+    [
+        (0, 20, range(1, LONG + 1), None, [(20, 20)]),
+        (0, 20, (8, 24), None, [(20, 24)]),
+        (78, 14, (8, 24), None, [(8, 8), (6, 8)]),
+        (95, 5, (8, 24), "a tree", [(5, 8)]),
+    ],
+)
+def test_the_shortest_step_otherwise(start: int, count: int, lengths: Any, tree: Any, found: Any) -> None:
+    assert [(len(p.tokens), n) for p, n in pieces(chunk(start, count), model(lengths, tree), by_row=False)] == found
     with pytest.raises(ExecutionError, match="do not fit the target's padding"):
         list(pieces(chunk(95, 5), model((8, 24)), by_row=False))
-    assert [n for _, n in pieces(chunk(95, 5), model((8, 24), tree="a tree"), by_row=False)] == [8]

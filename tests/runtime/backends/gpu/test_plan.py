@@ -6,13 +6,13 @@ import ast
 import inspect
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu import plan, tensorrt
 from specbuild.runtime.backends.gpu.plan import (
     PLUGIN_VERSION,
@@ -31,18 +31,7 @@ from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
 RTX = BACKENDS["tensorrt-rtx"]
-SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
-RECORD = EngineRecord(
-    version="1.7.1.116",
-    architectures=["86", "89"],
-    attention="native",
-    plugin=None,
-    version_compatible=False,
-    hardware_compatible=None,
-    activations=0,
-    profiles={"nodes1": {"batch": [1, 1, 2], "nodes": [1, 1, 1], "logit_nodes": [1, 1, 1]}},
-)
-PLUGIN = replace(RECORD, attention="plugin", plugin="1")
+RECORD = EngineRecord("1.7.1.116", ["86", "89"], "native", None, False, None, 0, {"nodes1": {"nodes": [1, 1, 1]}})
 # Which class of TensorRT the sources call by which name, and what not every flavour has.
 NAMES = {
     "trt": None,
@@ -88,19 +77,10 @@ def test_the_real_modules_have_what_is_used(name: str) -> None:
         assert hasattr(getattr(module, kind) if kind else module, attribute), f"{kind or name}.{attribute}"
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "it is cut off"),
-        (b"x" * 64, "it is cut off"),
-        (b"x" * 4096, "malformed engine"),
-    ],
-)
-def test_a_damaged_plan_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: bytes, reason: str
-) -> None:
+@pytest.mark.parametrize(("size", "reason"), [(0, "it is cut off"), (64, "it is cut off"), (4096, "malformed engine")])
+def test_a_damaged_plan_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int, reason: str) -> None:
     module = pytest.importorskip("tensorrt_rtx")
-    (tmp_path / "target.plan").write_bytes(content)
+    (tmp_path / "target.plan").write_bytes(b"x" * size)
     with pytest.raises(
         BundleError, match=rf"target\.plan does not load in tensorrt-rtx 1\..*: {reason}; build"
     ) as found:
@@ -116,60 +96,42 @@ def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "compatible", "installed", "fits"),
+    ("backend", "compatible", "fits", "other"),
     [
-        ("tensorrt-rtx", False, "1.7.1.116", True),
-        ("tensorrt-rtx", False, "1.7.9.1", True),
-        ("tensorrt-rtx", False, "1.8.0.1", False),
-        ("tensorrt", False, "1.7.1.116", True),
-        ("tensorrt", False, "1.7.2.0", False),
-        ("tensorrt", True, "1.9.0.0", True),
-        ("tensorrt", True, "2.0.0.0", False),
+        ("tensorrt-rtx", False, ("1.7.1.116", "1.7.9.1"), "1.8.0.1"),
+        ("tensorrt", False, ("1.7.1.116",), "1.7.2.0"),
+        ("tensorrt", True, ("1.9.0.0",), "2.0.0.0"),
     ],
 )
-def test_versions(backend: str, compatible: bool, installed: str, fits: bool) -> None:
+def test_versions(backend: str, compatible: bool, fits: tuple[str, ...], other: str) -> None:
     record = replace(RECORD, version_compatible=compatible)
-    if fits:
+    for installed in fits:
         check_version(BACKENDS[backend], record, installed)
-    else:
-        with pytest.raises(BundleError, match=rf"by {backend} 1\.7\.1\.116, installed is {re.escape(installed)}: pip"):
-            check_version(BACKENDS[backend], record, installed)
+    with pytest.raises(BundleError, match=rf"by {backend} 1\.7\.1\.116, installed is {re.escape(other)}: pip"):
+        check_version(BACKENDS[backend], record, other)
 
 
 @pytest.mark.parametrize(
-    ("built", "hardware", "capability", "fits"),
+    ("built", "hardware", "fits", "other"),
     [
-        (["86", "89"], None, "89", True),
-        (["90a"], None, "90", True),
-        ([], None, "120", True),
-        ([], None, "90", False),
-        (["86", "89"], None, "120", False),
-        (["80"], "ampere-plus", "120", True),
-        (["80"], "ampere-plus", "75", False),
-        (["86"], "same-compute-capability", "86", True),
-        (["86"], "same-compute-capability", "89", False),
+        (["86", "89"], None, "89", "120"),
+        (["90a"], None, "90", "89"),
+        ([], None, "120", "90"),  # TensorRT-RTX lists those that it has
+        (["80"], "ampere-plus", "120", "75"),
+        (["86"], "same-compute-capability", "86", "89"),
     ],
 )
-def test_architectures(built: list[str], hardware: str | None, capability: str, fits: bool) -> None:
+def test_architectures(built: list[str], hardware: str | None, fits: str, other: str) -> None:
     record = replace(RECORD, architectures=built, hardware_compatible=hardware)
-    if fits:
-        check_architecture(RTX, record, capability)
-    else:
-        with pytest.raises(
-            BundleError, match=f"compiled for sm_{(built or ['75'])[0]}.*this GPU is sm_{capability}: build"
-        ):
-            check_architecture(RTX, record, capability)
+    check_architecture(RTX, record, fits)
+    with pytest.raises(BundleError, match=f"compiled for sm_{(built or ['75'])[0][:2]}.*this GPU is sm_{other}: build"):
+        check_architecture(RTX, record, other)
 
 
-@pytest.mark.parametrize(
-    ("attention", "more"), [("native", {}), ("plugin", {"tree": [4, 64, 64]}), ("plugin", {"pages": [1, 9, 9]})]
-)
-def test_profiles_are_the_record_s(attention: str, more: dict[str, list[int]]) -> None:
-    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], **more}
-    paged = 16 if "pages" in more else 0
-    if paged:
-        sizes["tree"] = [4, 64, 64]
-    record = replace(RECORD, attention=attention, profiles={"nodes4": sizes}, block_size=paged)
+@pytest.mark.parametrize(("attention", "more"), [("native", []), ("plugin", ["tree"]), ("plugin", ["tree", "pages"])])
+def test_profiles_are_the_record_s(attention: str, more: list[str]) -> None:
+    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], **{name: [1, 9, 9] for name in more}}
+    record = replace(RECORD, attention=attention, profiles={"nodes4": sizes}, block_size=16 * ("pages" in more))
     found = {name: tuple(each) for name, each in sizes.items()}
     check_profiles(record, [found])
     for name in sizes:
@@ -179,28 +141,33 @@ def test_profiles_are_the_record_s(attention: str, more: dict[str, list[int]]) -
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("attention", "plugin", "cache", "named"),
     [
-        ({}, None),
-        ({"attention": "plugin", "plugin": "1"}, None),
-        ({"attention": "plugin", "plugin": "1", "kv_cache_dtype": "fp8"}, None),
-        ({"attention": "plugin", "plugin": "1", "block_size": 16}, None),
-        ({"attention": "plugin", "plugin": "2"}, "plugin 2, this specbuild has native and plugin 1: build the"),
-        ({"attention": "plugin"}, "plugin, this specbuild has native and plugin 1"),
-        ({"plugin": "1"}, "native 1, this specbuild has native and plugin 1"),
-        ({"attention": "paged"}, "paged, this specbuild has native and plugin 1"),
-        ({"kv_cache_dtype": "fp8"}, "native over caches of fp8, this specbuild has fp8 with plugin alone"),
-        ({"block_size": 16}, "native over pages of 16 rows, this specbuild has 16, .*, 256 with plugin"),
-        ({"attention": "plugin", "plugin": "1", "block_size": 48}, "plugin over pages of 48 rows"),
+        *(("native", None, {}, None), ("plugin", "1", {}, None), ("plugin", "1", {"kv_cache_dtype": "fp8"}, None)),
+        ("plugin", "1", {"block_size": 16}, None),
+        ("plugin", "2", {}, "plugin 2, this specbuild has native and plugin 1: build the"),
+        *(("plugin", None, {}, "plugin, this specbuild has native"), ("native", "1", {}, "native 1, this")),
+        (
+            "native",
+            None,
+            {"kv_cache_dtype": "fp8"},
+            "native over caches of fp8, this specbuild has fp8 with plugin alone",
+        ),
+        (
+            "native",
+            None,
+            {"block_size": 16},
+            "native over pages of 16 rows, this specbuild has 16, .*, 256 with plugin",
+        ),
+        ("plugin", "1", {"block_size": 48}, "plugin over pages of 48 rows"),
     ],
 )
-def test_attention_is_this_specbuild_s(changes: dict[str, Any], named: str | None) -> None:
-    record = replace(RECORD, **changes)
-    if named is None:
-        check_attention(record)
-        return
-    with pytest.raises(BundleError, match=f"^the plan's attention is {named}"):
-        check_attention(record)
+def test_attention_is_this_specbuild_s(
+    attention: str, plugin: str | None, cache: dict[str, Any], named: str | None
+) -> None:
+    refused = pytest.raises(BundleError, match=f"^the plan's attention is {named}") if named else nullcontext()
+    with refused:
+        check_attention(replace(RECORD, attention=attention, plugin=plugin, **cache))
 
 
 def test_the_plugin_s_version_is_its_source_s() -> None:

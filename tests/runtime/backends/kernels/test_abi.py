@@ -109,9 +109,7 @@ def test_another_header_is_refused(library: KernelLibrary, monkeypatch: pytest.M
 
 def test_a_library_without_the_workspaces_is_none(tmp_path: Path) -> None:
     """Of an older interface, or of anything else."""
-    old = compiled(
-        tmp_path, "char *specbuild_error(void) { return 0; }", "long specbuild_struct_size(void) { return 0; }"
-    )
+    old = compiled(tmp_path, "char *specbuild_error(void) { return 0; }", "long specbuild_struct_size() { return 0; }")
     with pytest.raises(ExecutionError, match=r"is no library of specbuild's kernels: .*specbuild_attention_workspace"):
         KernelLibrary(old)
 

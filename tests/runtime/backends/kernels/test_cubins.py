@@ -16,9 +16,8 @@ from device import CudaKernels, gpus, take_gpu
 
 from specbuild.builder.codegen import nvrtc as compiler
 from specbuild.builder.targets import architectures
-from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.kernels import cubins
-from specbuild.runtime.backends.kernels.abi import STRUCTS, KernelLibrary, Ring, Walk
+from specbuild.runtime.backends.kernels.abi import STRUCTS, KernelLibrary
 from specbuild.runtime.backends.kernels.cubins import CubinKernels, best_architecture, find_kernels
 from specbuild.runtime.backends.kernels.grids import KERNELS
 from specbuild.runtime.bundle.manifest import KernelRecord
@@ -56,11 +55,6 @@ def records(*without: str) -> dict[str, KernelRecord]:
         f"kernels/sm_90/{name}.cubin": KernelRecord("90", [kernel for kernel in kernels if kernel not in without])
         for name, kernels in KERNELS.items()
     }
-
-
-def test_a_bundle_that_lacks_a_kernel(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"no kernel choose_cuts_F16 for .* 90: .*--cuda-arch 90"):
-        CubinKernels(tmp_path, records("choose_cuts_F16", "publish"), "90")
 
 
 def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:
@@ -137,45 +131,3 @@ def test_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
     out = walk(kernels, ints([[5, 6, 7]]), None, ints([[6, 9, 1]]))
     assert out["emitted"].tolist() == [[6, 9, -1]]
     assert out["pair"].tolist() == [[6, 9]]
-
-
-@needs_nvrtc
-@pytest.mark.gpu
-@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
-def test_a_loop_of_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
-    """A round accepts what is in a tree, and hands it on: as often as is asked for, from one launch, and then again."""
-    device, rounds = Cuda(), 4
-    stream = device.stream()
-    given = {"tokens": [5, 6, 7], "choices": [6, 9, 1]}
-    there = {name: device.empty((3,), np.int32) for name in ("tokens", "choices", "path", "emitted")}
-    length, counts, counter = (device.empty((1,), kind) for kind in (np.int32, np.int32, np.uint64))
-    for name, numbers in given.items():
-        staged = device.pinned((3,), np.int32)
-        staged[:] = numbers
-        device.upload(there[name], staged, stream)
-    device.wait(stream)
-    ring, published = device.pinned((rounds, 1, 6), np.int32), device.pinned((1,), np.uint64)
-    tree = Walk(**{name: tensor.address for name, tensor in there.items()}, length=length.address, batch=1, nodes=3)
-    told = {"ring": ring.ctypes.data, "published": published.ctypes.data, "round": counter.address}
-    told |= {"length": length.address, "emitted": there["emitted"].address, "counts": counts.address}
-    told |= {"root_position": counts.address}
-    device.fill(counts, 0, stream)
-
-    def body(handle: int) -> None:
-        cubin_kernels.launch("walk_tree", tree, stream)
-        cubin_kernels.launch(
-            "publish", Ring(**told, most=rounds, rounds=rounds, batch=1, nodes=3, handle=handle), stream
-        )
-
-    body(0)  # once before it is captured, so that nothing is loaded in it
-    step = device.loop(body, stream)
-    assert step, device.uncaptured
-    for _ in range(2):
-        device.fill(counter, 0, stream)
-        device.wait(stream)
-        ring[:] = published[:] = 0
-        step()
-        assert all(device.reached(published, value, stream) for value in range(1, rounds + 1))
-        assert not device.reached(published, rounds + 1, stream)
-        assert ring[:, 0].tolist() == [[2, 0, 0, 6, 9, -1]] * rounds
-    device.close()

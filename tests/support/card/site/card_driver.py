@@ -22,9 +22,16 @@ def library() -> Any:
     found = ctypes.CDLL("libcuda.so.1")
     found.card_enqueue.argtypes = ctypes.c_void_p, _RUN, ctypes.c_void_p
     found.card_fail.argtypes = (ctypes.c_char_p,)
+    found.card_count.restype = ctypes.c_size_t
     if status := found.cuInit(0):
         raise RuntimeError(f"CUDA error {status}")
     return found
+
+
+def counts() -> dict[str, int]:
+    """What is there on the device."""
+    kinds = ("memory", "pinned", "streams", "events", "graphs", "execs")
+    return {kind: library().card_count(kind.encode()) for kind in kinds}
 
 
 @functools.cache

@@ -93,10 +93,6 @@ class IExecutionContext:
         self._managed = config.get_execution_context_allocation_strategy() == managed
         self._ready = set[str]()
 
-    @property
-    def active_optimization_profile(self) -> int:
-        return self._profile
-
     def set_device_memory(self, address: int, size: int) -> None:
         if address % _ALIGNMENT or size < self.engine.device_memory_size_v2:
             raise RuntimeError(f"scratch memory of {size} bytes at {address:#x}")

@@ -36,7 +36,7 @@ class IAttentionInputLayer(ILayer):
 class ITensor:
     """A tensor of a network."""
 
-    def __init__(self, name: str, made_by: ILayer | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name, self.shape = name, ()
 
 
