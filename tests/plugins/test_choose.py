@@ -1,4 +1,4 @@
-"""Choosing on the host: f is bit for bit the sampler's, and the choices follow."""
+"""Choosing on the host: bit for bit the sampler's, among all tokens or those that are legal at each node."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import oracles
 import pytest
 from calls import choose, choose_struct, ints, struct, tree_arrays
-from choosing import Case, check, drawn_params, rows, simple
+from choosing import Case, MaskedSampler, check, drawn_params, masks, rows, simple
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.kernels.abi import Choose, Fault, KernelLibrary
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
 BOUND = 1e-5  # of a score: two roundings more
 FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
+KINDS = ("dense", "sparse", "one", "none", "ragged end", "one word", "all")
 EVERYTHING = SamplingParams(
     temperature=0.7,
     top_k=40,
@@ -34,58 +34,80 @@ EVERYTHING = SamplingParams(
 )
 
 
-@settings(max_examples=30, deadline=None)
+def legal_tokens(rng: np.random.Generator, kind: str, vocab: int) -> Any:
+    """`bool[V]`: which tokens of one node are legal."""
+    legal, last = np.zeros(vocab, dtype=bool), (vocab - 1) // 32
+    if kind in ("dense", "sparse"):
+        legal = rng.random(vocab) < (0.9 if kind == "dense" else 0.02)
+    elif kind == "one":
+        legal[rng.integers(vocab)] = True
+    elif kind in ("ragged end", "one word"):
+        word = last if kind == "ragged end" else int(rng.integers(last + 1))
+        legal[32 * word : 32 * word + 32] = True
+    elif kind == "all":
+        legal[:] = True
+    return legal
+
+
+def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
+    """`bool[B, N, V]` of each node's kind."""
+    rng = np.random.default_rng(seed)
+    return np.array([[legal_tokens(rng, kind, vocab) for kind in nodes] for nodes in kinds])
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    vocab=st.sampled_from([1, 2, 13, 257, 1000, 4097, 8201]),
+    vocab=st.sampled_from([1, 2, 13, 32, 60, 257, 1000, 4097, 8201]),
     nodes=st.integers(1, 8),
     dtype=st.sampled_from(FLOATS),
-    best=st.sampled_from([1, 1, 4, 9]),
+    best=st.sampled_from([1, 1, 4, 9, 60]),
     spread=st.sampled_from([0.0, 0.5, 4.0]),
     order=st.integers(0, 5),
+    kinds=st.none() | st.lists(st.sampled_from(KINDS), min_size=8, max_size=8),
     data=st.data(),
 )
 def test_anything(
     kernels: HostKernels,
     host: KernelLibrary,
     in_order: Callable[..., Any],
-    seed: int,
     vocab: int,
     nodes: int,
-    dtype: Any,
-    best: int,
-    spread: float,
     order: int,
+    kinds: list[str] | None,
     data: st.DataObject,
+    **how: Any,
 ) -> None:
-    """Every processor and cut-off, in any combination, differing in a batch."""
-    params = [drawn_params(data, vocab) for _ in range(data.draw(st.integers(1, 3)))]
+    """Every processor and cut-off, in any combination, differing in a batch; a full mask is as none."""
+    params = [drawn_params(data, vocab) for _ in range(2)]
+    case = Case(how["seed"], params, vocab, nodes, how["dtype"], min(how["best"], vocab), how["spread"])
     with in_order(host, order):
-        check(kernels, Case(seed, params, vocab, nodes, dtype, best, spread))
+        if kinds is None:
+            check(kernels, case)
+            return
+        plain, more = case.arguments()
+        case.legal = legal_of(how["seed"], [kinds[:nodes], ["all"] * nodes], vocab)
+        check(kernels, case)
+        masked = choose(kernels, *plain, **more, masks=masks(case.legal))
+        without = choose(kernels, *plain, **more)
+    for got, expected in zip(masked, without, strict=True):
+        assert got[1].tobytes() == expected[1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.slow(but=("host-1-float32-False", "host-1-bfloat16-True"))
+@pytest.mark.parametrize(("dtype", "masked"), [(np.float32, False), (np.float16, False), (ml_dtypes.bfloat16, True)])
 @pytest.mark.parametrize("best", [1, 64])
-def test_many_slices(kernels: HostKernels, dtype: Any, best: int) -> None:
-    params = [EVERYTHING, SamplingParams(), SamplingParams(temperature=1.0)]
-    check(kernels, Case(1, params, 12_345, 3, dtype, best))
-
-
-def test_processed_logits_are_bit_identical(kernels: HostKernels) -> None:
-    """Without noise the scores are f itself, of every token."""
-    params = SamplingParams(
-        repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.17, logit_bias={3: 0.1, 5: -0.7}
-    )
-    case = Case(3, [params] * 3, 60, 12, np.float32, 60)
+def test_many_slices(kernels: HostKernels, dtype: Any, best: int, masked: bool) -> None:
+    case = Case(1, [EVERYTHING, SamplingParams(), SamplingParams(temperature=1.0)], 12_345, 3, dtype, best)
+    kinds = [["dense", "ragged end", "none"], ["one word", "sparse", "one"], ["sparse", "none", "ragged end"]]
+    case.legal = legal_of(2, kinds, 12_345) if masked else None
     check(kernels, case)
-    choices, _ = choose(kernels, *case.arguments()[0], **case.arguments()[1])
-    assert all(sorted(choices[b, 0].tolist()) == list(range(60)) for b in range(3))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.3])
-def test_choices_are_numpys_outside_the_bound(kernels: HostKernels, temperature: float) -> None:
+def test_choices_are_numpys_outside_the_bound(kernels: HostKernels) -> None:
     """With NumPy's own noise, not the kernel's: a different choice has a gap below the bound."""
-    params = [SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_p=0.9)]
+    params = [SamplingParams(temperature=0.5), SamplingParams(temperature=1.3, top_p=0.9)]
     case = Case(4, params, 3000, 16, np.float32, 1)
     choices, scores = choose(kernels, *case.arguments()[0], **case.arguments()[1])
     for b, node, made, tokens, values in case.expected(None):
@@ -96,8 +118,7 @@ def test_choices_are_numpys_outside_the_bound(kernels: HostKernels, temperature:
             assert made.margin(case.logits[b, node], position, path, other) <= BOUND
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("seed", "dtype"), [*enumerate(FLOATS)])
 def test_equals_go_to_the_lowest_token(
     kernels: HostKernels, host: KernelLibrary, dtype: Any, seed: int, in_order: Callable[..., Any]
 ) -> None:
@@ -121,27 +142,9 @@ def test_rows_without_a_choice(kernels: HostKernels) -> None:
         assert np.isneginf(scores[0, 5, 1])
         assert np.isfinite(scores[0, 5, 0])
         assert choices[0, 6, 0] > 0
-
-
-def test_a_nan_far_from_the_best_is_found(kernels: HostKernels) -> None:
-    logits = np.zeros((1, 2, 10_000), dtype=np.float32)
-    logits[0, 0, 9_999] = np.nan
-    assert simple(kernels, logits, SamplingParams())[0].ravel().tolist() == [-1, 0]
-
-
-def test_rows_are_any_nodes_of_a_larger_pool(kernels: HostKernels) -> None:
-    """A draft's frontier: row_nodes points into the pool, and the depth is the node's."""
-    rng = np.random.default_rng(5)
-    pool = oracles.random_tree(rng, 500, 100)
-    params = SamplingParams(temperature=0.9, repetition_penalty=1.5, frequency_penalty=0.5)
-    nodes = ints([[0, 499, 17, 250]])
-    logits = rng.normal(0, 2, (1, 4, 100)).astype(np.float32)
-    tokens, parents, _ = tree_arrays([pool], 500)
-    choices, _ = choose(kernels, logits, [params], [9], [50], tokens, parents, 3, row_nodes=nodes)
-    made = oracles.sampler(params, 9, 100, [], [])
-    for row, node in enumerate(nodes[0].tolist()):
-        expected, _ = oracles.best(made, logits[0, row], 50 + pool.depths[node], pool.path(node), 3)
-        assert choices[0, row].tolist() == expected
+    far = np.zeros((1, 2, 10_000), dtype=np.float32)
+    far[0, 0, 9_999] = nan
+    assert simple(kernels, far, SamplingParams())[0].ravel().tolist() == [-1, 0]
 
 
 def test_rows_may_lie_apart_and_without_scores(kernels: HostKernels) -> None:
@@ -154,16 +157,6 @@ def test_rows_may_lie_apart_and_without_scores(kernels: HostKernels) -> None:
     )
     kernels.launch("choose_tokens", params)
     assert np.array_equal(params.keep["choices"][..., 0], wide[:, :, :61].argmax(axis=2))
-
-
-def test_workspace_and_tickets_are_used_again(kernels: HostKernels) -> None:
-    case = Case(7, [EVERYTHING, SamplingParams()], 9000, 4, np.float32, 4)
-    params = choose_struct(kernels, *case.arguments()[0], **case.arguments()[1])
-    kernels.launch("choose_tokens", params)
-    first = params.keep["choices"].copy()
-    params.keep["choices"][:] = 0
-    kernels.launch("choose_tokens", struct(kernels, Choose, **params.keep))
-    assert np.array_equal(params.keep["choices"], first)
 
 
 @pytest.mark.parametrize(
@@ -190,26 +183,88 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, Any], fault: F
     assert np.array_equal(params.keep["choices"][1], sound[1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": 3}, "logits of float8 E4M3"),
-        ({"batch": 0}, "batch 0"),
-        ({"vocab": (1 << 19) + 1}, "a vocabulary of 524289"),
-        ({"best": 65}, "the 65 best tokens"),
-        ({"stride": 9}, "rows of 10 logits lie 9 apart"),
-        ({"tree_nodes": 513}, "a tree of 513 nodes"),
-        ({"tree_nodes": 1}, "2 rows of a tree of 1 nodes need row_nodes"),
-        ({"bias_tokens": 64}, "a bias has tokens at 0x40 and values at .* needs both"),
-        ({"tickets": None}, "tickets is null"),
-        ({"workspace": 12}, "workspace lies at 0xc"),
-    ],
-)
-def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    logits, tokens = np.zeros((1, 2, 10), dtype=np.float32), np.zeros((1, 2), dtype=np.int32)
-    params = choose_struct(kernels, logits, [SamplingParams()], [0], [0], tokens, None)
-    for name, value in change.items():
-        setattr(params, name, value)
-    with pytest.raises(OptionError, match=message):
-        kernels.launch("choose_tokens", params)
-    assert (params.keep["choices"] == 0x5EED).all()
+@pytest.mark.parametrize("first", [0, 32])
+def test_cut_offs_count_and_weigh_the_legal_alone(kernels: HostKernels, first: int) -> None:
+    """The illegal are neither among the k best, nor have they mass, nor do they set the maximum."""
+    logits = rows([9] * first + [9, 2, 8, 1, 0, -1])
+    legal = np.array([[[False] * first + [False, True, False, True, True, True]]])
+    for params, left in (
+        (SamplingParams(temperature=1.0, top_k=1), {1}),
+        (SamplingParams(temperature=1.0, top_k=3), {1, 3, 4}),
+        (SamplingParams(temperature=1.0, top_p=0.7), {1, 3}),
+        (SamplingParams(temperature=1.0, min_p=float(np.exp(-1.5))), {1, 3}),
+        (SamplingParams(temperature=1.0, min_p=1.0), {1}),
+    ):
+        choices, _ = simple(kernels, logits, params, 6, masks=masks(legal))
+        assert set(choices[0, 0].tolist()) - {-1} == {first + token for token in left}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0), EVERYTHING])
+@pytest.mark.parametrize("vocab", [3, 33, 5000])
+def test_a_node_without_a_legal_token_has_no_choice(kernels: HostKernels, params: SamplingParams, vocab: int) -> None:
+    """Whether no bit is set, or those of tokens whose logits are −∞; and places past the legal tokens stay empty."""
+    logits = np.random.default_rng(3).normal(0, 2, (1, 4, vocab)).astype(np.float32)
+    legal = np.zeros(logits.shape, dtype=bool)
+    legal[0, 1, 2], logits[0, 1, 2] = True, -np.inf
+    legal[0, 2, [0, 2]] = legal[0, 3] = True
+    choices, scores = simple(kernels, logits, params, 3, masks=masks(legal))
+    assert choices[0, :2].tolist() == [[-1] * 3] * 2
+    assert np.isneginf(scores[0, :2]).all()
+    assert set(choices[0, 2].tolist()) <= {0, 2, -1}
+    assert choices[0, 2, 0] >= 0
+    assert choices[0, 2, 2] == -1
+    assert choices[0, 3, 0] >= 0
+
+
+def test_an_illegal_tokens_logit_does_not_matter(kernels: HostKernels) -> None:
+    """Neither a NaN nor an infinity, nor one that a penalty or a bias makes so; a legal one is found."""
+    nan, inf = np.nan, np.inf
+    logits = rows([nan, 1, 0, 2], [inf, 1, 0, 2], [nan, 1, 0, 2], [inf, 1, 0, 2])
+    legal = np.array([[[False, True, True, True]] * 2 + [[True] * 3 + [False]] * 2])
+    for params in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_p=0.99, top_k=1),
+        SamplingParams(logit_bias={0: 5}),
+    ):
+        choices, _ = simple(kernels, logits, params, masks=masks(legal))
+        assert choices.ravel().tolist() == [3, 3, -1, -1]
+
+
+def test_groups_without_a_legal_token_leave_nothing_behind(kernels: HostKernels) -> None:
+    """A row whose neighbour on the same processor had better tokens, where this one has none that are legal."""
+    logits = np.full((1, 2, 4096), 9, dtype=np.float32)
+    legal = np.zeros(logits.shape, dtype=bool)
+    legal[0, 0], legal[0, 1, [0, 4]] = True, True
+    choices, _ = simple(kernels, logits, SamplingParams(), 3, masks=masks(legal))
+    assert choices[0].tolist() == [[0, 1, 2], [0, 4, -1]]
+
+
+def test_a_mask_is_its_rows_and_lies_without_gaps(kernels: HostKernels) -> None:
+    """A draft's frontier, whose rows of logits lie apart: mask n is row n's, whichever node of the pool that is."""
+    rng = np.random.default_rng(5)
+    pool = oracles.random_tree(rng, 500, 100)
+    params = SamplingParams(temperature=0.9, repetition_penalty=1.5, frequency_penalty=0.5, top_k=20)
+    nodes = ints([[0, 499, 17, 250]])
+    wide = rng.normal(0, 2, (1, 4, 130)).astype(np.float32)
+    legal = rng.random((1, 4, 100)) < 0.3
+    tokens, parents, _ = tree_arrays([pool], 500)
+    more = {"row_nodes": nodes, "masks": masks(legal), "vocab": 100}
+    choices, _ = choose(kernels, wide, [params], [9], [50], tokens, parents, 3, **more)
+    for row, node in enumerate(nodes[0].tolist()):
+        made = MaskedSampler(oracles.sampler(params, 9, 100, [], []), legal[0, row])
+        expected, _ = oracles.best(made, wide[0, row, :100], 50 + pool.depths[node], pool.path(node), 3)
+        assert choices[0, row].tolist() == expected
+
+
+def test_masks_of_padding_are_not_read_and_tickets_are_used_again(kernels: HostKernels) -> None:
+    case = Case(7, [EVERYTHING, SamplingParams()], 9000, 4, np.float32, 4)
+    case.legal = legal_of(8, [["sparse", "none", "dense", "one"]] * 2, 9000)
+    plain, more = case.arguments()
+    params = choose_struct(kernels, *plain, **more)
+    kernels.launch("choose_tokens", params)
+    first = params.keep["choices"].copy()
+    for b, tree in enumerate(case.trees):
+        params.keep["masks"][b, len(tree) :] ^= np.uint32(0xFFFFFFFF)
+    params.keep["choices"][:] = 0
+    kernels.launch("choose_tokens", struct(kernels, Choose, **params.keep))
+    assert np.array_equal(params.keep["choices"], first)

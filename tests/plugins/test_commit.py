@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-from calls import Array, cache_struct, commit, ints, poisoned, struct
+from calls import Array, cache_struct, commit, ints
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.cpu.kv_cache import KVCache
-from specbuild.runtime.backends.kernels.abi import Commit, Fault, KernelLibrary
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
 
 
 def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -122,27 +121,6 @@ def test_one_cache_alone(kernels: HostKernels) -> None:
     assert out["kept"].tolist() == [[3], [0]]
 
 
-def test_two_caches_of_one_length(kernels: HostKernels) -> None:
-    """Target and draft may be at the same position, and say so with the same array."""
-    target, draft = (np.arange(8, dtype=np.float64).reshape(1, 1, 1, 8, 1) for _ in range(2))
-    length = ints([2])
-    structs = [cache_struct(kernels, rows, length, length) for rows in (target, draft)]
-    commit(kernels, ints([[0, 2, 3, -1]]), ints([3]), *structs)
-    assert target.ravel().tolist() == draft.ravel().tolist() == [0, 1, 2, 4, 5, 5, 6, 7]
-    assert length.tolist() == [5]
-
-
-@pytest.mark.parametrize("gaps", [{3}, {1, 2}, {5, 6, 7, 30}, set(range(9, 20)), set(range(1, 40))])
-def test_long_paths_with_gaps(kernels: HostKernels, gaps: set[int]) -> None:
-    """Rows move over rows that have moved already."""
-    rows = np.random.default_rng(0).random((1, 1, 2, 70, 16), dtype=np.float32)
-    before, length = rows.copy(), ints([3])
-    path = [node for node in range(64) if node not in gaps]
-    commit(kernels, ints([path + [-1] * len(gaps)]), ints([len(path)]), cache_struct(kernels, rows, length, length))
-    assert np.array_equal(rows[:, :, :, 3 : 3 + len(path)], before[:, :, :, [3 + node for node in path]])
-    assert np.array_equal(rows[:, :, :, 3 + len(path) :], before[:, :, :, 3 + len(path) :])
-
-
 @pytest.mark.parametrize(
     ("path", "length", "base", "fault"),
     [
@@ -186,36 +164,3 @@ def test_a_page_that_is_none(kernels: HostKernels, wrong: int, at: int, fault: F
     assert out["kept"].tolist() == [[0 if fault else 17, 0], [0, 0]]
     assert lengths.tolist() == [17 if fault else 34, 17]
     assert (pages.tobytes() == before.tobytes()) == bool(fault)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"row_bytes": 12}, "cache 0 has rows of 12 bytes"),
-        ({"heads": 0}, "cache 0 has 0 heads"),
-        ({"count": 0}, "0 layers of keys and values in both caches"),
-        ({"capacity": 0}, "a capacity of 0 rows"),
-        ({"page_rows": 4}, "4 rows a page, and no page table"),
-        ({"page_rows": 3, "page_table": 64}, "3 rows a page of a capacity of 8"),
-        ({"page_rows": 4, "page_table": 64}, "cache 0 has 0 pages of 4 rows"),
-        ({"pages": 2}, "cache 0 has 2 pages of 0 rows"),
-        ({"base": None}, "base is null"),
-    ],
-)
-def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    length = ints([0])
-    cache = cache_struct(kernels, np.zeros((2, 1, 1, 8, 4), dtype=np.float32), length, length)
-    for name, value in change.items():
-        setattr(cache, name, value)
-    with pytest.raises(OptionError, match=message):
-        commit(kernels, poisoned(1, 3), ints([1]), cache)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"batch": 0}, "batch 0"), ({"nodes": 65}, "a tree of 65"), ({"path": None}, "path is null")],
-)
-def test_sizes_are_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    arrays = {name: poisoned(1, 2) for name in ("path", "length", "kept", "ticket")}
-    with pytest.raises(OptionError, match=message):
-        kernels.launch("commit_path", struct(kernels, Commit, **{**arrays, "batch": 1, "nodes": 2} | change))

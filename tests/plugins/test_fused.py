@@ -10,7 +10,6 @@ from attention_oracle import NUMPY, rounded
 from device import Array, HostKernels
 
 from specbuild.runtime.backends.kernels.abi import Dtype, Fault, Gather, Norm, SwiGLU
-from specbuild.runtime.errors import OptionError
 
 DTYPES = [Dtype.F16, Dtype.BF16]
 STEP = {Dtype.F16: 2.0**-10, Dtype.BF16: 2.0**-7}  # between neighbours, relative
@@ -112,41 +111,3 @@ def test_gather(kernels: HostKernels) -> None:
     assert not output[1:3].any()
     assert (output[[0, 3]] == table[[6, 3]]).all()
     assert fault[0] == Fault.TOKEN
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": Dtype.F32}, "a norm of float32"),
-        ({"output_dtype": Dtype.E4M3}, "gives itself, or with scales float8 E4M3 or int8, not float8 E4M3"),
-        ({"rows": 0}, "0 rows"),
-        ({"width": 12}, "width 12"),
-        ({"width": 16392}, "width 16392"),
-        ({"epsilon": -1.0}, "epsilon of -1"),
-        ({"x": None}, "x is null"),
-        ({"y": 24}, "y lies at 0x18: align it to 16 bytes"),
-    ],
-)
-def test_norm_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    x = np.zeros((2, 16), np.float16)
-    with pytest.raises(OptionError) as error:
-        norm(kernels, x, None, np.ones(16, np.float32), Dtype.F16, Dtype.F16, change)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        ("swiglu_gate", SwiGLU(dtype=Dtype.E4M3, rows=1, width=8, stride=8), "SwiGLU of float8 E4M3"),
-        ("swiglu_gate", SwiGLU(dtype=Dtype.F16, rows=1, width=9, stride=16), "width 9"),
-        ("swiglu_gate", SwiGLU(dtype=Dtype.F16, rows=1, width=16, stride=8), "stride 8 of rows of 16"),
-        ("swiglu_gate", SwiGLU(dtype=Dtype.F16, rows=1, width=16, stride=16), "gate is null"),
-        ("gather_rows", Gather(rows=0, vocab=5, row_bytes=16), "0 rows of a vocabulary of 5"),
-        ("gather_rows", Gather(rows=1, vocab=5, row_bytes=24), "rows of 24 bytes"),
-        ("gather_rows", Gather(rows=1, vocab=5, row_bytes=32), "table is null"),
-    ],
-)
-def test_refused(kernels: HostKernels, name: str, params: Any, message: str) -> None:
-    with pytest.raises(OptionError) as error:
-        kernels.launch(name, params)
-    assert message in str(error.value)

@@ -16,14 +16,18 @@ FIRST, SECOND = 0, 1  # kernels
 FREE = 16 * 1024  # bytes of shared memory that need no asking
 
 
-@pytest.fixture
-def harness(tmp_path: Path) -> Any:
-    """The host's side of a launch, as if it were new: nothing is known of any kernel."""
-    compiler = shutil.which("g++") or pytest.skip("needs g++")
-    library = tmp_path / "libharness.so"
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler, path = shutil.which("g++") or pytest.skip("needs g++"), tmp_path_factory.mktemp("launch") / "harness.so"
     flags = ["-std=c++17", "-shared", "-fPIC", "-fno-gnu-unique", "-pthread", f"-I{HARNESS}", f"-I{PLUGINS}"]
-    subprocess.run([compiler, *flags, str(HARNESS / "harness.cpp"), "-o", str(library)], check=True)
-    found = ctypes.CDLL(str(library))
+    subprocess.run([compiler, *flags, str(HARNESS / "harness.cpp"), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture
+def harness(library: Path, tmp_path: Path) -> Any:
+    """The host's side of a launch, as if it were new: a copy's memory, in which nothing is known of any kernel."""
+    found = ctypes.CDLL(str(shutil.copy(library, tmp_path)))
     found.harness_error.restype = ctypes.c_char_p
     return found
 

@@ -8,14 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import oracles
-import pytest
 from calls import DTYPES, Array, ints, poisoned, struct, tree_arrays
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Mask
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import Tree
 
 TYPES = (np.bool_, np.float32, np.float16, ml_dtypes.bfloat16)
@@ -126,24 +124,3 @@ def test_without_an_output_it_is_tree_attention_s_check(kernels: HostKernels) ->
     kernels.launch("tree_mask", struct(kernels, Mask, **sizes, **fields))
     assert rows.tolist() == [3, 1498, 3, 1499, 0]
     assert fault.tolist() == [0, 0, Fault.PARENT, Fault.CAPACITY, 0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": 5}, "a mask of int8"),
-        ({"batch": 0}, "batch 0"),
-        ({"nodes": 65}, "65 nodes"),
-        ({"tree_nodes": 1}, "a tree of 1 nodes for 2"),
-        ({"tree_nodes": 65}, "a tree of 65 nodes for 2"),
-        ({"capacity": 0}, "capacity 0"),
-        ({"capacity": 1, "rows": poisoned(1)}, "2 nodes in a cache slot of 1"),
-        ({"window": -2}, "window -2"),
-        ({"cache_len": None}, "cache_len is null"),
-    ],
-)
-def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    arrays = {name: poisoned(4) for name in ("parents", "cache_len", "output")}
-    sizes = {"batch": 1, "nodes": 2, "tree_nodes": 2, "capacity": 4}
-    with pytest.raises(OptionError, match=message):
-        kernels.launch("tree_mask", struct(kernels, Mask, **{**arrays, **sizes} | change))

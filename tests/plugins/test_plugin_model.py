@@ -51,28 +51,16 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, expected: list[list[int
     assert all(s.metrics.speculative_decoding.num_spec_steps for s in done if s.tree)
 
 
-def test_the_kernel_in_its_own_type(host: KernelLibrary, host_kernels: HostKernels) -> None:
-    """The compiled kernel in float16, every tensor in the device's memory: as plain decoding through it."""
+@pytest.mark.parametrize("precision", ["fp16", "fp16, fp8"])
+def test_the_kernel_in_its_own_types(host: KernelLibrary, host_kernels: HostKernels, precision: str) -> None:
+    """Compiled, every tensor in the device's memory, caches of bytes too: as plain decoding through it."""
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
-    target = made("target", HostDevice(), 1, "fp16", by=by)
-    plain = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 2))]
-    done = run(loop_of(host, 2, precision="fp16", by=by), requests("topk:2,3", 2))
-    assert [s.output for s in done] == plain
-    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
-
-
-def test_the_kernel_over_fp8_caches(host: KernelLibrary, host_kernels: HostKernels) -> None:
-    """Rows of bytes: drafted, committed, moved up, erased and read again, as plain decoding through them."""
-    by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
-    target = made("target", HostDevice(), 1, "fp16, fp8", by=by)
-    assert target.model.cache.dtype == np.uint8
+    target = made("target", HostDevice(), 1, precision, by=by)
+    assert target.model.cache.dtype == (np.uint8 if "fp8" in precision else np.float16)
     plain = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
-    loop = loop_of(host, 2, precision="fp16, fp8", by=by)
-    done = run(loop, requests("topk:2,3", 3))
+    done = run(loop_of(host, 2, precision=precision, by=by), requests("topk:2,3", 3))
     assert [s.output for s in done] == plain
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
-    own = made("target", HostDevice(), 1, "fp16", by=by)
-    assert own.model.cache.nbytes == 2 * target.model.cache.nbytes
 
 
 def test_a_fault_ends_its_sequence_alone(

@@ -16,7 +16,6 @@ from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Text
 from specbuild.runtime.decoding.device.texts import COMMON, habit_keys
 from specbuild.runtime.drafting.habits import SLOTS
 from specbuild.runtime.drafting.lookup import continuation, longest
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import string_of
 
 CAPACITY = 700
@@ -72,12 +71,6 @@ def test_anything(
         assert found["counts"][b] == 1 + count
 
 
-def test_a_loop_goes_on(kernels: HostKernels) -> None:
-    found = follow(kernels, [[9, *[1, 2, 3] * 6, 1]], 32)
-    assert found["counts"] == 25
-    assert found["tokens"][0, 1:25].tolist() == [2, 3, 1] * 8
-
-
 def table(*known: tuple[int, int, int, int]) -> Array:
     """Habits that know of (before, last, salt) what follows."""
     found = np.zeros(SLOTS, np.uint64)
@@ -116,13 +109,6 @@ def test_what_common_texts_say(kernels: HostKernels) -> None:
     assert chains(found) == [[3, 4], [2, 3, 4], [6], [9, 1], [5], []]
 
 
-def test_what_is_no_token_is_no_habit(kernels: HostKernels) -> None:
-    known = table()
-    follow(kernels, [[1, 2, -1, 4, 5]], 8, new=[3], **habits(known, 0))
-    assert chains(follow(kernels, [[8, 1, 2]], 8, **habits(known, 0))) == [[]]
-    assert np.count_nonzero(known) == 2  # (2, −1) → 4 and (−1, 4) → 5, which nothing asks for
-
-
 def test_an_idle_sequence_is_left_alone(kernels: HostKernels) -> None:
     found = follow(kernels, [[1, 2, 1], [1, 2, 1]], 4, counts=ints([0, 1]), new=[2, 0])
     assert found["counts"].tolist() == [0, 3]
@@ -145,21 +131,3 @@ def test_a_root_that_lies_in_no_text(kernels: HostKernels, change: dict[str, Any
     assert found["fault"] == Fault.CAPACITY
     assert found["counts"] == 1
     assert found["texts"][0].tolist() == [1, 2, 1, *[POISON] * (CAPACITY - 3)]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": 0}, "batch 0"),
-        ({"nodes": 65}, "a tree of 65 nodes"),
-        ({"capacity": 0}, "texts of 0 tokens"),
-        ({"texts": None}, "texts is null"),
-        ({"counts": None}, "counts is null"),
-        (habits(np.zeros(12, np.uint64), 1), "habits in 12 slots"),
-        ({"habits": np.zeros(8, np.uint64), "slots": 8}, "habits in 8 slots"),
-        ({"slots": 8}, "habits in 8 slots"),
-    ],
-)
-def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        follow(kernels, [[1, 2, 3]], 4, **change)

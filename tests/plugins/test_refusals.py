@@ -1,0 +1,168 @@
+"""Every launcher refuses what it is given wrongly, in one line that names it, before anything runs."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from device import HostKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Attention, Cache, Dtype, KernelLibrary
+from specbuild.runtime.errors import OptionError
+
+ADDRESS = 4096  # of every array: aligned, and no memory of this process, so whatever is launched crashes
+SOUND: dict[str, dict[str, Any]] = {
+    "tree_attention": {
+        **{"batch": 2, "nodes": 5, "tree_nodes": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "capacity": 176},
+        **{"rotary_dim": 64, "positions": 176, "splits": 1, "dtype": Dtype.BF16, "cache_dtype": Dtype.BF16},
+        **{"query_stride": 512, "key_stride": 512, "value_stride": 512, "scale": 0.125, "norm_epsilon": 1e-6},
+        **{"page_table": None, "key_scale": None, "value_scale": None},
+    },
+    "choose_tokens": {
+        "batch": 1,
+        "nodes": 2,
+        "tree_nodes": 2,
+        "vocab": 10,
+        "best": 1,
+        "stride": 10,
+        "dtype": Dtype.F32,
+    },
+    "make_noise": {"rows": 1, "vocab": 4},
+    "walk_tree": {"batch": 1, "nodes": 2, "vocab": 5},
+    "commit_path": {"batch": 1, "nodes": 3},
+    "tree_mask": {"batch": 1, "nodes": 2, "tree_nodes": 2, "capacity": 4, "dtype": Dtype.BOOL},
+    "grow_level": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
+    "finish_tree": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
+    "continue_text": {"batch": 1, "nodes": 4, "capacity": 700, "slots": 1 << 16},
+    "publish": {"batch": 1, "nodes": 3, "rounds": 2},
+    "rms_norm": {
+        "epsilon": 1e-5,
+        "rows": 2,
+        "width": 16,
+        "dtype": Dtype.F16,
+        "output_dtype": Dtype.F16,
+        "scales": None,
+    },
+    "swiglu_gate": {"rows": 1, "width": 16, "stride": 16, "dtype": Dtype.F16},
+    "gather_rows": {"rows": 1, "vocab": 5, "row_bytes": 32},
+}
+CACHE = {"count": 2, "heads": 1, "row_bytes": 16, "capacity": 8, "page_table": None}
+NO_SIZES = {"shift", "cut_offs", "first", "trunk"}
+OPTIONAL = {  # arrays that may be missing
+    *(
+        "parents counts history masks scores fault row_nodes tree_offset output positions rows y sum scales ends"
+    ).split(),
+    *("stop query_norm key_norm sinks workspace roots pair page_table key_scale value_scale node_rows").split(),
+}
+NEEDED = {"continue_text": {"parents", "counts", "roots"}, "publish": {"counts"}, "tree_attention": {"output"}}
+NEEDED |= {"rms_norm": {"output"}, "swiglu_gate": {"output"}, "gather_rows": {"output"}}
+TOGETHER = {"bias_tokens", "bias_values", "salts", "page_table", "key_scale", "value_scale"}  # with another field
+
+
+def struct(name: str, cache: bool = False, **change: Any) -> Any:
+    """Sound parameters but for a change, of the first cache if that is asked."""
+    params = LAUNCHERS[name]()
+    parts: list[tuple[Any, dict[str, Any]]] = [(params, SOUND[name] | ({} if cache else change))]
+    if name == "commit_path":
+        parts.append((params.caches[0], CACHE | (change if cache else {})))
+    for part, values in parts:
+        for field, kind in type(part)._fields_:
+            if kind is ctypes.c_void_p:
+                setattr(part, field, ADDRESS)
+        for field, value in values.items():
+            setattr(part, field, value)
+    return params
+
+
+def refusal(kernels: HostKernels, name: str, **change: Any) -> str:
+    with pytest.raises(OptionError) as caught:
+        kernels.launch(name, struct(name, **change))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from([*SOUND, "cache"]), wrong=st.integers(-(2**31), -10), data=st.data())
+def test_no_array_lies_anywhere_and_no_size_is_negative(
+    kernels: HostKernels, name: str, wrong: int, data: st.DataObject
+) -> None:
+    cache, name = name == "cache", "commit_path" if name == "cache" else name
+    kinds = dict((Cache if cache else LAUNCHERS[name])._fields_)
+    arrays = [field for field, kind in kinds.items() if kind is ctypes.c_void_p and field not in TOGETHER]
+    numbers = [field for field, kind in kinds.items() if kind in (ctypes.c_int32, ctypes.c_int64)]
+    field = data.draw(st.sampled_from([*arrays, *sorted({*numbers} - NO_SIZES)]))
+    if field in numbers:
+        said = "an unknown type" if field.endswith("dtype") else str(wrong)
+        assert said in refusal(kernels, name, cache=cache, **{field: wrong})
+        return
+    if field != "logits":
+        assert field in refusal(kernels, name, cache=cache, **{field: ADDRESS + 2})
+    if field not in OPTIONAL - NEEDED.get(name, set()):
+        assert field in refusal(kernels, name, cache=cache, **{field: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        *(("tree_attention", {field: value}, said) for field, value, said in (
+            *(("head_dim", 72, "72"), ("dtype", Dtype.F32, "float32"), ("cache_dtype", Dtype.F16, "float16")),
+            *(("heads", 3, "3 heads"), ("nodes", 65, "65"), ("tree_nodes", 4, "4 nodes"), ("pages", 3, "3 pages")),
+            *(("page_rows", 16, "16"), ("rotary_dim", 24, "24"), ("positions", 0, "0"), ("splits", 65, "65")),
+            *(("softcap", -2.0, "-2"), ("softcap", float("inf"), "inf"), ("scale", 0.0, "scale 0")),
+            *(("query_stride", 100, "100"), ("key_scale", ADDRESS, "E4M3"), ("output", 8, "16 bytes")),
+        )),
+        ("tree_attention", {"page_rows": 24, "page_table": ADDRESS}, "24"),
+        ("tree_attention", {"page_rows": 16, "page_table": ADDRESS}, "0 pages"),
+        ("tree_attention", {"splits": 2, "workspace": None}, "workspace"),
+        ("tree_attention", {"parents": None, "nodes": 10**6}, "1000000"),
+        ("tree_attention", {"batch": 60000, "heads": 10**6}, "too many"),
+        ("choose_tokens", {"dtype": Dtype.E4M3}, "E4M3"),
+        ("choose_tokens", {"vocab": (1 << 19) + 1}, "524289"),
+        ("choose_tokens", {"best": 65}, "65"),
+        ("choose_tokens", {"stride": 8}, "8 apart"),
+        ("choose_tokens", {"tree_nodes": 1, "row_nodes": None}, "row_nodes"),
+        ("choose_tokens", {"bias_values": None}, "needs both"),
+        *(("commit_path", {"cache": True} | change, said) for change, said in (
+            ({"row_bytes": 12}, "12"), ({"page_rows": 4}, "4"), ({"pages": 2}, "2 pages"), ({"count": 0}, "0 layers"),
+            ({"page_rows": 3, "page_table": ADDRESS}, "3"), ({"page_rows": 4, "page_table": ADDRESS}, "0 pages"),
+        )),
+        ("rms_norm", {"output_dtype": Dtype.E4M3}, "E4M3"),
+        ("rms_norm", {"width": 12}, "12"),
+        ("rms_norm", {"epsilon": -1.0}, "-1"),
+        ("swiglu_gate", {"stride": 8}, "stride 8"),
+        ("gather_rows", {"row_bytes": 24}, "24"),
+        ("tree_mask", {"capacity": 1}, "slot of 1"),
+        ("continue_text", {"slots": 12}, "12 slots"),
+        ("continue_text", {"salts": None}, "a salt"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_together(kernels: HostKernels, name: str, change: dict[str, Any], said: str) -> None:
+    assert said in refusal(kernels, name, **change)
+
+
+@pytest.mark.parametrize(
+    ("parents", "cache_len", "said"),
+    [
+        ([-1, 2, 0], [10, 10], "sequence 1: node 1 has parent 2"),
+        ([-1, 0, -2], [10, 10], "sequence 1: node 2 has parent -2"),
+        ([-1, 0, 0], [10, 98], "sequence 1: cache_len 98"),
+        ([-1, 0, 0], [-1, 10], "sequence 0: cache_len -1"),
+    ],
+)
+def test_trees_are_refused_before_a_launch(
+    host: KernelLibrary, parents: list[int], cache_len: list[int], said: str
+) -> None:
+    params = Attention(batch=2, nodes=3, tree_nodes=3, capacity=100)
+
+    def check(second: list[int], lengths: list[int]) -> None:
+        trees, there = (np.array(each, dtype=np.int32) for each in ([[-1, 0, 1], second], lengths))
+        host.check_tree(trees.ctypes.data, there.ctypes.data, None, params)
+
+    check([-1, 0, 0], [10, 10])
+    with pytest.raises(OptionError, match=said):
+        check(parents, cache_len)
