@@ -25,8 +25,14 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
-def blocks(language: str) -> list[str]:
-    return [code for page in PAGES for kind, code in BLOCK.findall((ROOT / page).read_text()) if kind == language]
+def blocks(language: str) -> list[Any]:
+    """Each page's, those of the docs slow: fast are the README's."""
+    return [
+        pytest.param(code, marks=[] if page == "README.md" else [pytest.mark.slow])
+        for page in PAGES
+        for kind, code in BLOCK.findall((ROOT / page).read_text())
+        if kind == language
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +46,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
 
 
 def shell_blocks() -> list[Any]:
-    """Those that build, train, tune or measure are slow; what the docs build, beside the README's, is for the soak."""
+    """Those that build, train, tune or measure are nightly; what the docs build, beside the README's, is the soak's."""
     builds = re.compile(r"^specbuild (build|distill|pair) ", re.MULTILINE)
-    slow = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify) |time )", re.MULTILINE)
+    long = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify) |time )", re.MULTILINE)
     readme = BLOCK.findall((ROOT / "README.md").read_text())
 
-    def marks(script: str) -> list[Any]:
+    def tier(script: str) -> list[Any]:
         if builds.search(script) and ("bash", script) not in readme:
             return [pytest.mark.soak]
-        return [pytest.mark.nightly] if slow.search(script) else []
+        return [pytest.mark.nightly] if long.search(script) else []
 
-    return [pytest.param(script, marks=marks(script)) for script in blocks("bash")]
+    return [pytest.param(*each.values, marks=[*each.marks, *tier(each.values[0])]) for each in blocks("bash")]
 
 
 @pytest.mark.parametrize("script", shell_blocks())

@@ -54,7 +54,10 @@ def tokens_of(folder: Path) -> set[int]:
     return {*content["model"]["vocab"].values(), *(added["id"] for added in content["added_tokens"])}
 
 
-@pytest.fixture(scope="module", params=["past the last token", "between tokens"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("past the last token", marks=pytest.mark.slow), "between tokens and past the last"],
+)
 def padded(
     request: pytest.FixtureRequest,
     make_checkpoint: Callable[..., Path],
@@ -69,7 +72,7 @@ def padded(
     models = {name: str(folder / name) for name in ("target", "draft")}
     for path in map(Path, models.values()):
         make_checkpoint(path, initializer_range=0.2, **SIZES)
-        if request.param == "between tokens":
+        if request.param.startswith("between"):
             dig(edit(path, bos_token_id=None))
     weights = load_file(folder / "draft" / "model.safetensors")
     near = {name: each + 0.01 * torch.randn_like(each) for name, each in weights.items()}
@@ -79,22 +82,23 @@ def padded(
         yield Padded(engine, tokens_of(folder / "target"), folder)
 
 
+@pytest.mark.slow(but=("between tokens and past the last-100.0",))
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
 def test_they_are_never_chosen(padded: Padded, temperature: float) -> None:
     engine, known = padded.engine, padded.known
-    params = SamplingParams(96, temperature=temperature, seed=1, ignore_eos=True, n=3)
+    params = SamplingParams(48, temperature=temperature, seed=1, ignore_eos=True, n=2)
     plain: list[list[int]] = []
     for tree in TREES:
         found = [result.token_ids for result in engine.generate(PROMPTS, replace(params, speculation=tree))]
         plain = plain or found
         assert {*chain(*found)} <= known
         assert found == plain
-    assert len({*chain(*plain)}) > 100
+    assert len({*chain(*plain)}) > 90
 
 
 def test_the_draft_draws_as_the_target_does(padded: Padded) -> None:
     engine = padded.engine
-    params = SamplingParams(96, temperature=100.0, seed=1, ignore_eos=True, speculation="chain:4")
+    params = SamplingParams(48, temperature=100.0, seed=1, ignore_eos=True, speculation="chain:4")
     for result in engine.generate(PROMPTS, params):
         assert result.metrics.speculative_decoding.mean_acceptance_length > 4.5
 

@@ -66,6 +66,7 @@ def texts(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
     return [result.text for result in engine.generate(prompts, params)], streamed
 
 
+@pytest.mark.slow(but=("added-8",))
 @pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_differs(random_bundle: Path, kind: str, count: int, tmp_path: Path) -> None:
@@ -85,8 +86,7 @@ def test_no_text_differs(random_bundle: Path, kind: str, count: int, tmp_path: P
     assert len(set(expected)) > count / 3
 
 
-@pytest.mark.parametrize("speculation", ["off", "auto", "chain:4"])
-@pytest.mark.parametrize("stop", [(), ("zz",), ("🦊",)])
+@pytest.mark.parametrize(("speculation", "stop"), [("off", ()), ("auto", ("zz",)), ("chain:4", ("🦊",))])
 def test_what_a_cut_character_leaves_behind(
     random_bundle: Path, speculation: str, stop: tuple[str, ...], tmp_path: Path
 ) -> None:

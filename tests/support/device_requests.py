@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from host_device import HostDevice, HostQueue
 from spellings import Spelling
-from tiny_models import VOCAB, executor
+from tiny_models import CHUNK, VOCAB, executor
 
 from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
 from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.detokenizer import Detokenizer
@@ -85,6 +87,26 @@ def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
             free.append(sequence.slot)
             active.remove(sequence)
     return everyone
+
+
+def again(sequence: Sequence, **change: Any) -> Sequence:
+    """The same request once more, but for a change."""
+    own = {field.name: getattr(sequence.params, field.name) for field in fields(SamplingParams)}
+    return request_of(sequence.tokens[: sequence.metrics.num_prompt_tokens], **own | change)
+
+
+def plain(
+    folder: Path, wanted: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()
+) -> list[Sequence]:
+    """The same requests one by one, without speculation, by the loop on the host."""
+    alone = HostLoop(executor(name, HostDevice(), folder, 1), None, CHUNK, eos)
+    return run(alone, [again(each, speculation="off") for each in wanted])
+
+
+def check_plain(folder: Path, done: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()) -> None:
+    """Every text is whole, and plain decoding's."""
+    expected = [s.output for s in plain(folder, done, name, eos)]
+    assert [(s.error, s.output) for s in done] == [(None, output) for output in expected]
 
 
 class Made:

@@ -67,7 +67,7 @@ class HashExecutor:
 
     buckets = None
 
-    def __init__(self, model: HashModel, batch_size: int, capacity: int, max_nodes: int) -> None:
+    def __init__(self, model: HashModel, batch_size: int = 1, capacity: int = 256, max_nodes: int = 64) -> None:
         self.spec = ModelSpec("fake", 1, 1, 1, VOCAB, capacity, max_nodes)
         self.model, self.batch_size, self.seconds = model, batch_size, 0.0
         self.rows: list[list[Any]] = [[(-1, -1)] * capacity for _ in range(batch_size)]
@@ -201,54 +201,53 @@ def hash_model() -> type[HashModel]:
 
 
 @pytest.fixture(scope="session")
-def plain() -> Callable[..., list[int]]:
-    """`plain(model, prompt, params)`: what such a model emits, token by token, with no loop and no cache."""
+def hash_executor() -> type[HashExecutor]:
+    """The class that runs such a model as the loop asks for it."""
+    return HashExecutor
 
-    def decode(
-        model: HashModel, prompt: list[int], params: SamplingParams, eos: frozenset[int] = frozenset()
-    ) -> list[int]:
-        sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
-        while len(tokens) < len(prompt) + params.max_new_tokens:
-            token = sampler.choose(model(tokens), len(tokens) - 1, ())
-            tokens.append(token)
-            sampler.emit(token, len(tokens) - 1)
-            if token in eos:
-                break
-        return tokens[len(prompt) :]
 
-    return decode
+def plain_text(
+    model: HashModel, prompt: list[int], params: SamplingParams, eos: frozenset[int] = frozenset()
+) -> list[int]:
+    """What such a model emits, token by token, with no loop and no cache."""
+    sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
+    while len(tokens) < len(prompt) + params.max_new_tokens:
+        token = sampler.choose(model(tokens), len(tokens) - 1, ())
+        tokens.append(token)
+        sampler.emit(token, len(tokens) - 1)
+        if token in eos:
+            break
+    return tokens[len(prompt) :]
 
 
 @pytest.fixture(scope="session")
-def hash_executor() -> Callable[..., HashExecutor]:
-    """`hash_executor(model, batch_size)`: runs such a model as the loop asks for it."""
+def plain() -> Callable[..., list[int]]:
+    """See `plain_text`."""
+    return plain_text
 
-    def make(model: HashModel, batch_size: int = 1, capacity: int = 256, max_nodes: int = 64) -> HashExecutor:
-        return HashExecutor(model, batch_size, capacity, max_nodes)
 
-    return make
+def sequence_of(
+    prompt: Sequence[int], params: SamplingParams, index: int = 0, slot: int = 0, vocab_size: int = VOCAB, **other: Any
+) -> Request:
+    """A sequence over the hash models' vocabulary, or another."""
+    seed = params.seed or 0
+    return Request(
+        index=index,
+        tokens=list(prompt),
+        params=params,
+        sampler=Sampler(params, seed, prompt, vocab_size),
+        tree=None if params.speculation == "off" else TreeSpec.parse(params.speculation),
+        detokenizer=Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
+        metrics=RequestMetrics(len(prompt), seed, params.speculation),
+        limit=len(prompt) + params.max_new_tokens,
+        slot=slot,
+    )
 
 
 @pytest.fixture(scope="session")
 def request_of() -> Callable[..., Request]:
-    """`request_of(prompt, params)`: a sequence over the hash models' vocabulary, or another."""
-
-    def make(prompt: Sequence[int], params: SamplingParams, index: int = 0, slot: int = 0, **other: Any) -> Request:
-        tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
-        vocab_size, seed = other.get("vocab_size", VOCAB), params.seed or 0
-        return Request(
-            index=index,
-            tokens=list(prompt),
-            params=params,
-            sampler=Sampler(params, seed, prompt, vocab_size),
-            tree=tree,
-            detokenizer=Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
-            metrics=RequestMetrics(len(prompt), seed, params.speculation),
-            limit=len(prompt) + params.max_new_tokens,
-            slot=slot,
-        )
-
-    return make
+    """See `sequence_of`."""
+    return sequence_of
 
 
 @pytest.fixture

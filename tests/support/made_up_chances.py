@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from hash_models import HashExecutor, HashModel
+from hash_models import HashExecutor, HashModel, sequence_of
 
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -66,7 +66,6 @@ class PricedLoop:
 
     def __init__(
         self,
-        request_of: Any,
         target: HashModel,
         draft: HashModel | None,
         times: dict[str, Any],
@@ -77,7 +76,7 @@ class PricedLoop:
         free: int = 0,
     ) -> None:
         """`live`: whether rounds correct the table. `free`: rows that a step of one sequence has to spare."""
-        self.table, self.slots, self._request_of = table_of(times, slots), slots, request_of
+        self.table, self.slots = table_of(times, slots), slots
         self.times = self.table.at(slots)
         self.target = PricedExecutor(target, slots, 600, 64)
         self.target.price = self.times.verify_rows
@@ -110,7 +109,7 @@ class PricedLoop:
         for slot, prompt in enumerate(prompts):
             own = {name: each[slot] if isinstance(each, list) else each for name, each in params.items()}
             asked = SamplingParams(**{"max_new_tokens": count, "speculation": "best:16"} | own)
-            found.append(self._request_of(prompt, asked, slot=slot))
+            found.append(sequence_of(prompt, asked, slot=slot))
             if asked.speculation == "best:16":
                 found[-1].policy = self.policy.for_request(asked.temperature, asked.session)
         self.loop.round(found)

@@ -1,4 +1,4 @@
-"""A loop on a host in a device's place with a tuned table, and what plain decoding says of the same requests."""
+"""A loop on a host in a device's place with a tuned table."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from device_requests import Made, model_alone, prompt_of, request_of, run
-from host_device import HostDevice, HostQueue
+from device_requests import Made, model_alone, prompt_of, request_of
+from host_device import HostQueue
 from made_up_chances import table_of
-from tiny_models import BUCKETS, CHUNK, executor
+from tiny_models import BUCKETS, executor
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
@@ -69,16 +68,3 @@ class Tuned(Made):
         for each in found:
             each.policy = self.policy.for_request(each.params.temperature)
         return found
-
-
-def plain(folder: Path, wanted: list[Sequence]) -> list[list[int]]:
-    """The same requests one by one, without speculation, by the loop on the host."""
-    alone = HostLoop(executor("target", HostDevice(), folder, 1), None, CHUNK, frozenset())
-    copies = [request_of(s.tokens[: len(s.tokens) - len(s.output)], **_fields(s)) for s in wanted]
-    return [s.output for s in run(alone, copies)]
-
-
-def _fields(sequence: Sequence) -> dict[str, Any]:
-    p = sequence.params
-    names = ("max_new_tokens", "temperature", "seed", "top_p", "frequency_penalty", "logit_bias")
-    return {name: getattr(p, name) for name in names} | {"speculation": "off"}

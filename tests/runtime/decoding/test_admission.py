@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from hash_models import HashExecutor, HashModel, sequence_of
 
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -20,15 +19,14 @@ TEXT = [5, 1, 4, 2, 8, 5, 7, 1]
 class Slots:
     """An admission over two models, in whose caches texts are put as if they had been read."""
 
-    def __init__(self, executor: Any, model: Any, request_of: Any, batch_size: int, prefix_caching: bool) -> None:
-        self.target, self.draft = executor(model, batch_size), executor(model, batch_size)
-        self.drafter, self._request_of = ModelDrafter(self.draft, 8), request_of
-        self.admission = Admission(self.target, self.drafter, prefix_caching)
+    def __init__(self, batch_size: int = 3) -> None:
+        self.target, self.draft = (HashExecutor(HashModel(), batch_size) for _ in range(2))
+        self.drafter = ModelDrafter(self.draft, 8)
+        self.admission = Admission(self.target, self.drafter)
 
     def ask(self, tokens: list[int], slot: int = -1, params: SamplingParams = OFF) -> Sequence:
         """A sequence that is in no slot yet, or in one."""
-        sequence: Sequence = self._request_of(tokens, params, slot=slot)
-        return sequence
+        return sequence_of(tokens, params, slot=slot)
 
     def enter(self, tokens: list[int], slot: int, params: SamplingParams = OFF) -> Sequence:
         sequence = self.ask(tokens, slot, params)
@@ -48,18 +46,8 @@ class Slots:
         return [[token for _, token in executor.rows[slot] if token >= 0] for executor in (self.target, self.draft)]
 
 
-@pytest.fixture
-def slots_of(hash_executor: Any, hash_model: Any, request_of: Any) -> Callable[..., Slots]:
-    """`slots_of(batch_size, prefix_caching)`: empty slots."""
-
-    def make(batch_size: int = 3, prefix_caching: bool = True) -> Slots:
-        return Slots(hash_executor, hash_model(), request_of, batch_size, prefix_caching)
-
-    return make
-
-
-def test_a_prompt_goes_where_most_of_it_is(slots_of: Callable[..., Slots]) -> None:
-    slots = slots_of()
+def test_a_prompt_goes_where_most_of_it_is() -> None:
+    slots = Slots()
     for slot, length in enumerate((2, 6, 4)):
         slots.read(TEXT[:length], slot)
     picks = [slots.admission.pick(slots.ask(TEXT), free) for free in ([0, 1, 2], [2, 1, 0], [0, 2], [0])]
@@ -67,9 +55,9 @@ def test_a_prompt_goes_where_most_of_it_is(slots_of: Callable[..., Slots]) -> No
     assert slots.admission.pick(slots.ask([9, *TEXT]), [2, 0, 1]) == 2, "nobody has anything: the longest unused"
 
 
-def test_a_common_beginning_displaces_no_text(slots_of: Callable[..., Slots]) -> None:
+def test_a_common_beginning_displaces_no_text() -> None:
     """Chats share their system prompt: a new one takes an empty slot, else the longest unused, and copies the rows."""
-    slots = slots_of()
+    slots = Slots()
     slots.read(TEXT, 0)
     other = [*TEXT[:5], 0, 0, 0]
     assert slots.admission.pick(slots.ask(other), [0, 1, 2]) == 1
@@ -91,16 +79,16 @@ def test_a_common_beginning_displaces_no_text(slots_of: Callable[..., Slots]) ->
         (TEXT[:2], 1),
     ],
 )
-def test_how_much_of_a_prompt_a_slot_has(slots_of: Callable[..., Slots], prompt: list[int], common: int) -> None:
-    slots = slots_of()
+def test_how_much_of_a_prompt_a_slot_has(prompt: list[int], common: int) -> None:
+    slots = Slots()
     slots.read(TEXT, 1)
     assert [slots.admission.common(slots.ask(prompt), slot) for slot in range(3)] == [0, common, 0]
 
 
 @pytest.mark.parametrize("slot", [0, 2])
-def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: int) -> None:
+def test_rows_are_shared_in_both_models(slot: int) -> None:
     """From another slot, which keeps them, or the sequence's own; and what follows them is gone."""
-    slots = slots_of()
+    slots = Slots()
     slots.read([9, 9, 9, 9, 9, 9, 9, 9, 9], 0)
     slots.read(TEXT, 2)
     sequence = slots.enter([*TEXT[:6], 0, 0], slot)
@@ -110,9 +98,9 @@ def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: in
         assert slots.rows(2) == [TEXT, TEXT]
 
 
-def test_what_was_read_alone_may_be_kept(slots_of: Callable[..., Slots]) -> None:
+def test_what_was_read_alone_may_be_kept() -> None:
     """Not what was decoded in steps of other bits."""
-    slots = slots_of()
+    slots = Slots()
     slots.admission = Admission(slots.target, slots.drafter, generated=False)
     first = slots.read(TEXT[:5], 0)
     first.emit(TEXT[5], frozenset())
@@ -123,56 +111,33 @@ def test_what_was_read_alone_may_be_kept(slots_of: Callable[..., Slots]) -> None
     assert slots.admission.kept(0) == 3
 
 
-def test_what_a_failed_sequence_wrote_is_erased_in_both_caches(
-    slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The target first: it moves rows of both. Only when the slot gets another sequence, and once."""
-    slots, erased = slots_of(), list[tuple[str, int]]()
-    for name, executor in (("target", slots.target), ("draft", slots.draft)):
-        monkeypatch.setattr(executor, "erase", lambda slot, name=name: erased.append((name, slot)))
-    slots.read(TEXT, 0)
-    slots.read([*TEXT, 2], 1).fail(RuntimeError("out of luck"))
-    slots.admission.release(1)
-    assert erased == []
-    assert slots.admission.cached_tokens() == (8, 0, 0)
-    sequence = slots.enter([*TEXT, 2, 2], 1)
-    assert sequence.cached == 8, "what another slot has, and not a row more"
-    assert erased == [("target", 1), ("draft", 1)]
-    slots.enter(TEXT, 1)
-    slots.enter(TEXT, 0)
-    assert len(erased) == 2, "nobody else has failed"
-
-
-def test_a_borrowed_slot_is_nobodys(slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was in it is no longer there for anybody; what had failed there is erased first."""
-    slots, erased = slots_of(), list[int]()
-    monkeypatch.setattr(slots.target, "erase", erased.append)
+def test_a_borrowed_slot_is_nobodys() -> None:
+    """What was in it is no longer there for anybody."""
+    slots = Slots()
     slots.read(TEXT, 0)
     slots.admission.borrow(0, 5)
-    assert (slots.admission.cached_tokens(), erased) == ((0, 0, 0), [])
+    assert slots.admission.cached_tokens() == (0, 0, 0)
     slots.admission.release(0)
     assert slots.rows(0) == [[], TEXT], "the target's rows are garbage; the draft was not asked"
     assert slots.enter([*TEXT, 0], 0).cached == 0
-    slots.read(TEXT, 1).fail(RuntimeError("out of luck"))
-    slots.admission.borrow(1, 5)
-    assert erased == [1]
 
 
-def test_a_release_keeps_what_is_committed(slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows behind it are garbage; whoever drafts is told."""
-    slots, released = slots_of(), list[int]()
-    monkeypatch.setattr(slots.drafter, "release", released.append)
-    sequence = slots.read(TEXT, 1)
-    sequence.cached = 5
+def test_a_release_keeps_what_is_committed() -> None:
+    """Rows behind it are garbage, and so is all that a failed one wrote, once its slot gets another sequence."""
+    slots = Slots()
+    slots.read(TEXT, 1).cached = 5
     slots.admission.release(1)
-    assert slots.rows(1)[0] == TEXT[:5]
-    assert (released, slots.admission.cached_tokens()) == ([1], (0, 5, 0))
+    assert (slots.rows(1)[0], slots.admission.cached_tokens()) == (TEXT[:5], (0, 5, 0))
+    slots.read([*TEXT, 2], 2).fail(RuntimeError("out of luck"))
+    slots.admission.release(2)
+    assert slots.admission.cached_tokens() == (0, 5, 0)
+    assert slots.enter([*TEXT, 2, 2], 2).cached == 5, "what another slot has, and not a row more"
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), (None, "a"), ("a", None)])
-def test_salts_share_no_rows(slots_of: Callable[..., Slots], salts: tuple[str | None, str | None]) -> None:
+def test_salts_share_no_rows(salts: tuple[str | None, str | None]) -> None:
     """Neither another slot's nor the sequence's own; within one all of them are shared."""
-    slots, (mine, other) = slots_of(), salts
+    slots, (mine, other) = Slots(), salts
     params = [replace(OFF, cache_salt=salt) for salt in (mine, other)]
     slots.read(TEXT, 1, params[0])
     assert [slots.admission.common(slots.ask([*TEXT, 3], params=each), 1) for each in params] == [8, 0]

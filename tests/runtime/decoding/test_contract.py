@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from constraints import OneOf, family
-from device_requests import Made, Words, prompt_of, request_of, requests, run
+from device_requests import Made, Words, again, check_plain, plain, prompt_of, request_of, requests, run
 from host_device import HostDevice
 from small_grammars import END as GRAMMAR_END
 from small_grammars import grammar
@@ -42,11 +42,6 @@ class OnHost:
         self.loop = HostLoop(self.target, drafter, CHUNK, *more)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture(params=["host", "device", "resident"])
 def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> Make:
     """`make(size, names)`: a loop of so many slots over these models, with what it is made of."""
@@ -68,117 +63,100 @@ def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> M
     return made
 
 
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> Callable[..., list[Sequence]]:
-    """`plain(requests)`: the same requests one by one, without speculation, by the loop on the host."""
-
-    def decode(wanted: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()) -> list[Sequence]:
-        for each in wanted:
-            each.tree = None
-        return run(HostLoop(executor(name, HostDevice(), folder, 1), None, CHUNK, eos), wanted)
-
-    return decode
-
-
-@pytest.fixture(scope="module")
-def expected(plain: Any) -> list[list[int]]:
-    return [s.output for s in plain(requests("off"))]
-
-
 def told(sequence: Sequence) -> Any:
     return sequence.metrics.speculative_decoding
 
 
+def sequences(tree: str, *fields: dict[str, Any], **shared: Any) -> list[Sequence]:
+    """A request for each of these, of prompts of different lengths."""
+    return [
+        request_of(prompt_of(i, 5 + 3 * i), **{"speculation": tree, "seed": i} | shared | own)
+        for i, own in enumerate(fields)
+    ]
+
+
+def enter(batch: list[Sequence]) -> list[Sequence]:
+    """Each in the slot of its place."""
+    for slot, sequence in enumerate(batch):
+        sequence.slot = slot
+    return batch
+
+
 @pytest.mark.nightly(but=("host-chain:4", "device-chain:4", "resident-topk:2,3"))
+@pytest.mark.slow(but=("host-chain:4", "resident-topk:2,3"))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "off"])
-def test_tokens_are_plain_decodings(make: Make, expected: list[list[int]], tree: str) -> None:
+def test_tokens_are_plain_decodings(make: Make, folder: Path, tree: str) -> None:
     """Prompts of many lengths join and leave, with every processor, two without speculation."""
     made = make()
     done = run(made.loop, requests(tree))
-    assert [s.output for s in done] == expected
+    check_plain(folder, done)
     assert {s.finish_reason for s in done} == {"length"}
     assert all(bool(told(s).num_spec_steps) == bool(s.tree) for s in done)
     assert (sum(told(s).num_accepted_draft_tokens for s in done) > 10) == (tree != "off")
     stats = made.loop.stats
-    assert stats.emitted == sum(map(len, expected))
+    assert stats.emitted == sum(len(s.output) for s in done)
     assert (stats.draft > 0) == (tree != "off")
     assert stats.since(stats).emitted == 0
     assert sum(s.metrics.busy_time for s in done) == pytest.approx(stats.total, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_drafted_and_accepted_is_the_host_s(make: Make, folder: Path) -> None:
     """Of every shape; how deep a tree was that grew on a device, nobody tells the host."""
-    wanted = [("chain:3", {}), ("topk:2,3", {"temperature": 0.7}), ("best:6", {"repetition_penalty": 1.3})]
-    mine, theirs = (
-        [request_of(prompt_of(i, 5 + i), speculation=tree, **more) for i, (tree, more) in enumerate(wanted)]
-        for _ in range(2)
-    )
-    run(make(3).loop, mine)
-    run(OnHost(folder, 3, BOTH, False, frozenset()).loop, theirs)
+    trees = [{"speculation": tree} for tree in ("chain:3", "topk:2,3", "best:6")]
+    more: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}]
+    mine = run(make(3).loop, sequences("", *[tree | own for tree, own in zip(trees, more, strict=True)]))
+    theirs = run(OnHost(folder, 3, BOTH, False, frozenset()).loop, [again(s) for s in mine])
     for one, other in zip(mine, theirs, strict=True):
         assert one.output == other.output
         assert replace(told(one), depth_histogram=[]) == replace(told(other), depth_histogram=[])
         assert told(one).num_accepted_draft_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
-def test_a_text_that_repeats_itself_is_continued(make: Make, plain: Any, names: tuple[str, ...]) -> None:
+def test_a_text_that_repeats_itself_is_continued(make: Make, folder: Path, names: tuple[str, ...]) -> None:
     """The draft model, where there is one, catches up afterwards."""
-    more = [{"logit_bias": dict.fromkeys(CYCLE, 30.0), "max_new_tokens": 24}, {"temperature": 0.6}, {}]
-
-    def wanted() -> list[Sequence]:
-        prompts = CYCLE * 3, prompt_of(5, 9), CYCLE[2:] + CYCLE
-        return [request_of(prompt, speculation="best:6", **each) for prompt, each in zip(prompts, more, strict=True)]
-
-    done = run(make(2, names, looks_up=True).loop, wanted())
-    assert [s.output for s in done] == [s.output for s in plain(wanted())]
+    biased = {"logit_bias": dict.fromkeys(CYCLE, 30.0), "max_new_tokens": 24}
+    prompts = (CYCLE * 3, biased), (prompt_of(5, 9), {"temperature": 0.6}), (CYCLE[2:] + CYCLE, {})
+    done = run(
+        make(2, names, looks_up=True).loop,
+        [request_of(prompt, speculation="best:6", **more) for prompt, more in prompts],
+    )
+    check_plain(folder, done)
     assert told(done[0]).num_accepted_draft_tokens > 5
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("tree", ["chain:3", "topk:2,3"])
-def test_windows_and_a_perfect_draft(make: Make, plain: Any, tree: str) -> None:
-    def wanted() -> list[Sequence]:
-        return [request_of(prompt_of(i, n), speculation=tree, max_new_tokens=25) for i, n in enumerate((30, 4))]
-
-    done = run(make(2, ("windowed", "windowed")).loop, wanted())
-    assert [s.output for s in done] == [s.output for s in plain(wanted(), "windowed")]
-    assert all(told(s).mean_acceptance_length == 4 for s in done)
-
-
-@pytest.mark.parametrize("tree", ["best:7", "topk:5,3"])
-def test_trees_end_where_the_cache_does(make: Make, plain: Any, tree: str) -> None:
+@pytest.mark.slow
+def test_trees_end_where_the_cache_does(make: Make, folder: Path) -> None:
     """A draft whose levels have no more room is not asked, and no kernel finds a fault."""
+    wanted = [
+        request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=22)
+        for i, tree in enumerate(("best:7", "topk:5,3"))
+    ]
+    check_plain(folder, run(make(2, PERFECT).loop, wanted))
 
-    def wanted() -> list[Sequence]:
-        return [request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=22) for i in range(2)]
 
-    assert [s.output for s in run(make(2, PERFECT).loop, wanted())] == [s.output for s in plain(wanted())]
-
-
-def test_ends_inside_an_accepted_path(make: Make, plain: Any) -> None:
+def test_ends_inside_an_accepted_path(make: Make, folder: Path) -> None:
     """An end-of-sequence token, a stop string or a length; the slot's next request finds nothing of it."""
-    (full,) = plain([request_of(prompt_of(3, 6), speculation="off")])
-    for at in (2, 5):
-        made = make(1, PERFECT, eos=frozenset({full.output[at]}))
-        stop = Words().decode(full.output[at - 1 : at + 1])
-        asked = {"speculation": "chain:4", "ignore_eos": True}
-        (one,) = run(made.loop, [request_of(prompt_of(3, 6), stop=stop, **asked)])
-        (stopped,) = plain([request_of(prompt_of(3, 6), stop=stop, speculation="off")])
-        assert (one.output, one.finish_reason) == (stopped.output, "stop")
-        (other,) = run(made.loop, [request_of(prompt_of(3, 6), speculation="topk:2,3")])
-        ended = full.output[: full.output.index(full.output[at]) + 1]
-        assert (other.output, other.finish_reason) == (ended, "stop")
-        (third,) = run(made.loop, [request_of(prompt_of(3, 6), max_new_tokens=at + 2, **asked)])
-        assert (third.output, third.finish_reason) == (full.output[: at + 2], "length")
+    prompt, at = prompt_of(3, 6), 5
+    (full,) = plain(folder, [request_of(prompt, speculation="off")])
+    made = make(1, PERFECT, eos=frozenset({full.output[at]}))
+    stop = Words().decode(full.output[at - 1 : at + 1])
+    asked = {"speculation": "chain:4", "ignore_eos": True}
+    (one,) = run(made.loop, [request_of(prompt, stop=stop, **asked)])
+    (stopped,) = plain(folder, [one])
+    assert (one.output, one.finish_reason) == (stopped.output, "stop")
+    (other,) = run(made.loop, [request_of(prompt, speculation="topk:2,3")])
+    ended = full.output[: full.output.index(full.output[at]) + 1]
+    assert (other.output, other.finish_reason) == (ended, "stop")
+    (third,) = run(made.loop, [request_of(prompt, max_new_tokens=at + 2, **asked)])
+    assert (third.output, third.finish_reason) == (full.output[: at + 2], "length")
 
 
-def test_logprobs_are_plain_decodings(make: Make, plain: Any) -> None:
-    def wanted() -> list[Sequence]:
-        more = [{"logprobs": 3, "temperature": 0.8}, {}, {"logprobs": 0}]
-        return [request_of(prompt_of(i, 5), speculation="topk:2,3", **fields) for i, fields in enumerate(more)]
-
-    for one, other in zip(run(make().loop, wanted()), plain(wanted()), strict=True):
+def test_logprobs_are_plain_decodings(make: Make, folder: Path) -> None:
+    done = run(make().loop, sequences("topk:2,3", {"logprobs": 3, "temperature": 0.8}, {}, {"logprobs": 0}))
+    for one, other in zip(done, plain(folder, done), strict=True):
         assert one.output == other.output
         assert len(one.logprobs) == (0 if one.params.logprobs is None else len(one.output))
         for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
@@ -186,14 +164,11 @@ def test_logprobs_are_plain_decodings(make: Make, plain: Any) -> None:
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
+@pytest.mark.slow(but=("host-alone", "resident-with a draft"))
 @pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
-def test_what_is_no_logit_ends_its_sequence_alone(make: Make, plain: Any, names: tuple[str, ...]) -> None:
+def test_what_is_no_logit_ends_its_sequence_alone(make: Make, folder: Path, names: tuple[str, ...]) -> None:
     """And nothing of it is left in the caches for the slot's next sequence."""
-
-    def wanted() -> list[Sequence]:
-        return [request_of(prompt_of(i, 5), speculation="chain:3", temperature=i % 2) for i in range(3)]
-
-    made, reference, steps = make(2, names), plain(wanted()), [0]
+    made, steps = make(2, names), [0]
     model = made.target.model
 
     def spoil(nodes: int) -> None:
@@ -203,16 +178,15 @@ def test_what_is_no_logit_ends_its_sequence_alone(make: Make, plain: Any, names:
             made.device.array(model.cache)[:, 1] = np.nan
 
     model.spoil = spoil
-    first, second, third = run(made.loop, wanted())
+    first, second, third = run(made.loop, sequences("chain:3", {}, {"temperature": 1}, {}))
     assert (second.finish_reason, type(second.error)) == ("error", ExecutionError)
-    assert second.output == reference[1].output[: len(second.output)]
-    assert [first.output, third.output] == [reference[0].output, reference[2].output]
+    assert second.output == plain(folder, [second])[0].output[: len(second.output)]
+    check_plain(folder, [first, third])
 
 
-def test_a_step_that_fails_leaves_the_loop_usable(make: Make, expected: list[list[int]]) -> None:
-    made, batch = make(), requests("topk:2,3")[:2]
-    for slot, sequence in enumerate(batch):
-        sequence.slot = slot
+@pytest.mark.slow(but=("resident",))
+def test_a_step_that_fails_leaves_the_loop_usable(make: Make, folder: Path) -> None:
+    made, batch = make(), enter(sequences("topk:2,3", {}, {}))
     for _ in range(4):
         made.loop.round(batch)
 
@@ -226,18 +200,14 @@ def test_a_step_that_fails_leaves_the_loop_usable(make: Make, expected: list[lis
     for sequence in batch:
         sequence.fail(ExecutionError("out of luck"))
         made.loop.release(sequence.slot)
-    assert [s.output for s in run(made.loop, requests("topk:2,3")[:4])] == expected[:4]
+    check_plain(folder, run(made.loop, sequences("topk:2,3", {}, {"temperature": 0.8}, {})))
 
 
-def test_who_leaves_gets_no_token_any_more(make: Make, plain: Any) -> None:
+@pytest.mark.slow(but=("resident",))
+def test_who_leaves_gets_no_token_any_more(make: Make, folder: Path) -> None:
     """One is cancelled, and another takes its slot."""
-
-    def wanted() -> list[Sequence]:
-        return [request_of(prompt_of(i, 5 + 7 * i), speculation="topk:2,3", max_new_tokens=20) for i in range(3)]
-
-    made, reference = make(), [s.output for s in plain(wanted())]
-    leaver, stayer, joiner = wanted()
-    leaver.slot, stayer.slot = 0, 1
+    made, (leaver, stayer, joiner) = make(), sequences("topk:2,3", {}, {}, {}, max_new_tokens=20)
+    enter([leaver, stayer])
     for _ in range(5):
         made.loop.round([leaver, stayer])
     tokens = list(leaver.output)
@@ -245,8 +215,8 @@ def test_who_leaves_gets_no_token_any_more(make: Make, plain: Any) -> None:
     joiner.slot = 0
     while active := [s for s in (stayer, joiner) if not s.finish_reason]:
         made.loop.round(active)
-    assert leaver.output == tokens == reference[0][: len(tokens)]
-    assert [stayer.output, joiner.output] == reference[1:]
+    assert leaver.output == tokens == plain(folder, [leaver])[0].output[: len(tokens)]
+    check_plain(folder, [stayer, joiner])
     made.loop.close()
 
 
@@ -254,22 +224,23 @@ def conversations(**fields: Any) -> list[list[Sequence]]:
     """Texts that go on, or begin like another, some at a time; a long one is left alone for a while."""
     system, long = prompt_of(3, 30), prompt_of(4, TEXT - 16)
     turns = [[system, prompt_of(5, 3), long], [[*system, 5], [*system[:20], 6]], [[*system, 5, 7]], [long, system[:2]]]
-    asked: dict[str, Any] = {"max_new_tokens": 12, "speculation": "off", **fields}
     return [
-        [request_of(prompt, **asked, seed=at, temperature=at % 2) for at, prompt in enumerate(turn)] for turn in turns
+        [request_of(prompt, max_new_tokens=12, **fields, seed=at, temperature=at % 2) for at, prompt in enumerate(turn)]
+        for turn in turns
     ]
 
 
 @pytest.mark.nightly(but=("host-target-chain:4", "resident-target-chain:4"))
+@pytest.mark.slow(but=("host-target-chain:4",))
 @pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
 @pytest.mark.parametrize("name", ["target", "windowed"])
-def test_prompts_are_read_from_where_a_cache_has_them(make: Make, plain: Any, tree: str, name: str) -> None:
+def test_prompts_are_read_from_where_a_cache_has_them(make: Make, folder: Path, tree: str, name: str) -> None:
     """Nothing that other slots' steps write meanwhile is in the rows, of either model; and none under another salt."""
     made = make(3, (name, name))
     done = [s for turn in conversations(speculation=tree) for s in run(made.loop, turn)]
     cached = [s.metrics.num_cached_tokens for s in done]
     assert all(some >= wanted for some, wanted in zip(cached[3:], [30, 20, 31, TEXT - 17, 1], strict=True)), cached
-    assert [s.output for s in done] == [s.output for turn in conversations() for s in plain(turn, name)]
+    check_plain(folder, done, name)
     if tree == "chain:4":  # a perfect draft, that has the rows it needs
         assert all(told(s).mean_acceptance_length > 3.5 for s in done if not s.params.temperature)
     assert sum(made.loop.cached_tokens()) > 100
@@ -284,51 +255,34 @@ def test_no_prefix_is_kept_where_none_is_wanted(make: Make) -> None:
     assert loop.cached_tokens() == (0,)
 
 
-def constrained(temperature: float, count: int = 5) -> list[Sequence]:
-    """Constrained and free ones."""
-    found = []
-    for index in range(count):
-        constraint = None if index % 3 == 2 else family(index, VOCAB, END, length=9)
-        more = {"repetition_penalty": 1.3, "logit_bias": {END: 2.0}} if index == 3 else {}
-        cut = {"top_p": 0.9} if temperature and index % 2 else {}
-        fields = {"temperature": temperature, "seed": index, "max_new_tokens": 18, **more, **cut}
-        found.append(
-            request_of(prompt_of(index, 4 + 3 * index), speculation="topk:2,3", constraint=constraint, **fields)
-        )
-    return found
-
-
 @pytest.mark.nightly(only=("host-1.0-alone", "device-0.0-alone", "resident-1.0-alone", "resident-0.0-draft"))
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
 def test_constrained_texts_are_plain_decodings(
-    make: Make, plain: Any, names: tuple[str, ...], temperature: float
+    make: Make, folder: Path, names: tuple[str, ...], temperature: float
 ) -> None:
-    eos = frozenset({END})
-    done = run(make(4, names, eos=eos, looks_up=names == ALONE).loop, constrained(temperature))
-    expected = [s.output for s in plain(constrained(temperature), eos=eos)]
-    assert [(s.error, s.output) for s in done] == [(None, output) for output in expected]
+    """Beside a free one, which is the third."""
+    eos, cut = frozenset({END}), {"top_p": 0.9} if temperature else {}
+    fields: list[dict[str, Any]] = [{}, cut, {}, {"repetition_penalty": 1.3, "logit_bias": {END: 2.0}} | cut, {}]
+    for index, own in enumerate(fields):
+        own["constraint"] = None if index == 2 else family(index, VOCAB, END, length=9)
+    wanted = sequences("topk:2,3", *fields, temperature=temperature, max_new_tokens=18)
+    done = run(make(4, names, eos=eos, looks_up=names == ALONE).loop, wanted)
+    check_plain(folder, done, eos=eos)
     assert any(told(s).num_draft_tokens for s in done)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_grammar_forces_is_drafted(make: Make, plain: Any, temperature: float) -> None:
+def test_what_a_grammar_forces_is_drafted(make: Make, folder: Path, temperature: float) -> None:
     """Tokens are plain decoding's, and long runs take few rounds."""
-    eos = frozenset({GRAMMAR_END})
-
-    def wanted() -> list[Sequence]:
-        regexes = "(ab|cd)0101,0101,(a|b|c)10101010", "[abcd]{3}(0|1){4}cd"
-        fields: dict[str, Any] = {"speculation": "chain:6", "temperature": temperature, "max_new_tokens": 24}
-        return [
-            request_of(prompt_of(n, 5), seed=n, constraint=grammar(vocab_size=VOCAB, regex=regex), **fields)
-            for n, regex in enumerate(regexes)
-        ]
-
-    made = make(eos=eos)
-    found = run(made.loop, wanted())
-    assert [(s.error, s.output) for s in found] == [(None, s.output) for s in plain(wanted(), eos=eos)]
-    assert [s.finish_reason for s in found] == ["stop", "stop"]
-    assert made.loop.stats.rounds < max(len(s.output) for s in found)
+    made, eos = make(eos=frozenset({GRAMMAR_END})), frozenset({GRAMMAR_END})
+    regexes = "(ab|cd)0101,0101,(a|b|c)10101010", "[abcd]{3}(0|1){4}cd"
+    constraints = [{"constraint": grammar(vocab_size=VOCAB, regex=regex)} for regex in regexes]
+    done = run(made.loop, sequences("chain:6", *constraints, temperature=temperature, max_new_tokens=24))
+    check_plain(folder, done, eos=eos)
+    assert [s.finish_reason for s in done] == ["stop", "stop"]
+    assert made.loop.stats.rounds < max(len(s.output) for s in done)
 
 
 class Broken(OneOf):
@@ -347,32 +301,27 @@ class Nothing(OneOf):
         return set() if len(text) == 3 else super().legal(text)
 
 
-@pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
-@pytest.mark.parametrize(("kind", "message"), [(Broken, "no such rule"), (Nothing, "the constraint allows")])
+@pytest.mark.parametrize(
+    ("kind", "message", "names"), [(Broken, "no such rule", BOTH), (Nothing, "the constraint allows", ALONE)]
+)
 def test_a_constraint_that_fails_is_its_request_s_error(
-    make: Make, plain: Any, names: tuple[str, ...], kind: type[OneOf], message: str
+    make: Make, folder: Path, kind: type[OneOf], message: str, names: tuple[str, ...]
 ) -> None:
     """Wherever it does, in the draft as well; the others' texts are what they are without it."""
     texts, eos = (tuple(range(11)), (3, 4, 5, 6)), frozenset({END})
-
-    def wanted() -> list[Sequence]:
-        kinds = kind(texts, END), OneOf(texts, END), None
-        fields: dict[str, Any] = {"speculation": "best:7", "max_new_tokens": 9}
-        return [request_of(prompt_of(2, 5), constraint=each, **fields) for each in kinds]
-
-    broken, good, free = run(make(3, names, eos=eos).loop, wanted())
-    _, *expected = plain(wanted(), eos=eos)
+    fields = [{"constraint": each} for each in (kind(texts, END), OneOf(texts, END), None)]
+    broken, *others = run(make(3, names, eos=eos).loop, sequences("best:7", *fields, max_new_tokens=9))
     assert message in str(broken.error)
-    assert broken.output == expected[0].output[: len(broken.output)]
-    assert [(s.error, s.output) for s in (good, free)] == [(None, s.output) for s in expected]
+    (sound,) = plain(folder, [again(broken, constraint=OneOf(texts, END))], eos=eos)
+    assert broken.output == sound.output[: len(broken.output)]
+    check_plain(folder, others, eos=eos)
 
 
-def test_limits_hold_and_may_change_between_rounds(make: Make, plain: Any) -> None:
+def test_limits_hold_and_may_change_between_rounds(make: Make, folder: Path) -> None:
     made = make(1, PERFECT, options=LoopOptions(Limits(max_draft_tokens=4)))
     with pytest.raises(OptionError, match="max_draft_tokens allows 4"):
         made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
-    one = request_of(prompt_of(1, 4), speculation="chain:4", max_new_tokens=90)
-    one.slot = 0
+    (one,) = enter([request_of(prompt_of(1, 4), speculation="chain:4", max_new_tokens=90)])
     for most in (2, 0, 4):
         made.loop.planner.limit(Limits(max_draft_tokens=most))
         for _ in range(2):  # what was begun before ends
@@ -384,20 +333,21 @@ def test_limits_hold_and_may_change_between_rounds(make: Make, plain: Any) -> No
         assert (told(one).num_spec_steps > steps) is (most > 0) or one.finish_reason
     while not one.finish_reason:
         made.loop.round([one])
-    (alone,) = plain([request_of(prompt_of(1, 4), speculation="off", max_new_tokens=90)])
-    assert one.output == alone.output
+    check_plain(folder, [one])
 
 
-def test_a_sibling_takes_turns_with_its_loop(make: Make, expected: list[list[int]]) -> None:
+@pytest.mark.slow(but=("host",))
+def test_a_sibling_takes_turns_with_its_loop(make: Make, folder: Path) -> None:
     """The same models, and statistics of its own; what one has written the other never takes for a prefix."""
     made = make()
     loops: list[Loop] = [made.loop, made.loop.sibling(looks_up=True)]
     assert (loops[1].target, loops[1].draft_executor) == (loops[0].target, loops[0].draft_executor)
     assert loops[1].stats == RunStats()
     emitted = [0, 0]
-    for turn in (0, 1, 0, 1):
-        assert [s.output for s in run(loops[turn], requests("chain:3")[:2])] == expected[:2]
-        emitted[turn] += sum(map(len, expected[:2]))
+    for turn in (0, 1, 0):
+        done = run(loops[turn], sequences("chain:3", {}, {}))
+        check_plain(folder, done)
+        emitted[turn] += sum(len(s.output) for s in done)
         assert [loop.stats.emitted for loop in loops] == emitted
     assert made.loop.cache_bytes == made.target.cache_bytes + made.loop.draft_executor.cache_bytes
     assert made.loop.page_tokens is None
@@ -410,8 +360,8 @@ def test_a_fresh_drafter_knows_of_no_text(make: Make) -> None:
     for _ in range(2):
         fresh = made.loop.fresh_drafter()
         assert (fresh.executor, fresh.cached) == (made.loop.draft_executor, [0])
-        sequence = request_of(prompt_of(0, 6), speculation="chain:3")
-        sequence.slot, sequence.cached, sequence.shape = 0, 5, sequence.tree
+        (sequence,) = enter([request_of(prompt_of(0, 6), speculation="chain:3")])
+        sequence.cached, sequence.shape = 5, sequence.tree
         trees += fresh.propose([sequence])
     assert trees[0] == trees[1]
     assert len(trees[0]) == 4

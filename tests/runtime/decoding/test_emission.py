@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hash_models import sequence_of
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.errors import ExecutionError
@@ -30,8 +31,8 @@ def row_of(seed: int) -> Any:
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("processors", PROCESSORS)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_what_is_no_number_is_refused_and_not_noted(request_of: Any, processors: dict[str, Any], wrong: float) -> None:
-    sequence = request_of([1, 2], SamplingParams(logprobs=2, speculation="off", **processors))
+def test_what_is_no_number_is_refused_and_not_noted(processors: dict[str, Any], wrong: float) -> None:
+    sequence = sequence_of([1, 2], SamplingParams(logprobs=2, speculation="off", **processors))
     row = row_of(1)
     row[7] = wrong
     with pytest.raises(ExecutionError, match=f"the model gave {wrong} as a token's logit: build the bundle") as caught:
@@ -40,11 +41,11 @@ def test_what_is_no_number_is_refused_and_not_noted(request_of: Any, processors:
     assert (sequence.logprobs, sequence.output) == ([], [])
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, VOCAB])
-def test_log_probabilities_are_the_rows_own(request_of: Any, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 3, VOCAB])
+def test_log_probabilities_are_the_rows_own(count: int) -> None:
     """Of the model's logits before any processor, for each token that is chosen."""
     params = SamplingParams(logprobs=count, temperature=1.3, repetition_penalty=1.5, speculation="off")
-    sequence, emission = request_of([1, 2], params), Emission(frozenset())
+    sequence, emission = sequence_of([1, 2], params), Emission(frozenset())
     rows = [row_of(seed) for seed in range(6)]
     tokens = [emission.choose(sequence, row, position) for position, row in enumerate(rows, 1)]
     assert sequence.logprobs == [TokenLogprobs.of(row, t, count) for row, t in zip(rows, tokens, strict=True)]
@@ -57,9 +58,9 @@ def test_log_probabilities_are_the_rows_own(request_of: Any, count: int) -> None
     ("ignore_eos", "reasons"),
     [(False, [None, "stop"]), (True, [None, None, None, "length"])],
 )
-def test_a_text_ends_with_its_eos_or_its_length(request_of: Any, ignore_eos: bool, reasons: list[str | None]) -> None:
+def test_a_text_ends_with_its_eos_or_its_length(ignore_eos: bool, reasons: list[str | None]) -> None:
     params = SamplingParams(max_new_tokens=4, speculation="off", ignore_eos=ignore_eos)
-    sequence: Sequence = request_of([4, 5], params)
+    sequence: Sequence = sequence_of([4, 5], params)
     emission, found = Emission(frozenset({4, 9})), list[str | None]()
     for token in (3, 9, 4, 6):
         sequence.emit(token, emission.eos)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from device_requests import run
+from hash_models import HashExecutor, HashModel, plain_text, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_chances import record_of, table_of
@@ -14,6 +15,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
+from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.timings import TimingTable
@@ -33,17 +35,17 @@ ASKED = st.tuples(st.sampled_from(TREES), st.sampled_from(PARAMS), st.integers(1
 
 
 def drafter_of(name: str, executor: Any) -> Drafter | None:
-    if name == "none":
-        return None
-    if name == "ngram":
-        return LookupDrafter()
-    model = ModelDrafter(executor, CHUNK)
-    return model if name == "model" else LookupDrafter(model)
+    if name in ("none", "lookup"):
+        return None if name == "none" else LookupDrafter()
+    if name == "parallel":
+        return PardDrafter(executor, CHUNK, VOCAB)
+    model = ModelDrafter(executor, CHUNK, overlap="ahead" in name)
+    return model if "lookup" not in name else LookupDrafter(model)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(
-    drafter=st.sampled_from(["none", "model", "ngram", "mixed"]),
+    drafter=st.sampled_from(["none", "model", "ahead", "lookup", "lookup, model", "lookup, ahead", "parallel"]),
     slots=st.integers(1, 3),
     seed=st.integers(0, 1000),
     error=st.floats(0, 2),
@@ -52,10 +54,6 @@ def drafter_of(name: str, executor: Any) -> Drafter | None:
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
 )
 def test_tokens_do_not_depend_on_draft_or_batch(
-    hash_model: Any,
-    hash_executor: Any,
-    request_of: Any,
-    plain: Any,
     drafter: str,
     slots: int,
     seed: int,
@@ -64,29 +62,31 @@ def test_tokens_do_not_depend_on_draft_or_batch(
     asked: list[Any],
     prompt: list[int],
 ) -> None:
-    target, draft, eos = hash_model(seed, order=order), hash_model(seed, error, order), frozenset({4})
-    proposing = drafter_of(drafter, hash_executor(draft, slots))
-    loop = HostLoop(hash_executor(target, slots), proposing, CHUNK, eos)
+    target, draft, eos = HashModel(seed, order=order), HashModel(seed, error, order), frozenset({4})
+    proposing = drafter_of(drafter, HashExecutor(draft, slots))
+    loop = HostLoop(HashExecutor(target, slots), proposing, CHUNK, eos)
     wanted = [
-        request_of(
+        sequence_of(
             prompt[: 1 + index * 7 % len(prompt)],
             SamplingParams(max_new_tokens=count, speculation=tree, seed=seed + index, **params),
             index,
         )
         for index, (tree, params, count) in enumerate(asked)
     ]
-    for request in run(loop, wanted):
+    wanted = run(loop, wanted)
+    loop.close()
+    for request in wanted:
         text = request.tokens[: request.metrics.num_prompt_tokens]
-        assert request.output == plain(target, text, request.params, eos)
+        assert request.output == plain_text(target, text, request.params, eos)
         assert request.finish_reason == ("stop" if request.output[-1] in eos else "length")
         if request.tree is None or drafter == "none":
             assert request.metrics.speculative_decoding.num_spec_steps == 0
 
 
-def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    model, params = hash_model(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
-    loop = HostLoop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
-    request = request_of([1, 2, 3], params)
+def test_statistics_of_a_perfect_chain() -> None:
+    model, params = HashModel(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
+    loop = HostLoop(HashExecutor(model), drafter_of("model", HashExecutor(model)), CHUNK, frozenset())
+    request = sequence_of([1, 2, 3], params)
     run(loop, [request])  # the prompt gives one token, each of 5 rounds 5 more
     stats = request.metrics.speculative_decoding
     assert stats.acceptance_histogram == stats.depth_histogram == [0, 0, 0, 0, 5]
@@ -96,43 +96,23 @@ def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, requ
     assert loop.stats.accept > 0 < loop.stats.commit
 
 
-SYSTEM = [5, 1, 4, 2, 8, 5, 7, 1, 9, 3, 6, 0, 2, 2, 1, 7]
-
-
-def test_rows_are_copied_from_a_slot_that_decodes(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any
-) -> None:
-    model, params = hash_model(1), SamplingParams(max_new_tokens=9, speculation="chain:2")
-    loop = HostLoop(hash_executor(model, 2), drafter_of("model", hash_executor(model, 2)), CHUNK, frozenset())
-    first, second = (request_of([*SYSTEM, *more], params, slot=slot) for slot, more in enumerate(([], [4, 4])))
-    for _ in range(3):
-        loop.round([first])
-    loop.round([first, second])
-    assert (second.metrics.num_cached_tokens, len(second.output)) == (16, 1)
-    while not second.finish_reason:
-        loop.round([s for s in (first, second) if not s.finish_reason])
-    assert [first.output, second.output] == [plain(model, [*SYSTEM, *more], params) for more in ([], [4, 4])]
-    assert second.metrics.speculative_decoding.acceptance_histogram[:2] in ([0, 0], [0, 1])
-
-
 LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plain": 0.4, "round": 0.4, "level": 0.04}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("live", "budget"), [(True, None), (True, 24), (False, 24), (False, None)])
-def test_a_long_prompt_never_stops_the_others(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, live: bool, budget: int | None, temperature: float
-) -> None:
+@pytest.mark.parametrize(
+    ("live", "budget", "temperature"), [(True, None, 0.0), (True, 24, 1.0), (False, 24, 0.0), (False, None, 1.0)]
+)
+def test_a_long_prompt_never_stops_the_others(live: bool, budget: int | None, temperature: float) -> None:
     """Its chunks share the rows of a step with those who decode: they emit in each, and two prompts are read evenly."""
-    model, table = hash_model(3), table_of(LINEAR, 4)
+    model, table = HashModel(3), table_of(LINEAR, 4)
     told = LiveTimings(table, 4) if live else None
     options = LoopOptions(sequence_nodes=budget and budget // 4, step_nodes=budget, live=told)
-    executor = hash_executor(model, 4, 400)
+    executor = HashExecutor(model, 4, 400)
     loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), options)
     params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=1, speculation="chain:4")
-    first = [request_of([1, 2, slot], params, slot=slot) for slot in range(2)]
+    first = [sequence_of([1, 2, slot], params, slot=slot) for slot in range(2)]
     loop.round(first)
-    late = [request_of([5, 6, 7, slot] * 40, params, slot=slot) for slot in (2, 3)]
+    late = [sequence_of([5, 6, 7, slot] * 40, params, slot=slot) for slot in (2, 3)]
     executor.steps.clear()
     while not all(each.output for each in late):
         before = [len(each.output) for each in first]
@@ -150,22 +130,20 @@ def test_a_long_prompt_never_stops_the_others(
     while active := [each for each in [*first, *late] if not each.finish_reason]:
         loop.round(active)
     for each in [*first, *late]:
-        assert each.output == plain(model, each.tokens[: each.metrics.num_prompt_tokens], params)
+        assert each.output == plain_text(model, each.tokens[: each.metrics.num_prompt_tokens], params)
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_one_text_does_not_hold_up_many_prompts(
-    hash_model: Any, hash_executor: Any, request_of: Any, corrected: bool
-) -> None:
+def test_one_text_does_not_hold_up_many_prompts(corrected: bool) -> None:
     """A step for one is so cheap that by its pace alone three prompts would be read at two tokens a round."""
     record = record_of(LINEAR, 4)
     record["times"]["1"] = LINEAR | {"verify": [[1, 3.0], [64, 41.5]]}
     table = TimingTable.of(record, 64)
-    executor = hash_executor(hash_model(3), 4, 400)
+    executor = HashExecutor(HashModel(3), 4, 400)
     loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), LoopOptions(live=LiveTimings(table, 4, corrected)))
-    first = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="off"), slot=0)
+    first = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="off"), slot=0)
     loop.round([first])
-    late = [request_of([5, 6, 7, slot] * 40, first.params, slot=slot) for slot in (1, 2, 3)]
+    late = [sequence_of([5, 6, 7, slot] * 40, first.params, slot=slot) for slot in (1, 2, 3)]
     before = len(first.output)
     loop.round([first, *late])
     read, seconds = [each.cached for each in late], table.at(4).verify_rows

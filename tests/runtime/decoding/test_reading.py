@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hash_models import FaultyModel, HashExecutor, HashModel
+from hash_models import FaultyModel, HashExecutor, HashModel, plain_text, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.reading import Reader, fair, step_input
+from specbuild.runtime.decoding.reading import Reader, fair
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.tree import Tree
 
 VOCAB = 12
 OFF = SamplingParams(max_new_tokens=6, speculation="off")
@@ -44,54 +42,50 @@ def sizes(executor: HashExecutor) -> list[list[tuple[int, int]]]:
 @pytest.mark.parametrize(
     ("lone_chunk", "steps"), [(None, [4, 4, 4, 1]), (6, [6, 6, 1]), (64, [13]), (2, [2, 2, 2, 2, 2, 2, 1])]
 )
-def test_a_text_alone_is_read_in_longer_chunks(
-    hash_model: Any, hash_executor: Any, request_of: Any, lone_chunk: int | None, steps: list[int]
-) -> None:
+def test_a_text_alone_is_read_in_longer_chunks(lone_chunk: int | None, steps: list[int]) -> None:
     """Logits are wanted after the last one only; who is left alone is read in long ones from then on."""
-    executor = hash_executor(hash_model())
-    read(reader_of(executor, 4, lone_chunk), [request_of(TEXT[:13], OFF)])
+    executor = HashExecutor(HashModel())
+    read(reader_of(executor, 4, lone_chunk), [sequence_of(TEXT[:13], OFF)])
     assert sizes(executor) == [[(size, 0)] for size in steps[:-1]] + [[(steps[-1], 1)]]
-    executor = hash_executor(hash_model(), 3)
-    read(reader_of(executor, 4, 16), [request_of(TEXT[:n], OFF, slot=slot) for slot, n in enumerate((6, 30, 1))])
+    executor = HashExecutor(HashModel(), 3)
+    read(reader_of(executor, 4, 16), [sequence_of(TEXT[:n], OFF, slot=slot) for slot, n in enumerate((6, 30, 1))])
     assert sizes(executor) == [[(4, 0), (4, 0), (1, 1)], [(2, 1), (4, 0)], [(16, 0)], [(6, 1)]]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 64])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_the_first_token_is_plain_decodings(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, chunk: int, temperature: int
-) -> None:
+def test_the_first_token_is_plain_decodings(chunk: int, temperature: int) -> None:
     """Of prompts that end in different steps, one of them from a row that a cache has."""
-    model, params = hash_model(3), SamplingParams(max_new_tokens=6, temperature=temperature, seed=5, speculation="off")
-    executor = hash_executor(model, 4)
-    sequences = [request_of(TEXT[:n], params, slot=slot) for slot, n in enumerate((1, 8, 17, 40))]
+    model, params = HashModel(3), SamplingParams(max_new_tokens=6, temperature=temperature, seed=5, speculation="off")
+    executor = HashExecutor(model, 4)
+    sequences = [sequence_of(TEXT[:n], params, slot=slot) for slot, n in enumerate((1, 8, 17, 40))]
     executor.rows[2][:30] = [*enumerate(TEXT[:5]), *[(5, 5)] * 25]
     sequences[2].cached = 5
     read(reader_of(executor, chunk, 2 * chunk if chunk < 64 else None), sequences)
     for sequence in sequences:
         prompt = sequence.tokens[: sequence.metrics.num_prompt_tokens]
-        assert sequence.output == plain(model, prompt, params)[:1]
+        assert sequence.output == plain_text(model, prompt, params)[:1]
         assert (sequence.cached, sequence.pending) == (len(prompt), 1)
         rows = executor.rows[sequence.slot]
         assert rows[: len(prompt) + 1] == [*enumerate(prompt), (-1, -1)], "no more is committed than was read"
 
 
-def test_a_text_without_a_logit_ends_alone(hash_executor: Any, request_of: Any, plain: Any) -> None:
+def test_a_text_without_a_logit_ends_alone() -> None:
     model = FaultyModel(1)
     prompts = [TEXT[:5], [model.NAN, *TEXT[:4]], TEXT[:7]]
-    sequences = [request_of(prompt, OFF, slot=slot) for slot, prompt in enumerate(prompts)]
-    read(reader_of(hash_executor(model, 3), 4), sequences)
+    sequences = [sequence_of(prompt, OFF, slot=slot) for slot, prompt in enumerate(prompts)]
+    read(reader_of(HashExecutor(model, 3), 4), sequences)
     first, second, third = sequences
     assert (second.finish_reason, type(second.error), second.output) == ("error", ExecutionError, [])
-    assert [first.output, third.output] == [plain(model, prompts[at], OFF)[:1] for at in (0, 2)]
+    assert [first.output, third.output] == [plain_text(model, prompts[at], OFF)[:1] for at in (0, 2)]
     assert first.error is None is third.error
 
 
-def test_a_step_that_raises_concerns_all(hash_executor: Any, request_of: Any) -> None:
+def test_a_step_that_raises_concerns_all() -> None:
     model = FaultyModel(1)
-    sequences = [request_of(prompt, OFF, slot=slot) for slot, prompt in enumerate((TEXT[:3], [model.RAISES]))]
+    sequences = [sequence_of(prompt, OFF, slot=slot) for slot, prompt in enumerate((TEXT[:3], [model.RAISES]))]
     with pytest.raises(RuntimeError, match="the model raises"):
-        reader_of(hash_executor(model, 2), 4).run(sequences)
+        reader_of(HashExecutor(model, 2), 4).run(sequences)
     assert [(s.cached, s.error) for s in sequences] == [(0, None), (0, None)]
 
 
@@ -118,32 +112,6 @@ def test_logits_are_the_models(count: int, size: int) -> None:
     assert found.tolist() == [model(TEXT[:end]).tolist() for end in range(41 - count, 41)]
     assert [length for ((length, _),) in sizes(executor)] == [size] * (40 // size) + [40 % size] * (40 % size > 0)
     assert sum(wanted for ((_, wanted),) in sizes(executor)) == count, "no row is computed that nobody wants"
-
-
-def ask(request_of: Callable[..., Sequence], cached: int, slot: int = 1) -> Sequence:
-    """A prompt of nine tokens of which so many are read."""
-    sequence = request_of(TEXT[:9], OFF, slot=slot)
-    sequence.cached = cached
-    return sequence
-
-
-def test_a_tree_says_who_sees_whom(request_of: Any) -> None:
-    """Nodes at the same depth have the same position."""
-    tree = Tree([TEXT[8]])
-    left, right = tree.add(1, 0), tree.add(2, 0)
-    tree.add(3, right)
-    tree.add(4, left)
-    given = step_input(ask(request_of, 8), tree)
-    assert (given.slot, given.start, given.committed, given.logits) == (1, 8, 8, 5)
-    assert (given.tokens, given.positions) == ([TEXT[8], 1, 2, 3, 4], [8, 9, 9, 10, 10])
-    assert given.visible is not None
-    assert given.visible.astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 0, 1, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hash_models import HashExecutor
+from device_requests import run
+from hash_models import HashExecutor, HashModel, plain_text, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -83,35 +84,21 @@ def loop_of(model: Any, draft: Any, bound: float, batch_size: int = 1, exact: bo
     return HostLoop(target, drafter, CHUNK, frozenset(), LoopOptions(exactness=exactness, bound=bound))
 
 
-def run(loop: HostLoop, requests: Seq[Any]) -> None:
-    waiting, active = list(requests), dict[int, Any]()
-    while waiting or active:
-        for slot in range(loop.target.batch_size):
-            if slot not in active and waiting:
-                active[slot] = waiting.pop(0)
-                active[slot].slot = slot
-        loop.round(list(active.values()))
-        for slot in [slot for slot, each in active.items() if each.finish_reason]:
-            loop.release(slot)
-            del active[slot]
-
-
-@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.slow(but=("1-0",))
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_texts_are_plain_decodings_whatever_is_rounded(
-    hash_model: Any, request_of: Any, plain: Any, params: dict[str, Any], batch_size: int
-) -> None:
+def test_texts_are_plain_decodings_whatever_is_rounded(params: dict[str, Any], batch_size: int) -> None:
     """Also where one reads on from another's rows, and where side branches of a draft that is often wrong are taken."""
-    model, draft = hash_model(5), hash_model(5, 0.7)
+    model, draft = HashModel(5), HashModel(5, 0.7)
     loop, requests = loop_of(model, draft, 0.6, batch_size), []
-    for index, tree in enumerate(TREES * 6):
+    for index, tree in enumerate(TREES * 4):
         prompt = [3, 1, 4, 1, 5, 9, 2, 6][: 1 + index % 8]
         asked = SamplingParams(max_new_tokens=30, speculation=tree, seed=index // 5, **params)
-        requests.append(request_of(prompt, asked, index))
+        requests.append(sequence_of(prompt, asked, index))
     run(loop, requests)
     for request in requests:
         prompt = request.tokens[: request.metrics.num_prompt_tokens]
-        assert request.output == plain(model, prompt, request.params)
+        assert request.output == plain_text(model, prompt, request.params)
     told = [request.metrics.speculative_decoding for request in requests]
     assert sum(each.num_unsettled_steps for each in told) > 5
     assert sum(each.num_recomputed_tokens for each in told) > 20
@@ -119,12 +106,14 @@ def test_texts_are_plain_decodings_whatever_is_rounded(
     assert not any(each.num_unsettled_steps or each.num_recomputed_tokens for each in chains)
 
 
-def test_what_is_not_in_the_class_would_be_another_text(hash_model: Any, request_of: Any, plain: Any) -> None:
+def test_what_is_not_in_the_class_would_be_another_text() -> None:
     """So the tests above can fail."""
-    model = hash_model(5)
-    requests = [request_of([1, n], SamplingParams(max_new_tokens=60, speculation="topk:4,4", seed=n)) for n in range(8)]
-    run(loop_of(model, hash_model(5, 0.7), 0.6, exact=False), requests)
-    assert any(each.output != plain(model, each.tokens[:2], each.params) for each in requests)
+    model = HashModel(5)
+    requests = [
+        sequence_of([1, n], SamplingParams(max_new_tokens=60, speculation="topk:4,4", seed=n)) for n in range(8)
+    ]
+    run(loop_of(model, HashModel(5, 0.7), 0.6, exact=False), requests)
+    assert any(each.output != plain_text(model, each.tokens[:2], each.params) for each in requests)
 
 
 @pytest.mark.nightly
@@ -136,13 +125,11 @@ def test_what_is_not_in_the_class_would_be_another_text(hash_model: Any, request
     tree=st.sampled_from(TREES),
     params=st.sampled_from(PARAMS),
 )
-def test_any_bound(
-    hash_model: Any, request_of: Any, plain: Any, seed: int, error: float, bound: float, tree: str, params: Any
-) -> None:
-    model = hash_model(seed)
-    loop = loop_of(model, hash_model(seed, error), bound, 2)
+def test_any_bound(seed: int, error: float, bound: float, tree: str, params: Any) -> None:
+    model = HashModel(seed)
+    loop = loop_of(model, HashModel(seed, error), bound, 2)
     asked = SamplingParams(max_new_tokens=24, speculation=tree, seed=seed, **params)
-    requests = [request_of([seed % 12, 2, 3], asked, index) for index in range(3)]
+    requests = [sequence_of([seed % 12, 2, 3], asked, index) for index in range(3)]
     run(loop, requests)
     for request in requests:
-        assert request.output == plain(model, request.tokens[:3], asked)
+        assert request.output == plain_text(model, request.tokens[:3], asked)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hash_models import HashExecutor, HashModel, sequence_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -43,27 +44,25 @@ def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundl
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_every_kind_has_its_drafter(make: Make, hash_executor: Any, hash_model: Any, kind: str, overlap: bool) -> None:
-    draft, target = (hash_executor(hash_model(seed)) for seed in (1, 2))
+def test_every_kind_has_its_drafter(make: Make, kind: str, overlap: bool) -> None:
+    draft, target = (HashExecutor(HashModel(seed)) for seed in (1, 2))
     drafter = drafter_of(make(kind), draft, target, 8, overlap)
     assert (type(drafter), drafter.executor) == (KINDS[kind][0], draft)
     drafter.close()
 
 
-def test_a_mask_is_the_record_s(make: Make, hash_executor: Any, hash_model: Any, request_of: Any) -> None:
-    model = hash_model(1)
-    drafter = drafter_of(make("parallel"), hash_executor(model), hash_executor(model), 8, False)
-    (tree,) = drafter.propose([request_of([1, 2], SamplingParams(speculation="chain:3"))])
+def test_a_mask_is_the_record_s(make: Make) -> None:
+    model = HashModel(1)
+    drafter = drafter_of(make("parallel"), HashExecutor(model), HashExecutor(model), 8, False)
+    (tree,) = drafter.propose([sequence_of([1, 2], SamplingParams(speculation="chain:3"))])
     assert tree.tokens[1:] == [int(model([1, 2, *[11] * masks]).argmax()) for masks in range(3)]
 
 
-def test_columns_are_the_tokens_that_the_file_names(
-    make: Make, hash_executor: Any, hash_model: Any, request_of: Any
-) -> None:
-    names, model = [3, 7, 1, 0, 2, 4, 6, 5, 11, 10, 9, 8], hash_model(1)
+def test_columns_are_the_tokens_that_the_file_names(make: Make) -> None:
+    names, model = [3, 7, 1, 0, 2, 4, 6, 5, 11, 10, 9, 8], HashModel(1)
     for tokens in (names, list(range(VOCAB))):
-        drafter = drafter_of(make("model", tokens), hash_executor(model), hash_executor(model), 8, False)
-        (tree,) = drafter.propose([request_of([1, 2], SamplingParams(speculation="chain:1"))])
+        drafter = drafter_of(make("model", tokens), HashExecutor(model), HashExecutor(model), 8, False)
+        (tree,) = drafter.propose([sequence_of([1, 2], SamplingParams(speculation="chain:1"))])
         assert tree.tokens[1] == tokens[int(model([1, 2]).argmax())]
 
 
@@ -74,22 +73,20 @@ NO_TOKENS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([*KINDS]), NO_TOKENS)
-def test_tokens_that_are_none_are_refused_in_one_line(
-    make: Make, hash_executor: Any, hash_model: Any, kind: str, tokens: Any
-) -> None:
+def test_tokens_that_are_none_are_refused_in_one_line(make: Make, kind: str, tokens: Any) -> None:
     named = isinstance(tokens, list) and all(type(token) is int and 0 <= token < VOCAB for token in tokens)
     assume(not (named and len({*tokens}) == len(tokens) == 3))
-    bundle, executor = make(kind, b"null" if tokens is None else tokens, columns=3), hash_executor(hash_model(1))
+    bundle, executor = make(kind, b"null" if tokens is None else tokens, columns=3), HashExecutor(HashModel(1))
     with pytest.raises(BundleError) as caught:
         drafter_of(bundle, executor, executor, 8, False)
     assert FILE in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_tokens_that_are_gone_are_refused(make: Make, hash_executor: Any, hash_model: Any) -> None:
-    bundle, executor = make("model", [7, 3, 1], columns=3), hash_executor(hash_model(1))
+def test_tokens_that_are_gone_are_refused(make: Make) -> None:
+    bundle, executor = make("model", [7, 3, 1], columns=3), HashExecutor(HashModel(1))
     bundle.path(FILE).unlink()
     with pytest.raises(BundleError, match=r"draft_tokens\.json cannot be read"):
         drafter_of(bundle, executor, executor, 8, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hash_models import HashModel
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_chances import PricedLoop
@@ -61,19 +62,16 @@ def test_habits_that_are_none_are_refused_in_one_line(change: dict[str, Any]) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("slots", "times", "free", "limits", "gains"),
+    ("slots", "times", "free", "limits", "gains", "temperature"),
     [
-        (1, CHEAP, 0, Limits(), 12),
-        (2, CHEAP, 0, Limits(), 12),
-        (1, DEAR, 1, Limits(), 6),  # a free row, and none that pays
-        (1, DEAR, 1, Limits(max_draft_tokens=0), 0),
+        (1, CHEAP, 0, Limits(), 12, 0.0),
+        (2, CHEAP, 0, Limits(), 12, 0.8),
+        (1, DEAR, 1, Limits(), 6, 0.8),  # a free row, and none that pays
+        (1, DEAR, 1, Limits(max_draft_tokens=0), 0, 0.0),
     ],
 )
 def test_what_a_target_has_said_is_drafted_when_it_is_asked_again(
-    hash_model: Any,
-    request_of: Any,
     slots: int,
     times: dict[str, Any],
     free: int,
@@ -82,7 +80,7 @@ def test_what_a_target_has_said_is_drafted_when_it_is_asked_again(
     temperature: float,
 ) -> None:
     """Where rows are cheap or free; the same text comes of it, and nothing of a text under another salt."""
-    loop = PricedLoop(request_of, hash_model(3), None, times, slots, limits, looks_up=True, free=free)
+    loop = PricedLoop(HashModel(3), None, times, slots, limits, looks_up=True, free=free)
     prompts, accepted, outputs = [[7, 3, 9 + slot] for slot in range(slots)], list[int](), list[list[int]]()
     for salt in ("a", "a", "b"):
         done = loop.run(*prompts, count=40, temperature=temperature, seed=3, cache_salt=salt)

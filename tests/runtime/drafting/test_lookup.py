@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hash_models import sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_grammars import grammar, ids
@@ -76,9 +77,9 @@ def test_lookup_keeps_the_asked_shape(tokens: list[int], text: str) -> None:
         assert any(other[: len(path)] == path for other in drafted)
 
 
-def asked_of(request_of: Any, regex: str, policy: Any = None, **fields: Any) -> Sequence:
+def asked_of(regex: str, policy: Any = None, **fields: Any) -> Sequence:
     params = SamplingParams(**{"max_new_tokens": 20, "constraint": grammar(regex=regex)} | fields)
-    made: Sequence = request_of([1, 2, 0], params)
+    made: Sequence = sequence_of([1, 2, 0], params)
     made.shape, made.policy = made.tree, policy
     return made
 
@@ -92,10 +93,8 @@ def asked_of(request_of: Any, regex: str, policy: Any = None, **fields: Any) -> 
         ("(a|0)cd", "chain:9", ""),
     ],
 )
-def test_what_has_to_come_is_drafted_before_anybody_is_asked(
-    request_of: Any, regex: str, tree: str, drafted: str
-) -> None:
-    made = asked_of(request_of, regex, speculation=tree)
+def test_what_has_to_come_is_drafted_before_anybody_is_asked(regex: str, tree: str, drafted: str) -> None:
+    made = asked_of(regex, speculation=tree)
     found = forced(made, made.shape or TreeSpec.parse(tree), 1)
     assert (found.tokens[1:] if found else []) == ids(drafted)
     if drafted:
@@ -104,18 +103,18 @@ def test_what_has_to_come_is_drafted_before_anybody_is_asked(
         assert again.tokens == found.tokens  # type: ignore[union-attr]
 
 
-def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come(request_of: Any) -> None:
+def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come() -> None:
     """The text went on with a, 0 after what it ends with; of that a alone is legal, and cd has to come after it."""
-    made = asked_of(request_of, "(a|b)cd1", speculation="chain:6")
+    made = asked_of("(a|b)cd1", speculation="chain:6")
     found = follow(made, Tree.chain([9, *ids("a 0 0")]), 6)
     assert found.tokens[1:] == ids("a cd 1")
-    free = request_of([1, 2], SamplingParams(9, speculation="off"))
+    free = sequence_of([1, 2], SamplingParams(9, speculation="off"))
     assert follow(free, (same := Tree.chain([9, 1, 2])), 6) is same
 
 
-def test_each_branch_goes_on_with_what_has_to_come_while_there_is_room(request_of: Any) -> None:
+def test_each_branch_goes_on_with_what_has_to_come_while_there_is_room() -> None:
     """The first ones first; a branch that is illegal is left out, and what two have in common is there once."""
-    made, branched = asked_of(request_of, "((a|b)cd0)+1", speculation="best:9"), Tree([9])
+    made, branched = asked_of("((a|b)cd0)+1", speculation="best:9"), Tree([9])
     for token, parent in zip(ids("a cd b 0 1"), (0, 1, 0, 0, 2), strict=True):
         branched.add(token, parent)  # a cd 1, b, 0: neither 1 nor 0 is legal there
     found = follow(made, branched, 9)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hash_models import HashExecutor, HashModel, sequence_of
+
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -18,12 +20,12 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
     return text[len(tokens) - 1 :]
 
 
-def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    model = hash_model(4)
-    executor = hash_executor(model, 3)
+def test_each_sequence_gets_its_own_kind_of_tree() -> None:
+    model = HashModel(4)
+    executor = HashExecutor(model, 3)
     drafter = LookupDrafter(ModelDrafter(executor, 8))
     params = SamplingParams(speculation="chain:3")
-    requests = [request_of(prompt, params, slot=slot) for slot, prompt in enumerate((FRESH, REPEATING, FRESH[::-1]))]
+    requests = [sequence_of(prompt, params, slot=slot) for slot, prompt in enumerate((FRESH, REPEATING, FRESH[::-1]))]
     trees = drafter.propose(requests)
     assert trees[0].tokens == greedy(model, FRESH, 3)
     assert trees[1].tokens == [4, 5, 1, 2]
@@ -34,14 +36,3 @@ def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor:
     trees = drafter.propose(requests)
     assert trees[1].tokens == greedy(model, [*REPEATING, 9], 3)
     assert trees[2].tokens == greedy(model, [*FRESH[::-1], 9], 3)
-
-
-def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    for prompt, temperature, repeating in [
-        ([1, 2, 3, 1, 2], 0.0, True),
-        ([1, 2, 3, 1, 2], 1.0, False),
-        ([1, 2, 3, 4, 5, 1, 2, 3, 4], 1.0, True),
-    ]:
-        drafter = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
-        drafter.propose([request_of(prompt, SamplingParams(temperature=temperature, speculation="chain:2"))])
-        assert (drafter.executor.seconds == 0) is repeating

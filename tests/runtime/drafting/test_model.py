@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from device_requests import run
-from hash_models import HashModel
+from hash_models import HashExecutor, HashModel, plain_text, sequence_of
 
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -25,15 +24,14 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("text", ["chain:4", "best:1", "topk:2,3", "best:16"])
-@pytest.mark.parametrize("params", PARAMS)
-def test_a_draft_that_equals_the_target_is_accepted(
-    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], overlap: bool
-) -> None:
-    model, spec = hash_model(5), TreeSpec.parse(text)
-    drafter = ModelDrafter(hash_executor(model), 8, overlap)
-    loop = HostLoop(hash_executor(model), drafter, 8, frozenset())
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **params))
+@pytest.mark.parametrize(
+    ("text", "params"), [("chain:4", 0), ("chain:4", 3), ("best:1", 1), ("topk:2,3", 2), ("best:16", 3)]
+)
+def test_a_draft_that_equals_the_target_is_accepted(text: str, params: int, overlap: bool) -> None:
+    model, spec = HashModel(5), TreeSpec.parse(text)
+    drafter = ModelDrafter(HashExecutor(model), 8, overlap)
+    loop = HostLoop(HashExecutor(model), drafter, 8, frozenset())
+    sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **PARAMS[params]))
     while not sequence.finish_reason:
         before, drafted = len(sequence.output), sequence.drafts
         loop.round([sequence])
@@ -44,33 +42,6 @@ def test_a_draft_that_equals_the_target_is_accepted(
     if spec.width == 1:
         assert drafter.hit == drafter.guessed > 0 if overlap else drafter.guessed == 0
     loop.close()
-
-
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("text", ["chain:3", "best:6"])
-@pytest.mark.parametrize("looks_up", [False, True])
-def test_drafting_ahead_changes_no_token(
-    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], looks_up: bool
-) -> None:
-    """Right guesses or wrong, three sequences in a round, one of them decoding plainly, and slots used again."""
-    model, outputs, drafters = hash_model(6), list[list[list[int]]](), list[ModelDrafter]()
-    for overlap in (False, True):
-        drafters.append(ModelDrafter(hash_executor(hash_model(6, error=0.4), 3), 8, overlap))
-        loop = HostLoop(hash_executor(model, 3), LookupDrafter(drafters[-1], looks_up), 8, frozenset())
-        found = []
-        for first in (1, 4):
-            found += run(
-                loop,
-                [
-                    request_of([first, slot], SamplingParams(50 + slot, speculation=tree, seed=slot, **params))
-                    for slot, tree in enumerate((text, "off", text))
-                ],
-            )
-        assert all(sequence.error is None for sequence in found)
-        outputs.append([sequence.output for sequence in found])
-        loop.close()
-    assert outputs[0] == outputs[1]
-    assert drafters[1].guessed > drafters[1].hit > 0
 
 
 class Ending(HashModel):
@@ -84,12 +55,12 @@ class Ending(HashModel):
         return super().__call__(tokens) - (np.inf if self.silent and sum(tokens) % 3 == 0 else 0)
 
 
-def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+def test_what_drafting_ahead_raises_the_round_raises() -> None:
     """A draft that can read what it proposes, and not what would follow."""
     draft = Ending(5)
     draft.most = 8
-    loop = HostLoop(hash_executor(hash_model(5)), ModelDrafter(hash_executor(draft), 8, overlap=True), 8, frozenset())
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=20, speculation="chain:3"))
+    loop = HostLoop(HashExecutor(HashModel(5)), ModelDrafter(HashExecutor(draft), 8, overlap=True), 8, frozenset())
+    sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=20, speculation="chain:3"))
     loop.round([sequence])
     with pytest.raises(RuntimeError, match="out of memory"):
         loop.round([sequence])
@@ -97,39 +68,35 @@ def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_execu
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_draft_to_which_nothing_follows_changes_no_token(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, overlap: bool
-) -> None:
+def test_a_draft_to_which_nothing_follows_changes_no_token(overlap: bool) -> None:
     """Also if that is found behind a guess, when the guessed path's rows have been moved."""
     draft = Ending(6, error=0.4)
     draft.silent = True
-    loop = HostLoop(hash_executor(hash_model(6)), ModelDrafter(hash_executor(draft), 8, overlap), 8, frozenset())
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
+    loop = HostLoop(HashExecutor(HashModel(6)), ModelDrafter(HashExecutor(draft), 8, overlap), 8, frozenset())
+    sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
     run(loop, [sequence])
-    assert (sequence.error, sequence.output) == (None, plain(hash_model(6), [1, 2, 3], sequence.params))
+    assert (sequence.error, sequence.output) == (None, plain_text(HashModel(6), [1, 2, 3], sequence.params))
     loop.close()
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 8)])
-def test_a_draft_runs_no_node_twice(
-    hash_model: Any, hash_executor: Any, request_of: Any, text: str, nodes: int
-) -> None:
+def test_a_draft_runs_no_node_twice(text: str, nodes: int) -> None:
     """A round runs what was emitted and not run, the last leaf and the bonus at most, and its own inner nodes."""
-    model = hash_model(5)
-    executor = hash_executor(model)
-    loop, ran = HostLoop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), [0]
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text))
+    model = HashModel(5)
+    executor = HashExecutor(model)
+    loop, ran = HostLoop(HashExecutor(model), ModelDrafter(executor, 8), 8, frozenset()), [0]
+    sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text))
     while not sequence.finish_reason:
         loop.round([sequence])
         ran.append(sum(len(each.tokens) for step in executor.steps for each in step))
     assert all(after - before <= nodes for before, after in pairwise(ran[2:]))
 
 
-def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    executor = hash_executor(hash_model(5), 2)
+def test_a_draft_catches_up_with_what_it_did_not_see() -> None:
+    executor = HashExecutor(HashModel(5), 2)
     drafter = ModelDrafter(executor, 4)
     long, short = (
-        request_of(prompt, SamplingParams(speculation="chain:3"), slot=slot)
+        sequence_of(prompt, SamplingParams(speculation="chain:3"), slot=slot)
         for slot, prompt in enumerate(([1] * 11, [2, 3]))
     )
     for _ in range(2):
@@ -137,7 +104,7 @@ def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_execu
         for sequence, tree in zip((long, short), trees, strict=True):
             tokens = list(sequence.tokens)
             while len(tokens) < len(sequence.tokens) + 3:
-                tokens.append(int(hash_model(5)(tokens).argmax()))
+                tokens.append(int(HashModel(5)(tokens).argmax()))
             assert tree.tokens == tokens[len(sequence.tokens) - 1 :]
             drafter.commit(sequence, [0])
         short.emit(7, frozenset())
@@ -145,21 +112,19 @@ def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_execu
             long.emit(token, frozenset())
     drafter.release(0)
     drafter.keep(0, 1, 2)  # of [2, 3, …]
-    other = request_of([2, 3, 6], SamplingParams(speculation="chain:3"), slot=0)
+    other = sequence_of([2, 3, 6], SamplingParams(speculation="chain:3"), slot=0)
     executor.steps.clear()
     (tree,) = drafter.propose([other])
-    assert tree.tokens[1] == int(hash_model(5)([2, 3, 6]).argmax())
+    assert tree.tokens[1] == int(HashModel(5)([2, 3, 6]).argmax())
     assert executor.steps[0][0].start == 2
 
 
-def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows(
-    hash_model: Any, hash_executor: Any, request_of: Any
-) -> None:
+def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows() -> None:
     """`best:31` runs up to 56 nodes of its pool, more than a cache has rows of behind a text of almost full length."""
-    model, outputs = hash_model(5), []
+    model, outputs = HashModel(5), []
     for text in ("off", "best:31"):
-        loop = HostLoop(hash_executor(model), ModelDrafter(hash_executor(model, 1, 64 + 32), 8), 8, frozenset())
-        sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, temperature=1.0, seed=4))
+        loop = HostLoop(HashExecutor(model), ModelDrafter(HashExecutor(model, 1, 64 + 32), 8), 8, frozenset())
+        sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, temperature=1.0, seed=4))
         run(loop, [sequence])
         assert sequence.error is None
         outputs.append(sequence.output)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_requests import run
+from hash_models import HashExecutor, HashModel, sequence_of
 from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.requests.sequence import Sequence
@@ -51,26 +50,22 @@ def brute_force(logits: list[NDArray[np.float32]], spec: TreeSpec) -> set[Path]:
 
 @pytest.mark.parametrize("shape", ["chain:1", "chain:4", "topk:2,3", "topk:4,2", "best:3", "best:16"])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
-def test_a_tree_is_the_best_of_what_the_masks_say(
-    hash_model: Any, hash_executor: Any, request_of: Any, shape: str, length: int
-) -> None:
+def test_a_tree_is_the_best_of_what_the_masks_say(shape: str, length: int) -> None:
     """However many chunks the text before it takes."""
-    model, text, spec = hash_model(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
-    tree = drafted(PardDrafter(hash_executor(model), CHUNK, MASK), request_of(text, SamplingParams(speculation=shape)))
+    model, text, spec = HashModel(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
+    tree = drafted(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence_of(text, SamplingParams(speculation=shape)))
     assert {tuple(tree.path(node)) for node in range(1, len(tree))} == brute_force(
         levels(model, text, spec.depth), spec
     )
     assert (tree.tokens[0], len(tree)) == (text[-1], spec.nodes + 1)
 
 
-def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind(
-    hash_model: Any, hash_executor: Any, request_of: Any
-) -> None:
+def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
     """Nor does what was accepted: its rows are run in the next step, where the masks' were; another one starts anew."""
-    model = hash_model(3)
-    executor = hash_executor(model)
+    model = HashModel(3)
+    executor = HashExecutor(model)
     drafter = PardDrafter(executor, CHUNK, MASK)
-    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="chain:4"))
+    sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="chain:4"))
     for emitted in ([5], [6, 7], [8, 9, 10, 1, 2]):
         tree = drafted(drafter, sequence)
         assert tree.tokens[1:] == [int(row.argmax()) for row in levels(model, sequence.tokens, 4)]
@@ -90,37 +85,13 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind(
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
 
 
-def test_columns_may_stand_for_other_tokens(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    model, names = hash_model(3), np.arange(12)[::-1].copy()
+def test_columns_may_stand_for_other_tokens() -> None:
+    model, names = HashModel(3), np.arange(12)[::-1].copy()
     for params in ({}, {"temperature": 1.0, "seed": 2}):
-        drafter = PardDrafter(hash_executor(model), CHUNK, MASK, names)
-        sequence = request_of([1, 2, 3], SamplingParams(speculation="chain:3", **params))
+        drafter = PardDrafter(HashExecutor(model), CHUNK, MASK, names)
+        sequence = sequence_of([1, 2, 3], SamplingParams(speculation="chain:3", **params))
         wanted = [
             sequence.sampler.choose(row[names], 2 + level, ())  # by token, as the column of token t is 11 − t
             for level, row in enumerate(levels(model, [1, 2, 3], 3))
         ]
         assert drafted(drafter, sequence).tokens[1:] == wanted
-
-
-PARAMS = [
-    {},
-    {"temperature": 1.0},
-    {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5},
-]
-
-
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("text", ["chain:1", "chain:4", "topk:3,3", "best:6"])
-def test_what_comes_out_is_plain_decoding(
-    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, text: str, params: dict[str, float]
-) -> None:
-    """And the first drafted token of a draft that equals the target is accepted: it is no guess."""
-    model = hash_model(4)
-    drafter = PardDrafter(hash_executor(model, 2), 16, MASK)
-    loop = HostLoop(hash_executor(model, 2), drafter, 16, frozenset())
-    chosen = SamplingParams(max_new_tokens=40, speculation=text, seed=4, **params)  # type: ignore[arg-type]
-    for _ in range(2):  # then in slots that know the text
-        for slot, done in enumerate(run(loop, [request_of([1, 2, slot], chosen) for slot in range(2)])):
-            told = done.metrics.speculative_decoding
-            assert (done.error, done.output) == (None, plain(model, [1, 2, slot], chosen))
-            assert told.num_accepted_draft_tokens >= told.num_spec_steps > 0

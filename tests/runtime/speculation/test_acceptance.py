@@ -53,26 +53,3 @@ def test_walk_against_a_naive_one(rng: random.Random, nodes: int, most: int) -> 
     assert list(islice(walk(tree, choose), most)) == walked[:most]
     assert len(asked) <= most
     assert list(walk(tree, lambda node: None if node == last else choices[node])) == walked[:-1]
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.randoms(use_true_random=False), st.floats(0, 1))
-def test_the_text_does_not_depend_on_the_draft(salt: int, rng: random.Random, skill: float) -> None:
-    def target(text: list[int]) -> int:
-        return random.Random(f"{salt} {text}").randrange(VOCAB)
-
-    text, plain = [0], [0]
-    while len(text) < 40:
-        tree = random_tree(rng, text[-1], rng.randrange(8))
-        node = 0
-        while rng.random() < skill and len(tree) < 24:  # a draft that is often right
-            token = target(text + tree.path(node))
-            known = [n for n in range(1, len(tree)) if (tree.parents[n], tree.tokens[n]) == (node, token)]
-            node = known[0] if known else tree.add(token, node)
-        choices = [target(text + tree.path(n)) for n in range(len(tree))]
-        emitted = [token for _, token in islice(walk(tree, choices.__getitem__), len(tree) + 1)]
-        assert 1 <= len(emitted) <= 1 + max(tree.depths)
-        text += emitted
-    while len(plain) < len(text):
-        plain.append(target(plain))
-    assert text == plain

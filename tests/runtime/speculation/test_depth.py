@@ -52,24 +52,7 @@ def test_texts_that_change_are_noticed() -> None:
     assert simulated(depths, seconds, 0.95, 100).most_common(1)[0][0] == 24
 
 
-def test_a_clock_that_stands_still_is_ignored() -> None:
-    depths = Depths()
-    for _ in range(40):
-        depths.record(24, [1], 0.0, 1)
-    assert depths.choose(1, 24) == (24, None)
-
-
 @pytest.mark.parametrize(("most", "bounds"), [(2, {0, 2}), (0, {0}), (24, {0, 4, 24}), (10, {0, 4, 10})])
 def test_limits_hold(most: int, bounds: set[int]) -> None:
     seconds = dict.fromkeys(range(25), 1.0)
     assert set(simulated(Depths(), seconds, 0.1, 300, most=most)) == bounds
-
-
-def test_what_plain_decoding_brings() -> None:
-    """Nothing before anything was timed, else what comes true of the best bound."""
-    depths = Depths()
-    assert depths.best(4, 24) == 0.0
-    simulated(depths, {24: 1.05, 4: 1.02, 0: 1.0}, 0.8, 40)
-    assert depths.best(4, 24) == pytest.approx(sum(0.8**n for n in range(1, 25)), rel=0.2)
-    assert depths.best(4, 4) == pytest.approx(sum(0.8**n for n in range(1, 5)), rel=0.2)
-    assert depths.best(3, 24) == 0.0

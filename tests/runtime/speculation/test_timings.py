@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import TimingTable, machine
+from specbuild.runtime.speculation.timings import TimingTable
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -71,11 +71,6 @@ def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], 
     assert "\n" not in str(refusal.value)
 
 
-def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
-    assert machine(2) == machine(2) != machine(3)
-    assert machine(2)["processor"]
-
-
 def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewer_lanes() -> None:
     one, four = (
         {
@@ -90,13 +85,3 @@ def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewe
     times = TimingTable.of(RECORD | {"times": {"1": one, "4": four}}, 8).at(4)
     assert times.verify_rows[:5].tolist() == [0.0, 10.0, 20.0, 24.0, 24.0]
     assert times.draft_rows[1:5].tolist() == [1.0, 2.0, 2.4, 2.4]
-
-
-def test_rows_of_a_step_that_takes_a_few_times_as_long() -> None:
-    times = TimingTable.of(RECORD, 6).at(1)
-    seconds = times.verify_rows
-    for rows in (1, 2):
-        for factor in (1.0, 1.5, 1e9):
-            within = times.rows_within(rows, factor)
-            assert seconds[within] <= factor * seconds[rows]
-            assert within == len(seconds) - 1 or seconds[within + 1] > factor * seconds[rows]

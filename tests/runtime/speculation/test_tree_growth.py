@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
-from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likelihoods
+from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 VOCAB = 12
 Path = tuple[int, ...]
@@ -25,26 +25,6 @@ def log_share(scores: NDArray[np.float32], count: int) -> NDArray[np.float64]:
     wide[np.argsort(-wide, kind="stable")[count:]] = -np.inf
     with np.errstate(divide="ignore"):
         return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, VOCAB))
-def test_best_tokens_against_a_sort(seed: int, rows: int, count: int) -> None:
-    scores = np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
-    tokens, likelihoods = best_tokens(scores.copy(), count)
-    expected = np.stack([log_share(row, count) for row in scores])
-    order = np.argsort(-expected, axis=1)[:, :count]
-    assert np.array_equal(tokens, order)
-    if count > 1:
-        np.testing.assert_allclose(likelihoods, np.take_along_axis(expected, order, axis=1), atol=1e-5)
-
-
-def test_best_tokens_leaves_out_what_a_cut_off_excluded() -> None:
-    scores = np.full((1, 5), -np.inf, dtype=np.float32)
-    scores[0, [3, 1]] = [1.0, 0.0]
-    tokens, likelihoods = best_tokens(scores, 4)
-    assert tokens[0, :2].tolist() == [3, 1]
-    assert np.isneginf(likelihoods[0, 2:]).all()
 
 
 def paths(tree: Tree) -> set[Path]:
@@ -172,24 +152,6 @@ def test_equal_scores_keep_the_order_in_which_they_came() -> None:
     wide = Growth(TreeSpec("any", 200, 150, 1, 1, 100), Tree([0]))
     wide.grow(np.arange(200)[None], np.full((1, 200), -1.0))
     assert wide.tree().tokens == [0, *range(100)]
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.floats(-50, 50), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_likelihoods_are_logarithms_of_shares_that_sum_to_one(rows: list[list[float]]) -> None:
-    scores = -np.sort(-np.array(rows), axis=1)
-    found = likelihoods(scores)
-    np.testing.assert_allclose(np.exp(found).sum(axis=1), 1, rtol=1e-12)
-    np.testing.assert_allclose(found - found[:, :1], scores - scores[:, :1], atol=1e-9)
-    np.testing.assert_allclose(likelihoods(scores + 7), found, atol=1e-9)
-
-
-def test_likelihoods_of_rows_that_are_cut_off_are_no_numbers_gone_wrong() -> None:
-    with np.errstate(all="raise", divide="ignore"):
-        found = likelihoods(np.array([[2.0, -np.inf], [-np.inf, -np.inf], [3.0, 3.0]]))
-    assert found[0].tolist() == [0.0, -np.inf]
-    assert np.isneginf(found[1]).all()
-    np.testing.assert_allclose(found[2], np.log(0.5))
 
 
 def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:

@@ -187,6 +187,7 @@ def test_pages(loops: Loops, expected: list[list[int]]) -> None:
         assert tree.tokens[1:] == chain_of("eagle3")(text, len(tree) - 1)
 
 
+@pytest.mark.slow
 def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]) -> None:
     """A resident loop needs the host for every tree."""
     loop, seen = loops(standard, "parallel", 32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_oracle import Case, oracle
 from device import HostKernels
-from device_requests import model_alone, prompt_of, request_of, run
+from device_requests import again, model_alone, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
 from plugin_model import Compute
@@ -42,9 +42,8 @@ class Paged:
             made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=table, **more)
             for at, name in enumerate(names)
         )
-        self.loop = DeviceLoop(
-            self.target, draft, HostQueue(host, self.device), frozenset(), model_alone(), ahead=ahead
-        )
+        queue = HostQueue(host, self.device)
+        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), model_alone(), ahead=ahead)
         self.shared = 0
 
     def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:
@@ -67,15 +66,26 @@ class Paged:
         """How many slots have a page."""
         return sum(page in slot for slot in self.pages.of)
 
+    def begin(self, sequence: Sequence, *free: int) -> Sequence:
+        """Put a sequence into one of these slots, as if it could have one."""
+        slot = self.loop.pick(sequence, free)
+        assert slot is not None
+        sequence.slot = slot
+        return sequence
 
-def plain(wanted: list[Sequence]) -> list[list[int]]:
+    def finish(self, *sequences: Sequence) -> None:
+        while active := [s for s in sequences if not s.finish_reason]:
+            self.loop.round(active)
+
+
+def plain(*done: Sequence) -> list[list[int]]:
     """The same requests one by one, without speculation, over a linear cache."""
-    return [s.output for s in run(HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), wanted)]
+    loop = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset())
+    return [s.output for s in run(loop, [again(s, speculation="off") for s in done])]
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    return plain(requests("off"))
+def check_plain(*done: Sequence) -> None:
+    assert [(s.error, s.output) for s in done] == [(None, output) for output in plain(*done)]
 
 
 @pytest.mark.soak(only=("6-best:7-0", "14-chain:4-0", "14-chain:4-32", "14-best:7-0"))
@@ -83,13 +93,11 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])
-def test_tokens_are_plain_decodings(
-    host: KernelLibrary, expected: list[list[int]], tree: str, pages: int, ahead: int
-) -> None:
+def test_tokens_are_plain_decodings(host: KernelLibrary, tree: str, pages: int, ahead: int) -> None:
     """With six pages hardly two requests fit at once; they are started in turn."""
-    paged, batch = Paged(host, 3, pages, ahead), requests(tree)
-    done = run(paged.loop, batch)
-    assert [s.output for s in done] == expected
+    paged = Paged(host, 3, pages, ahead)
+    done = run(paged.loop, requests(tree))
+    check_plain(*done)
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
     linear = made("target", HostDevice(), 3).model.cache.nbytes
     assert paged.target.cache_bytes == linear * (1 + pages) // (3 * EVERY)
@@ -100,43 +108,33 @@ def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> Non
     """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
     paged = Paged(host, 2, EVERY, 32, names=("target", "target"))
     paged.device.ahead = 99
-    wanted = [request_of(prompt_of(2, 6), speculation=tree, max_new_tokens=18) for tree in ("chain:4", "off")]
-    (done,) = run(paged.loop, wanted[:1])
-    assert [done.output] == plain(wanted[1:])
+    check_plain(*run(paged.loop, [request_of(prompt_of(2, 6), speculation="chain:4", max_new_tokens=18)]))
     assert paged.device.turns > 1
-
-
-def conversations(tree: str) -> list[Sequence]:
-    """A long text, and then others that begin as it does, in whole pages and not, while it is decoded."""
-    asked: dict[str, Any] = {"speculation": tree, "max_new_tokens": 8}
-    prompts = [LONG, [*LONG, 5], [*LONG[:40], 7, 8], LONG, prompt_of(5, 3), LONG[:33]]
-    return [
-        request_of(prompt, **asked | ({"max_new_tokens": 20} if at == 0 else {}), seed=at, temperature=at % 2)
-        for at, prompt in enumerate(prompts)
-    ]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
 def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
-    paged, (first, *others) = Paged(host, 4, 12), conversations(tree)
-    first.slot = paged.loop.pick(first, range(4)) or 0
-    paged.loop.round([first])
+    """Of a long text, while it is decoded, by those that begin as it does, in whole pages and not."""
+    paged = Paged(host, 4, 12)
+    first, *others = (
+        request_of(prompt, speculation=tree, max_new_tokens=8 if at else 20, seed=at, temperature=at % 2)
+        for at, prompt in enumerate([LONG, [*LONG, 5], [*LONG[:40], 7, 8], LONG, prompt_of(5, 3), LONG[:33]])
+    )
+    paged.begin(first, 0, 1, 2, 3)
     while not first.output:
         paged.loop.round([first])
-    batch, waiting, free, done = [first], list(others), [1, 2, 3], list[Sequence]()
+    batch, waiting, free = [first], list(others), [1, 2, 3]
     while batch or waiting:
-        while waiting and free and (slot := paged.loop.pick(waiting[0], free)) is not None:
-            batch.append(waiting.pop(0))
-            batch[-1].slot = slot
-            free.remove(slot)
+        while waiting and free and paged.loop.pick(waiting[0], free) is not None:
+            batch.append(paged.begin(waiting.pop(0), *free))
+            free.remove(batch[-1].slot)
         paged.loop.round(batch)
         for sequence in [s for s in batch if s.finish_reason]:
             paged.loop.release(sequence.slot)
             free.append(sequence.slot)
             batch.remove(sequence)
-            done.append(sequence)
-    assert [s.output for s in (first, *others)] == plain(conversations("off"))
+    check_plain(first, *others)
     cached = [s.metrics.num_cached_tokens for s in others]
     assert cached[:2] == [48, 32]  # of 50 and 40 rows that are there: a page is shared whole
     assert cached[2] >= 48
@@ -144,40 +142,38 @@ def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     assert paged.shared >= 3
 
 
+@pytest.mark.slow
 def test_salts_share_no_pages(host: KernelLibrary) -> None:
     """While the first text is decoded, and in the pages that it has left; within a salt they are shared."""
-    paged, asked = Paged(host, 3, 3 * EVERY), {"speculation": "chain:4", "max_new_tokens": 8}
-    salts = ("a", "b", None, "a")
-    batch = [request_of([*LONG, *[5] * at], **asked, cache_salt=salt) for at, salt in enumerate(salts)]
-    first, last = batch[0], batch[3]
-    first.slot = paged.loop.pick(first, range(3)) or 0
-    while not first.output:
-        paged.loop.round([first])
-    for sequence, slot in zip(batch[1:3], (1, 2), strict=True):
-        sequence.slot = paged.loop.pick(sequence, [slot]) or 0
-    while running := [s for s in batch[:3] if not s.finish_reason]:
-        paged.loop.round(running)
+    paged, salts = Paged(host, 3, 3 * EVERY), ("a", "b", None, "a")
+    *batch, last = (
+        request_of([*LONG, *[5] * at], speculation="chain:4", max_new_tokens=5, cache_salt=salt)
+        for at, salt in enumerate(salts)
+    )
+    paged.begin(batch[0], 0)
+    while not batch[0].output:
+        paged.loop.round([batch[0]])
+    for slot in (1, 2):
+        paged.begin(batch[slot], slot)
+    paged.finish(*batch)
     assert paged.shared == 1
-    for sequence in batch[:3]:
+    for sequence in batch:
         paged.loop.release(sequence.slot)
     run(paged.loop, [last])
-    assert [s.metrics.num_cached_tokens for s in batch] == [0, 0, 0, 50]
-    wanted = plain([request_of([*LONG, *[5] * at], **asked | {"speculation": "off"}) for at in range(4)])
-    assert [s.output for s in batch] == wanted
+    assert [s.metrics.num_cached_tokens for s in (*batch, last)] == [0, 0, 0, 50]
+    check_plain(*batch, last)
 
 
 def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -> None:
     """Four pages were kept of it; the other text takes three that are free, and two of them."""
     paged, asked = Paged(host, 2, EVERY), {"speculation": "chain:4", "max_new_tokens": 6}
     (first,) = run(paged.loop, [request_of(LONG, **asked)])
-    other = request_of(prompt_of(6, 60), **asked)
-    other.slot = paged.loop.pick(other, [1 - first.slot]) or 0
-    while not other.finish_reason:
-        paged.loop.round([other])
+    other = paged.begin(request_of(prompt_of(6, 60), **asked), 1 - first.slot)
+    paged.finish(other)
     paged.loop.release(other.slot)
-    (again,) = run(paged.loop, [request_of(LONG, **asked)])
-    assert again.metrics.num_cached_tokens == 32
-    assert again.output == first.output
+    (second,) = run(paged.loop, [again(first)])
+    assert second.metrics.num_cached_tokens == 32
+    assert second.output == first.output
 
 
 @pytest.mark.soak(only=("",))
@@ -195,22 +191,20 @@ def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, f
     assert paged.target.cache_bytes == target.cache_bytes * 8 // EVERY
 
 
+@pytest.mark.slow
 def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
     """Its neighbour has two of its pages, and goes on; the next one gets the others, without NaN."""
-
-    def wanted(tree: str) -> list[Sequence]:
-        return [
-            request_of(prompt, speculation=tree, max_new_tokens=12, seed=at)
-            for at, prompt in enumerate([LONG, [*LONG[:40], 7], prompt_of(6, 20)])
-        ]
-
-    reference, paged, spoiled = plain(wanted("off")), Paged(host, 2, 11), list[int]()
-    first, second, third = wanted("chain:3")
-    first.slot = paged.loop.pick(first, [0, 1]) or 0
+    paged, spoiled = Paged(host, 2, 11), list[int]()
+    first, second, third = (
+        request_of(prompt, speculation="chain:3", max_new_tokens=12, seed=at)
+        for at, prompt in enumerate([LONG, [*LONG[:40], 7], prompt_of(6, 20)])
+    )
+    paged.begin(first, 0, 1)
     while len(first.output) < 2:
         paged.loop.round([first])
-    second.slot = paged.loop.pick(second, [1 - first.slot]) or 0
+    paged.begin(second, 1 - first.slot)
     assert second.metrics.num_cached_tokens == 32
+    executors = paged.target, paged.loop.draft_executor
 
     def spoil(nodes: int) -> None:
         if not spoiled and len(second.output) > 1:
@@ -218,7 +212,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
             slots, vocab = paged.target.batch_size, paged.target.spec.vocab_size
             logits = paged.device.array(paged.target.model.logits).ravel()[: slots * nodes * vocab]
             logits.reshape(slots, nodes, vocab)[first.slot] = np.nan
-            for executor in (paged.target, paged.loop.draft_executor):
+            for executor in executors:
                 paged.device.array(executor.model.cache)[:, spoiled] = np.nan
 
     paged.target.model.spoil = spoil  # type: ignore[attr-defined]
@@ -226,36 +220,30 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
         paged.loop.round([first, second])
     assert (type(first.error), len(spoiled)) == (ExecutionError, 3)
     paged.loop.release(first.slot)
-    third.slot = first.slot
-    assert paged.loop.pick(third, [first.slot]) == first.slot
+    paged.begin(third, first.slot)
     assert {*spoiled} <= {*paged.pages.of[first.slot]}
-    active = [second, third]
-    while active:
-        paged.loop.round(active)
-        active = [s for s in active if not s.finish_reason]
-    assert [second.output, third.output] == reference[1:]
-    for executor in (paged.target, paged.loop.draft_executor):
+    paged.finish(second, third)
+    check_plain(second, third)
+    for executor in executors:
         assert np.isfinite(paged.device.array(executor.model.cache)).all()
 
 
-def test_a_queue_in_turn(host: KernelLibrary, expected: list[list[int]]) -> None:
+@pytest.mark.slow
+def test_a_queue_in_turn(host: KernelLibrary) -> None:
     """Through the scheduler: whoever has too few pages waits, and so do those behind it; one goes before it began."""
-    paged, longest = Paged(host, 3, EVERY), request_of(LONG, speculation="chain:4", max_new_tokens=30)
-    scheduler = Scheduler(paged.loop, 3, 16)
+    longest = request_of(LONG, speculation="chain:4", max_new_tokens=30)
+    scheduler, asked = Scheduler(Paged(host, 3, EVERY).loop, 3, 16), [longest, *requests("chain:4")]
     try:
-        batch = requests("chain:4")
-        ended = [threading.Event() for _ in range(len(batch) + 1)]
-        handles = [scheduler.submit(s, event.set) for s, event in zip([longest, *batch], ended, strict=True)]
+        ended = [threading.Event() for _ in asked]
+        handles = [scheduler.submit(s, event.set) for s, event in zip(asked, ended, strict=True)]
         handles[2].cancel()
         for event in ended:
             assert event.wait(60)
-        results = [handle.result() for handle in handles]
     finally:
         scheduler.close()
-    (alone,) = plain([request_of(LONG, speculation="off", max_new_tokens=30)])
-    assert results[0].token_ids == alone
-    assert [r.token_ids for i, r in enumerate(results[1:]) if i != 1] == [t for i, t in enumerate(expected) if i != 1]
-    starts = [s.metrics.started or 0.0 for s in (longest, batch[0], *batch[2:])]
+    del asked[2]
+    check_plain(*asked)
+    starts = [s.metrics.started or 0.0 for s in asked]
     assert starts == sorted(starts)
 
 

@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_requests import Made, prompt_of, request_of, run
+from device_requests import Made, check_plain, plain, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
-from tiny_models import CHUNK, TEXT, executor
+from tiny_models import TEXT
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
 
-
-class Resident(Made):
-    """A loop with what it is made of; `ahead`: turns that the device takes before the host looks at the first."""
-
-    def __init__(
-        self,
-        host: KernelLibrary,
-        folder: Path,
-        batch_size: int = 2,
-        names: tuple[str, ...] = ("target", "draft"),
-        drafter: Any = "model",
-        rounds: int = 32,
-        ahead: int = 0,
-    ) -> None:
-        super().__init__(host, folder, batch_size, names, drafter, rounds=rounds)
-        self.device.ahead = ahead
-        assert self.loop.flights
-        self.flights = self.loop.flights
+BOTH = ("target", "draft")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> Callable[[list[Sequence]], list[list[int]]]:
-    """The same requests decoded one by one by the loop on the host: their tokens."""
-
-    def decode(wanted: list[Sequence]) -> list[list[int]]:
-        target = executor("target", HostDevice(), folder, 1)
-        return [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), wanted)]
-
-    return decode
+def resident(
+    host: KernelLibrary,
+    folder: Path,
+    batch_size: int = 2,
+    names: tuple[str, ...] = BOTH,
+    rounds: int = 32,
+    ahead: int = 0,
+    drafter: Any = "model",
+) -> Made:
+    """`ahead`: turns that the device takes before the host looks at the first."""
+    made = Made(host, folder, batch_size, names, drafter, rounds=rounds)
+    made.device.ahead = ahead
+    return made
 
 
 def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
@@ -62,44 +42,41 @@ def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
     ]
 
 
-@pytest.mark.soak(only=("best:7-32-0", "best:7-3-0", "best:7-2-9", "chain:3-3-2"))
-@pytest.mark.nightly(but=("chain:3-2-9", "chain:3-32-0"))
-@pytest.mark.parametrize(("rounds", "ahead"), [(32, 0), (32, 40), (3, 0), (3, 2), (2, 9)])
+@pytest.mark.soak(only=("best:7-3-0",))
+@pytest.mark.nightly(but=("chain:3-2-9", "chain:3-32-40"))
+@pytest.mark.slow(but=("chain:3-2-9",))
+@pytest.mark.parametrize(("rounds", "ahead"), [(32, 40), (3, 0), (3, 2), (2, 9)])
 @pytest.mark.parametrize("tree", ["chain:3", "best:7"])
-def test_tokens_are_plain_decodings(
-    host: KernelLibrary, folder: Path, plain: Any, tree: str, rounds: int, ahead: int
-) -> None:
+def test_tokens_are_plain_decodings(host: KernelLibrary, folder: Path, tree: str, rounds: int, ahead: int) -> None:
     """Prompts join and leave; with a ring shorter than their texts, and a device that is lazy or far ahead."""
-    made = Resident(host, folder, rounds=rounds, ahead=ahead)
+    made = resident(host, folder, rounds=rounds, ahead=ahead)
     done = run(made.loop, batch(tree, 4, max_new_tokens=21))
-    assert [s.output for s in done] == plain(batch("off", 4, max_new_tokens=21))
+    check_plain(folder, done)
     assert {s.finish_reason for s in done} == {"length"}
     assert made.device.turns > 10
     assert all(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done)
 
 
-def test_what_needs_the_host_is_done_round_by_round(host: KernelLibrary, folder: Path, plain: Any) -> None:
+@pytest.mark.slow
+def test_what_needs_the_host_is_done_round_by_round(host: KernelLibrary, folder: Path) -> None:
     """Log-probabilities; and the text's own continuation, for which the device is stopped."""
-    made = Resident(host, folder)
+    made = resident(host, folder)
     done = run(made.loop, batch("chain:3", 2, logprobs=2))
-    assert [s.output for s in done] == plain(batch("off", 2))
+    check_plain(folder, done)
     assert all(len(s.logprobs) == len(s.output) for s in done)
     assert not made.device.turns
-    loop_of = [17, 4, 29, 61, 8, 2, 55, 90, 31]
-    more = {"logit_bias": dict.fromkeys(loop_of, 30.0), "max_new_tokens": 30}
-    made = Resident(host, folder, 1, drafter=None)
-    (one,) = run(made.loop, [request_of(prompt_of(2, 6), speculation="chain:3", **more)])
-    assert [one.output] == plain([request_of(prompt_of(2, 6), speculation="off", **more)])
+    biased = {"logit_bias": dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0), "max_new_tokens": 30}
+    made = resident(host, folder, 1, drafter=None)
+    check_plain(folder, run(made.loop, [request_of(prompt_of(2, 6), speculation="chain:3", **biased)]))
     assert 0 < made.device.turns < made.loop.stats.rounds - 1
 
 
+@pytest.mark.slow(but=("32-99",))
 @pytest.mark.parametrize(("rounds", "ahead"), [(0, 0), (32, 0), (32, 99)])
-def test_a_fault_ends_its_sequence_alone(
-    host: KernelLibrary, folder: Path, plain: Any, rounds: int, ahead: int
-) -> None:
+def test_a_fault_ends_its_sequence_alone(host: KernelLibrary, folder: Path, rounds: int, ahead: int) -> None:
     """A shape that its graph has no room for, as if memory had been overwritten."""
-    made, wanted = Made(host, folder, rounds=rounds), batch("chain:3", 3, max_new_tokens=20)
-    made.device.ahead, steps, growths = ahead, [0], made.device.array(made.loop.rounds.slots.at["growths"])
+    made, wanted = resident(host, folder, rounds=rounds, ahead=ahead), batch("chain:3", 3, max_new_tokens=20)
+    steps, growths = [0], made.device.array(made.loop.rounds.slots.at["growths"])
 
     def spoil(nodes: int) -> None:
         steps[0] += 1
@@ -107,37 +84,34 @@ def test_a_fault_ends_its_sequence_alone(
             growths[0].view(np.int32)[0] = 99
 
     made.target.model.spoil = spoil  # type: ignore[attr-defined]
-    run(made.loop, wanted)
-    expected = plain(batch("off", 3, max_new_tokens=20))
-    assert "fault CAPACITY" in str(wanted[0].error)
-    assert 0 < len(wanted[0].output) < 20
-    assert wanted[0].output == expected[0][: len(wanted[0].output)]
-    assert [s.output for s in wanted[1:]] == expected[1:]
+    first, *others = run(made.loop, wanted)
+    assert "fault CAPACITY" in str(first.error)
+    assert 0 < len(first.output) < 20
+    assert first.output == plain(folder, [first])[0].output[: len(first.output)]
+    check_plain(folder, others)
 
 
+@pytest.mark.slow(but=("chain:3-a perfect draft",))
 @pytest.mark.parametrize("names", [("target", "target"), ("target",)], ids=["a perfect draft", "alone"])
+@pytest.mark.parametrize("tree", ["off", "chain:3"])
 def test_one_launch_does_many_rounds_and_none_past_a_text(
-    host: KernelLibrary, folder: Path, plain: Any, names: tuple[str, ...]
+    host: KernelLibrary, folder: Path, names: tuple[str, ...], tree: str
 ) -> None:
     """However far ahead the device is, near the cache's end too: all rounds but the prompts' and the first are its."""
-
-    def wanted(tree: str) -> list[Sequence]:
-        return [request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=22 - 9 * i) for i in range(2)]
-
-    for tree in ("off", "chain:3"):
-        made = Resident(host, folder, 2, names, ahead=99)
-        assert [s.output for s in run(made.loop, wanted(tree))] == plain(wanted("off"))
-        assert made.device.turns > 4
-        made = Resident(host, folder, 1, names, ahead=99)
-        (done,) = run(made.loop, [request_of(prompt_of(3, 6), speculation=tree, max_new_tokens=23)])
-        assert done.finish_reason == "length"
-        if tree == "off" or len(names) > 1:
-            assert made.device.turns == made.loop.stats.rounds - 2
+    made = resident(host, folder, 2, names, ahead=99)
+    lengths = (22, 13)
+    wanted = [request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=n) for i, n in enumerate(lengths)]
+    check_plain(folder, run(made.loop, wanted))
+    assert made.device.turns > 4
+    made = resident(host, folder, 1, names, ahead=99)
+    run(made.loop, [request_of(prompt_of(3, 6), speculation=tree, max_new_tokens=23)])
+    if tree == "off" or len(names) > 1:
+        assert made.device.turns == made.loop.stats.rounds - 2
 
 
 @pytest.mark.parametrize("lack", ["loops", "capture", "publish"])
 def test_without_what_it_needs_it_is_the_device_loop(
-    host: KernelLibrary, folder: Path, plain: Any, monkeypatch: pytest.MonkeyPatch, lack: str
+    host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch, lack: str
 ) -> None:
     """Graphs of loops, models that graphs can hold, or the kernel that publishes; a note says so, where it is known."""
     launch = HostQueue.launch
@@ -153,8 +127,8 @@ def test_without_what_it_needs_it_is_the_device_loop(
         monkeypatch.setattr(QueuedModel, "capturable", False)
     else:
         monkeypatch.setattr(HostQueue, "launch", lacking)
-    made = Resident(host, folder)
-    assert [s.output for s in run(made.loop, batch("chain:3", 3))] == plain(batch("off", 3))
+    made = resident(host, folder)
+    check_plain(folder, run(made.loop, batch("chain:3", 1)))
     assert made.device.turns == 0
     assert bool(made.loop.notes) is (lack != "loops")
 
@@ -162,32 +136,25 @@ def test_without_what_it_needs_it_is_the_device_loop(
 def test_a_host_that_reads_out_of_order(host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(OptionError, match="needs an x86_64 host, this is aarch64"):
-        Resident(host, folder)
-
-
-def in_flight(made: Resident) -> list[Sequence]:
-    """Two sequences that the device decodes by itself by now."""
-    wanted = batch("chain:3", 2, max_new_tokens=40)
-    for slot, sequence in enumerate(wanted):
-        sequence.slot = slot
-    while not made.flights.under_way:
-        made.loop.round(wanted)
-    return wanted
+        resident(host, folder)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_it_is_closed_in_the_middle_of_rounds(host: KernelLibrary, folder: Path, ahead: int) -> None:
-    made = Resident(host, folder, ahead=ahead)
-    in_flight(made)
-    made.loop.close()
-    assert made.device.turns < 32
-
-
-def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path) -> None:
-    made = Resident(host, folder)
-    wanted = in_flight(made)
-    made.loop.release(0)  # as one that was cancelled: it has no reason yet
-    wanted[0].finish_reason = "cancelled"
-    assert made.flights.under_way, "the other goes on"
-    made.loop.release(1)
-    assert not made.flights.under_way
+def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """Two leave one after the other, or the loop is closed in the middle of rounds."""
+    for closed in (False, True):
+        made, wanted = resident(host, folder, ahead=ahead), batch("chain:3", 2, max_new_tokens=40)
+        flights: Any = made.loop.flights
+        for slot, sequence in enumerate(wanted):
+            sequence.slot = slot
+        while not flights.under_way:
+            made.loop.round(wanted)
+        if closed:
+            made.loop.close()
+            assert made.device.turns < 32
+            continue
+        made.loop.release(0)  # as one that was cancelled: it has no reason yet
+        wanted[0].finish_reason = "cancelled"
+        assert flights.under_way, "the other goes on"
+        made.loop.release(1)
+        assert not flights.under_way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from device_requests import prompt_of, request_of
 from host_device import HostDevice
 from tiny_models import VOCAB
 
-from specbuild.runtime.backends.kernels.abi import Request, Shape
+from specbuild.runtime.backends.kernels.abi import Request
 from specbuild.runtime.decoding.device.state import (
     Graphs,
     ProcessorFlags,
@@ -76,28 +75,6 @@ def test_a_first_use_enqueues_and_the_second_captures_for_all_that_follow(
 
 def request_in(slots: Slots, device: HostDevice, slot: int) -> Request:
     return Request.from_buffer_copy(device.array(slots.at["requests"])[slot].tobytes())
-
-
-def test_a_sequences_text_and_request_are_on_the_device(device: HostDevice, stream: int) -> None:
-    slots, spec = Slots(device, 3, VOCAB), TreeSpec.parse("topk:2,3")
-    plain = decoding(0)
-    drafts = decoding(2, temperature=0.5, top_p=0.25, min_p=0.125, top_k=7, repetition_penalty=1.5)
-    slots.update([(plain, None), (drafts, spec)], stream)
-    device.wait(stream)
-    assert device.array(slots.at["cache_len"]).tolist() == [4, 1, 4]  # slot 1 decodes nothing
-    for sequence in (plain, drafts):
-        assert device.array(slots.at["pair"])[sequence.slot].tolist() == sequence.tokens[-2:]
-        assert device.array(slots.at["roots"])[sequence.slot] == sequence.tokens[-1]
-    request = request_in(slots, device, 2)
-    assert (request.seed, request.temperature, request.top_p, request.top_k) == (102, 0.5, 0.25, 7)
-    assert (request.min_p_log, request.repetition) == (math.log(0.125), 1.5)
-    assert request_in(slots, device, 0).min_p_log == -math.inf
-    growths = [Shape.from_buffer_copy(row.tobytes()) for row in device.array(slots.at["growths"])]
-    assert [(g.branch, g.width, g.expand, g.depth, g.nodes) for g in growths] == [
-        (0, 0, 0, 0, 0),
-        (0, 0, 0, 0, 0),
-        (2, 2, 2, 3, 6),
-    ]
 
 
 def test_what_is_known_is_not_sent_again(device: HostDevice, stream: int) -> None:

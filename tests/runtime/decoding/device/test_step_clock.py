@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_requests import run
+from device_requests import check_plain, run
 from odd_clocks import bewitch
-from tuned_device import LARGE, Tuned, plain
+from tuned_device import LARGE, Tuned
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.step_clock import StepClock
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 def told(made: Tuned, lanes: int) -> LiveTimings:
@@ -28,18 +23,20 @@ def told(made: Tuned, lanes: int) -> LiveTimings:
     return live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 32])
 def test_rounds_by_themselves_are_told(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """The stand-in is far faster than the table says."""
     made = Tuned(host, folder, LARGE, ("target", "target"), ahead=ahead, batch_size=2)
     live = told(made, 2)
     done = run(made.loop, made.requests(3))
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)
     assert live.said > live.took > 0
     assert live.correction < 0.5
     assert made.loop.stats.correction == live.took / live.said
 
 
+@pytest.mark.slow
 def test_each_model_has_the_seconds_of_its_own_steps(host: KernelLibrary, folder: Path) -> None:
     """The target's take 10 by the device's clock, the draft's 1, and what it does between them 100."""
     made = Tuned(host, folder, LARGE, ("target", "target"), batch_size=1)
@@ -67,10 +64,11 @@ def test_each_model_has_the_seconds_of_its_own_steps(host: KernelLibrary, folder
     assert made.loop.draft_executor.seconds == ran[1]  # type: ignore[union-attr]
     assert made.loop.stats.verify == 10 * ran[0]
     assert live.correction == pytest.approx(1, rel=0.3), "as the table has it"
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)
 
 
 @pytest.mark.nightly(only=("0-2", "32-3"))
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "seed"), [(0, 1), (0, 2), (32, 3)])
 def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahead: int, seed: int) -> None:
     made = Tuned(host, folder, LARGE, ("target", "draft"), ahead=ahead, batch_size=2, drafter=None)
@@ -79,4 +77,4 @@ def test_tokens_are_the_same_by_any_clock(host: KernelLibrary, folder: Path, ahe
     for number, executor in enumerate(executors):
         bewitch(executor, seed + number)
     done = run(made.loop, made.requests(3, temperature=0.9 * (seed % 2)))
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)

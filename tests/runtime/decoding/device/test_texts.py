@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_requests import Made, model_alone, prompt_of, request_of, run
+from device_requests import Made, check_plain, model_alone, plain, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from tiny_models import TEXT, executor
-from tuned_device import LARGE, plain, policy_of
+from tuned_device import LARGE, policy_of
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.exactness import ExactnessClass
@@ -24,11 +24,6 @@ from specbuild.runtime.speculation.depth import Depths
 
 NODES = 16
 LOOP = dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)  # a bias towards few tokens: the text repeats itself
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 class Fixed(Depths):
@@ -84,6 +79,7 @@ def drafted(sequence: Sequence) -> int:
 
 @pytest.mark.soak(only=("alone-40-Fixed", "with a draft-40-Odd", "with a draft-1-Odd", "alone-2-Depths"))
 @pytest.mark.nightly(but=("alone-0-Fixed", "with a draft-2-Depths"))
+@pytest.mark.slow(but=("alone-0-Fixed",))
 @pytest.mark.parametrize(("ahead", "depths"), [(0, Fixed), (1, Odd), (40, Fixed), (40, Odd), (2, Depths)])
 @pytest.mark.parametrize("names", [("target",), ("target", "draft")], ids=["alone", "with a draft"])
 def test_tokens_are_plain_decodings(
@@ -93,7 +89,7 @@ def test_tokens_are_plain_decodings(
     made = Continuing(host, folder, names=names, ahead=ahead, depths=depths)
     wanted = [*made.requests(2), *made.requests(2, 40, temperature=0.9, top_p=0.95, frequency_penalty=0.1)]
     done = run(made.loop, wanted)
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)
     assert made.device.turns > 10
     assert made.loop.stats.rounds < made.loop.stats.emitted
     for told in (s.metrics.speculative_decoding for s in done[:2]):
@@ -102,6 +98,7 @@ def test_tokens_are_plain_decodings(
         assert told.decisions.get("lookup")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "looks_up", "most"),
     [
@@ -113,18 +110,19 @@ def test_tokens_are_plain_decodings(
 def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, looks_up: bool, most: int) -> None:
     made = Continuing(host, folder, 1, looks_up=looks_up, limits=limits)
     done = run(made.loop, made.requests(1))
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)
     told = done[0].metrics.speculative_decoding
     assert told.num_draft_tokens <= most * told.num_spec_steps
     assert bool(told.num_spec_steps) is bool(most)
 
 
 @pytest.mark.nightly(only=("40",))
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 40])
 def test_one_ends_or_leaves_in_the_middle(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """An end of a text within what was drafted, and a request that is cancelled; what follows is dropped."""
     made = Continuing(host, folder, 3, ahead=ahead)
-    full = plain(folder, made.requests(3))
+    full = [s.output for s in plain(folder, made.requests(3))]
     at = max(full[0].index(token) for token in full[0])  # the token that occurs for the first time last
     wanted = made.requests(3)
     wanted[0] = made.requests(1, stop_token_ids=(full[0][at],))[0]
@@ -143,6 +141,7 @@ def test_one_ends_or_leaves_in_the_middle(host: KernelLibrary, folder: Path, ahe
     assert wanted[2].output == full[2]
 
 
+@pytest.mark.slow
 def test_no_launch_goes_past_a_cache(host: KernelLibrary, folder: Path) -> None:
     made = Continuing(host, folder, 1, ahead=99)
     prompt = [*LOOP] * 9
@@ -150,9 +149,10 @@ def test_no_launch_goes_past_a_cache(host: KernelLibrary, folder: Path) -> None:
     wanted.policy = made.policy.for_request(0.0)
     (done,) = run(made.loop, [wanted])
     assert done.finish_reason == "length"
-    assert [done.output] == plain(folder, [done])
+    check_plain(folder, [done])
 
 
+@pytest.mark.slow
 def test_without_the_kernel_the_host_continues_texts(
     host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,11 +168,12 @@ def test_without_the_kernel_the_host_continues_texts(
     made = Continuing(host, folder)
     assert made.loop.notes == ["no kernel continue_text"]
     done = run(made.loop, made.requests(2))
-    assert [s.output for s in done] == plain(folder, done)
+    check_plain(folder, done)
     assert all(drafted(s) for s in done)
 
 
-@pytest.mark.parametrize(("salts", "known"), [((None, None), True), (("one", "one"), True), (("one", "other"), False)])
+@pytest.mark.slow(but=("salts0-True",))
+@pytest.mark.parametrize(("salts", "known"), [(("one", "one"), True), (("one", "other"), False)])
 def test_what_one_text_said_the_next_one_drafts(
     host: KernelLibrary, folder: Path, salts: tuple[str | None, str | None], known: bool
 ) -> None:
@@ -180,6 +181,6 @@ def test_what_one_text_said_the_next_one_drafts(
     made, accepted = Continuing(host, folder, 1), list[int]()
     for salt in salts:
         (done,) = run(made.loop, made.requests(1, 24, logit_bias={}, cache_salt=salt))
-        assert [done.output] == plain(folder, [done])
+        check_plain(folder, [done])
         accepted.append(done.metrics.speculative_decoding.num_accepted_draft_tokens)
     assert (accepted[1] > accepted[0] + 10) is known
