@@ -183,39 +183,6 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, Any], fault: F
     assert np.array_equal(params.keep["choices"][1], sound[1])
 
 
-@pytest.mark.parametrize("first", [0, 32])
-def test_cut_offs_count_and_weigh_the_legal_alone(kernels: HostKernels, first: int) -> None:
-    """The illegal are neither among the k best, nor have they mass, nor do they set the maximum."""
-    logits = rows([9] * first + [9, 2, 8, 1, 0, -1])
-    legal = np.array([[[False] * first + [False, True, False, True, True, True]]])
-    for params, left in (
-        (SamplingParams(temperature=1.0, top_k=1), {1}),
-        (SamplingParams(temperature=1.0, top_k=3), {1, 3, 4}),
-        (SamplingParams(temperature=1.0, top_p=0.7), {1, 3}),
-        (SamplingParams(temperature=1.0, min_p=float(np.exp(-1.5))), {1, 3}),
-        (SamplingParams(temperature=1.0, min_p=1.0), {1}),
-    ):
-        choices, _ = simple(kernels, logits, params, 6, masks=masks(legal))
-        assert set(choices[0, 0].tolist()) - {-1} == {first + token for token in left}
-
-
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0), EVERYTHING])
-@pytest.mark.parametrize("vocab", [3, 33, 5000])
-def test_a_node_without_a_legal_token_has_no_choice(kernels: HostKernels, params: SamplingParams, vocab: int) -> None:
-    """Whether no bit is set, or those of tokens whose logits are −∞; and places past the legal tokens stay empty."""
-    logits = np.random.default_rng(3).normal(0, 2, (1, 4, vocab)).astype(np.float32)
-    legal = np.zeros(logits.shape, dtype=bool)
-    legal[0, 1, 2], logits[0, 1, 2] = True, -np.inf
-    legal[0, 2, [0, 2]] = legal[0, 3] = True
-    choices, scores = simple(kernels, logits, params, 3, masks=masks(legal))
-    assert choices[0, :2].tolist() == [[-1] * 3] * 2
-    assert np.isneginf(scores[0, :2]).all()
-    assert set(choices[0, 2].tolist()) <= {0, 2, -1}
-    assert choices[0, 2, 0] >= 0
-    assert choices[0, 2, 2] == -1
-    assert choices[0, 3, 0] >= 0
-
-
 def test_an_illegal_tokens_logit_does_not_matter(kernels: HostKernels) -> None:
     """Neither a NaN nor an infinity, nor one that a penalty or a bias makes so; a legal one is found."""
     nan, inf = np.nan, np.inf

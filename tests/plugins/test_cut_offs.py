@@ -26,23 +26,6 @@ def test_top_p_of_a_long_row(kernels: HostKernels, top_p: float) -> None:
         assert set(got.tolist()) - {-1} <= set(order[:inside].tolist())
 
 
-def test_equal_logits_stay_or_go_together(kernels: HostKernels) -> None:
-    logits = rows([3, 2, 2, 2, 1, 0, 0, 0])
-    for params, left in (
-        (SamplingParams(temperature=1.0, top_k=2), {0, 1, 2, 3}),
-        (SamplingParams(temperature=1.0, top_k=1), {0}),
-        (SamplingParams(temperature=1.0, top_k=5), {0, 1, 2, 3, 4}),
-        (SamplingParams(temperature=1.0, top_k=8), set(range(8))),
-        (SamplingParams(temperature=1.0, top_p=0.5), {0, 1, 2, 3}),
-        (SamplingParams(temperature=1.0, top_p=1e-9), {0}),
-        (SamplingParams(temperature=1.0, min_p=1.0), {0}),
-        (SamplingParams(temperature=1.0, min_p=float(np.exp(-1.5))), {0, 1, 2, 3}),
-        (SamplingParams(temperature=0.0, top_k=1), set(range(8))),
-    ):
-        choices, _ = simple(kernels, logits, params, 8)
-        assert set(choices[0, 0].tolist()) - {-1} == left
-
-
 @pytest.mark.parametrize(
     ("params", "left"),
     [

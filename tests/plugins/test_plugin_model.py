@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import attention_oracle
 import numpy as np
@@ -11,10 +11,12 @@ import onnx_ir as ir
 import pytest
 from device import HostKernels
 from device_requests import prompt_of, run
+from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice, QueuedModel
+from numpy.typing import NDArray
 from plugin_executors import BOUND, HEAD, _in_float32, loop_of, lowered, made, requests, spec, torch_model  # noqa: F401
 from plugin_model import Compute
-from small_models import branching, reference
+from small_models import reference
 from tiny_models import BUCKETS, CAPACITY, CHUNK, lower_model
 
 from specbuild.runtime.backends.executor import StepInput
@@ -25,7 +27,7 @@ from specbuild.runtime.decoding.device.proposals import Proposals
 from specbuild.runtime.decoding.device.rounds import Draft
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.sequence import Sequence as Request
 from specbuild.runtime.speculation.tree import Tree
 
 pytestmark = pytest.mark.nightly
@@ -70,7 +72,7 @@ def test_a_fault_ends_its_sequence_alone(
     loop, batch = loop_of(host, 2), requests("chain:3", 2)
     plan = Proposals.plan
 
-    def wrong(proposals: Proposals, sequences: list[Sequence]) -> list[Draft]:
+    def wrong(proposals: Proposals, sequences: list[Request]) -> list[Draft]:
         drafts = plan(proposals, sequences)
         for draft, sequence in zip(drafts, sequences, strict=True):
             if sequence is batch[0] and len(sequence.output) > 2:
@@ -93,43 +95,24 @@ def test_a_plan_with_small_trees_drafts_none_that_are_larger(host: KernelLibrary
     assert drafted[0] == 0 < drafted[1]
 
 
-def test_the_executor_reads_prompts_and_leaves_other_slots_alone() -> None:
-    """Short chunks together, long ones alone, a step of one node; whoever has no share keeps every row."""
-    model, texts = torch_model("target"), [prompt_of(slot, 40) for slot in range(3)]
-    target = made("target", HostDevice(), 3)
-    target.step([chain(1, texts[1][:5], 0, 1)])
+def test_its_executor_does_what_every_one_has_to() -> None:
+    """Prompts, trees from the host, commits and a draft's levels; whoever has no share in a step keeps every row."""
+    model, target = torch_model("target"), made("target", HostDevice(), 3)
+    target.step([chain(1, prompt_of(1, 5), 0, 1)])
     cache = target.device.array(target.model.cache)
     kept = cache[:, 1].copy()
     assert kept[:, :, :5].any()
-    first = target.step([chain(0, texts[0][:CHUNK], 0, 1), chain(2, texts[2][:20], 0, 0)])
+    target.step([chain(0, prompt_of(0, CHUNK), 0, 1), chain(2, prompt_of(2, 20), 0, 0)])
     np.testing.assert_array_equal(cache[:, 1], kept)
     assert not cache[:, 2, :, 20:].any()
-    assert [len(rows) for rows in first] == [1, 0]
-    np.testing.assert_allclose(first[0], reference(model, texts[0][:CHUNK])[-1:], **BOUND)
-    second = target.step([chain(2, texts[2][20:36], 20, 3), chain(1, texts[1][5:6], 5, 1)])
-    np.testing.assert_allclose(second[0], reference(model, texts[2][:36])[-3:], **BOUND)
-    np.testing.assert_allclose(second[1], reference(model, texts[1][:6])[-1:], **BOUND)
-    assert target.model.steps == [8, CHUNK, 20, 16]
+    assert target.model.steps == [8, CHUNK, 20], "short chunks together, long ones alone"
+    for slot in range(3):
+        target.commit(slot, (), 0)
 
+    def last(text: Sequence[int]) -> NDArray[np.float32]:
+        return reference(model, list(text))[-1]
 
-def chain(slot: int, tokens: list[int], start: int, logits: int, visible: Any = None, apart: int = 1) -> StepInput:
-    positions = range(start, start + len(tokens) * apart, apart) if apart else [start] * len(tokens)
-    return StepInput(slot, start, start, tokens, positions, visible, logits)
-
-
-def test_trees_from_the_host() -> None:
-    """In two steps, the second one's nodes below those of the first."""
-    model, text, tree = torch_model("target"), prompt_of(3, 9), branching(2, 12)
-    target = made("target", HostDevice(), 2)
-    target.step([chain(1, text, 0, 1)])
-    got = list[Any]()
-    for first, end in ((0, 5), (5, 12)):
-        positions = [len(text) + depth for depth in tree.depths[first:end]]
-        visible = tree.ancestors()[first:end, :end]
-        share = StepInput(1, len(text) + first, len(text), tree.tokens[first:end], positions, visible, end - first)
-        got += list(target.step([share])[0].copy())
-    for node, logits in enumerate(got):
-        path = [tree.tokens[0], *tree.path(node)]
-        np.testing.assert_allclose(logits, reference(model, [*text, *path])[-1], **BOUND)
+    check_trees_and_commits(target, [prompt_of(3, 11), prompt_of(4, 3), prompt_of(5, 1)], last, BOUND)
+    check_levels(target, 1, prompt_of(6, 9), last, BOUND)
     with pytest.raises(ExecutionError, match="the tree has more than 64 nodes: ask for a smaller one"):
         target.step([StepInput(1, 80, 9, [1] * 8, [9] * 8, np.ones((8, 79), dtype=np.bool_), 8)])

@@ -16,36 +16,6 @@ from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
 Array = NDArray[Any]
-LOW = np.uint64(0xFFFFFFFF)
-HALF = np.uint64(32)
-
-
-def high_product(a: int, b: Array) -> Array:
-    """The upper 64 bits of 64-bit products."""
-    a_low, a_high = np.uint64(a & 0xFFFFFFFF), np.uint64(a >> 32)
-    b_low, b_high = b & LOW, b >> HALF
-    middle = a_high * b_low + (a_low * b_low >> HALF)
-    other = a_low * b_high + (middle & LOW)
-    return a_high * b_high + (middle >> HALF) + (other >> HALF)
-
-
-def philox(seeds: Array, positions: Array, block: int) -> Array:
-    """32-bit words 8·block … 8·block + 7 of `numpy.random.Philox(key=[seed, position])`, `uint32[rows, 8]`."""
-    a, b, c, d = (np.full(len(seeds), value, dtype=np.uint64) for value in (block + 1, 0, 0, 0))
-    seed, position = seeds.copy(), positions.copy()
-    for _ in range(10):
-        high_a, high_c = high_product(0xD2E7470EE14C6C93, a), high_product(0xCA5A826395121157, c)
-        low_a, low_c = np.uint64(0xD2E7470EE14C6C93) * a, np.uint64(0xCA5A826395121157) * c
-        a, b, c, d = high_c ^ b ^ seed, low_c, high_a ^ d ^ position, low_a
-        seed += np.uint64(0x9E3779B97F4A7C15)
-        position += np.uint64(0xBB67AE8584CAA73B)
-    return np.stack((a, b, c, d), axis=1).view("<u4")
-
-
-def gumbel(words: Array) -> Array:
-    """g of 32-bit words, in float64."""
-    result: Array = -np.log(-np.log1p((words + 0.5) * -(2.0**-32)))
-    return result
 
 
 def sampler(params: SamplingParams, seed: int, vocab: int, prompt: Sequence[int], output: Sequence[int]) -> Sampler:

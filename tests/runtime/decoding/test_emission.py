@@ -11,7 +11,6 @@ from hash_models import sequence_of
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.sampling.sampler import SamplingParams
 
@@ -52,20 +51,3 @@ def test_log_probabilities_are_the_rows_own(count: int) -> None:
     for told, row in zip(sequence.logprobs, rows, strict=True):
         assert told.logprob == pytest.approx(row[told.token_id] - np.log(np.exp(row.astype(np.float64)).sum()))
         assert len(told.top) == count
-
-
-@pytest.mark.parametrize(
-    ("ignore_eos", "reasons"),
-    [(False, [None, "stop"]), (True, [None, None, None, "length"])],
-)
-def test_a_text_ends_with_its_eos_or_its_length(ignore_eos: bool, reasons: list[str | None]) -> None:
-    params = SamplingParams(max_new_tokens=4, speculation="off", ignore_eos=ignore_eos)
-    sequence: Sequence = sequence_of([4, 5], params)
-    emission, found = Emission(frozenset({4, 9})), list[str | None]()
-    for token in (3, 9, 4, 6):
-        sequence.emit(token, emission.eos)
-        found.append(sequence.finish_reason)
-        if sequence.finish_reason:
-            break
-    assert found == reasons
-    assert sequence.tokens == [4, 5, 3, 9, 4, 6][: 2 + len(found)], "the token that ends a text is in its output"

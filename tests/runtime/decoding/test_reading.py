@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hash_models import FaultyModel, HashExecutor, HashModel, plain_text, sequence_of
+from hash_models import HashExecutor, HashModel, plain_text, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.reading import Reader, fair
-from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
@@ -68,25 +67,6 @@ def test_the_first_token_is_plain_decodings(chunk: int, temperature: int) -> Non
         assert (sequence.cached, sequence.pending) == (len(prompt), 1)
         rows = executor.rows[sequence.slot]
         assert rows[: len(prompt) + 1] == [*enumerate(prompt), (-1, -1)], "no more is committed than was read"
-
-
-def test_a_text_without_a_logit_ends_alone() -> None:
-    model = FaultyModel(1)
-    prompts = [TEXT[:5], [model.NAN, *TEXT[:4]], TEXT[:7]]
-    sequences = [sequence_of(prompt, OFF, slot=slot) for slot, prompt in enumerate(prompts)]
-    read(reader_of(HashExecutor(model, 3), 4), sequences)
-    first, second, third = sequences
-    assert (second.finish_reason, type(second.error), second.output) == ("error", ExecutionError, [])
-    assert [first.output, third.output] == [plain_text(model, prompts[at], OFF)[:1] for at in (0, 2)]
-    assert first.error is None is third.error
-
-
-def test_a_step_that_raises_concerns_all() -> None:
-    model = FaultyModel(1)
-    sequences = [sequence_of(prompt, OFF, slot=slot) for slot, prompt in enumerate((TEXT[:3], [model.RAISES]))]
-    with pytest.raises(RuntimeError, match="the model raises"):
-        reader_of(HashExecutor(model, 2), 4).run(sequences)
-    assert [(s.cached, s.error) for s in sequences] == [(0, None), (0, None)]
 
 
 class Reusing(HashExecutor):

@@ -117,15 +117,3 @@ def test_a_draft_catches_up_with_what_it_did_not_see() -> None:
     (tree,) = drafter.propose([other])
     assert tree.tokens[1] == int(HashModel(5)([2, 3, 6]).argmax())
     assert executor.steps[0][0].start == 2
-
-
-def test_a_tree_near_the_end_of_the_longest_text_is_as_deep_as_its_rows() -> None:
-    """`best:31` runs up to 56 nodes of its pool, more than a cache has rows of behind a text of almost full length."""
-    model, outputs = HashModel(5), []
-    for text in ("off", "best:31"):
-        loop = HostLoop(HashExecutor(model), ModelDrafter(HashExecutor(model, 1, 64 + 32), 8), 8, frozenset())
-        sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, temperature=1.0, seed=4))
-        run(loop, [sequence])
-        assert sequence.error is None
-        outputs.append(sequence.output)
-    assert outputs[0] == outputs[1]

@@ -83,15 +83,3 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
     again = drafter.again(overlap=True)
     drafted(again, sequence)
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
-
-
-def test_columns_may_stand_for_other_tokens() -> None:
-    model, names = HashModel(3), np.arange(12)[::-1].copy()
-    for params in ({}, {"temperature": 1.0, "seed": 2}):
-        drafter = PardDrafter(HashExecutor(model), CHUNK, MASK, names)
-        sequence = sequence_of([1, 2, 3], SamplingParams(speculation="chain:3", **params))
-        wanted = [
-            sequence.sampler.choose(row[names], 2 + level, ())  # by token, as the column of token t is 11 − t
-            for level, row in enumerate(levels(model, [1, 2, 3], 3))
-        ]
-        assert drafted(drafter, sequence).tokens[1:] == wanted

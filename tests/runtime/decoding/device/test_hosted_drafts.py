@@ -151,12 +151,23 @@ def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     drafter.propose = told
 
 
-@pytest.mark.soak(only=("plugin-eagle3", "plugin-parallel"))
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["eagle3", "parallel"])
-@pytest.mark.parametrize("lowering", [standard, plugin], ids=["standard", "plugin"])
-def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, expected: list[list[int]]) -> None:
-    loop, seen = loops(lowering, kind)
+@pytest.mark.nightly(but=("rounds ahead",))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lowering", "kind", "more"),
+    [
+        (standard, "eagle3", {}),
+        (plugin, "parallel", {}),
+        (plugin, "eagle3", {"rows": 16}),
+        (standard, "parallel", {"ahead": 32}),
+    ],
+    ids=["standard", "plugin", "pages", "rounds ahead"],
+)
+def test_chains_are_what_the_draft_says(
+    loops: Loops, lowering: Any, kind: str, more: dict[str, int], expected: list[list[int]]
+) -> None:
+    """A resident loop needs the host for every tree, and says so."""
+    loop, seen = loops(lowering, kind, **more)
     truth(loop, expected)
     done = run(loop, requests("chain:3"))
     assert [s.output for s in done] == expected
@@ -165,6 +176,8 @@ def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, 
     assert len(greedy) > 14
     for text, tokens in greedy[::3]:
         assert tokens == chain_of(kind)(text, len(tokens)), text
+    alone = "rounds do not follow each other: the host grows this draft's trees"
+    assert loop.notes == ([alone] if "ahead" in more else [])
 
 
 @pytest.mark.nightly
@@ -176,21 +189,3 @@ def test_trees_are_the_same_in_both_lowerings(loops: Loops, expected: list[list[
         found.append([(s.params.seed, text, grown.tokens, grown.parents) for s, text, grown in seen])
     assert found[0] == found[1]
     assert max(len(tokens) for _, _, tokens, _ in found[0]) > 4
-
-
-@pytest.mark.nightly
-def test_pages(loops: Loops, expected: list[list[int]]) -> None:
-    loop, seen = loops(plugin, "eagle3", rows=16)
-    truth(loop, expected)
-    assert [s.output for s in run(loop, requests("chain:3"))] == expected
-    for _, text, tree in [each for each in seen if each[0].params.seed == 3][::5]:
-        assert tree.tokens[1:] == chain_of("eagle3")(text, len(tree) - 1)
-
-
-@pytest.mark.slow
-def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]) -> None:
-    """A resident loop needs the host for every tree."""
-    loop, seen = loops(standard, "parallel", 32)
-    assert [s.output for s in run(loop, requests("chain:3"))] == expected
-    assert seen
-    assert loop.notes == ["rounds do not follow each other: the host grows this draft's trees"]

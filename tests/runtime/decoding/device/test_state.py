@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from device_requests import prompt_of, request_of
 from host_device import HostDevice
@@ -15,7 +13,6 @@ from tiny_models import VOCAB
 from specbuild.runtime.backends.kernels.abi import Request
 from specbuild.runtime.decoding.device.state import (
     Graphs,
-    ProcessorFlags,
     Slots,
 )
 from specbuild.runtime.requests.sequence import Sequence
@@ -39,23 +36,11 @@ def decoding(slot: int, **fields: Any) -> Sequence:
     return sequence
 
 
-@pytest.fixture
-def graphs(device: HostDevice, stream: int) -> Callable[[bool], Graphs]:
-    """`graphs(capturable)`: of an executor whose model's steps can be captured, or not."""
-
-    def make(capturable: bool) -> Graphs:
-        executor: Any = SimpleNamespace(device=device, stream=stream, model=SimpleNamespace(capturable=capturable))
-        executor.timed = lambda enqueue: enqueue()
-        return Graphs(executor)
-
-    return make
-
-
-def test_a_first_use_enqueues_and_the_second_captures_for_all_that_follow(
-    device: HostDevice, stream: int, graphs: Callable[[bool], Graphs]
-) -> None:
+def test_a_first_use_enqueues_and_the_second_captures_for_all_that_follow(device: HostDevice, stream: int) -> None:
     """What a first use loads or allocates may be in no capture."""
-    made, ran, called = graphs(True), list[int](), list[int]()
+    executor: Any = SimpleNamespace(device=device, stream=stream, model=SimpleNamespace(capturable=True))
+    executor.timed = lambda enqueue: enqueue()
+    made, ran, called = Graphs(executor), list[int](), list[int]()
 
     def enqueue(key: int) -> None:
         called.append(key)
@@ -90,28 +75,3 @@ def test_what_is_known_is_not_sent_again(device: HostDevice, stream: int) -> Non
     device.wait(stream)
     assert not device.array(slots.at["growths"]).any()
     assert device.array(slots.at["roots"])[1] == sequence.tokens[-1]
-
-
-def test_histories_and_biases_are_made_when_the_first_sequence_asks(device: HostDevice, stream: int) -> None:
-    """Bit 31 of a token that is in the text, and how often it is in the output; a bias at V times its slot."""
-    slots, plain = Slots(device, 2, VOCAB), decoding(0)
-    slots.update([(plain, None)], stream)
-    found = slots.choosing(ProcessorFlags.of([plain.params]))
-    assert (found["history"], found["bias_tokens"], found["cut_offs"], found["vocab"]) == (None, None, 0, VOCAB)
-    asks = decoding(1, frequency_penalty=0.5, logit_bias={30: -2.0, 4: 1.5}, temperature=1.0, top_k=3)
-    for token in (8, 8, 9):
-        asks.emit(token, frozenset())
-    slots.update([(plain, None), (asks, None)], stream)
-    device.wait(stream)
-    found = slots.choosing(ProcessorFlags.of([plain.params, asks.params]))
-    assert found["cut_offs"] == 1
-    counts = np.zeros((2, VOCAB), np.uint32)
-    counts[1, [8, 9]] = 2, 1
-    counts[1, asks.tokens] |= np.uint32(1 << 31)
-    np.testing.assert_array_equal(device.array(found["history"]), counts)
-    assert [device.array(found[name])[1, :2].tolist() for name in ("bias_tokens", "bias_values")] == [
-        [4, 30],
-        [1.5, -2.0],
-    ]
-    request = request_in(slots, device, 1)
-    assert (request.bias_begin, request.bias_end) == (VOCAB, VOCAB + 2)
