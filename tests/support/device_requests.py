@@ -123,9 +123,9 @@ class Made:
         rounds: int = 0,
         options: LoopOptions = DEFAULTS,
     ) -> None:
-        """`rounds`: that follow each other on the device at most."""
+        """`drafter`: who continues texts, None as the loop has it; `rounds`: that follow each other there at most."""
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
         draft, queue = drafts[0] if drafts else None, HostQueue(host, self.device)
-        texts = model_alone() if drafter == "model" else None
+        texts = model_alone() if drafter == "model" else drafter
         self.loop = DeviceLoop(self.target, draft, queue, eos, texts, options=options, ahead=rounds)

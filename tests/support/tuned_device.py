@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from device_requests import Made, model_alone, prompt_of, request_of
-from host_device import HostQueue
+from device_requests import Made, prompt_of, request_of
 from made_up_chances import table_of
-from tiny_models import BUCKETS, executor
+from tiny_models import BUCKETS
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
@@ -45,18 +43,19 @@ class Tuned(Made):
         names: tuple[str, ...] = ("target", "draft"),
         limits: Limits | None = None,
         ahead: int = 0,
-        **more: Any,
+        batch_size: int = 1,
+        drafter: Any = "model",
+        hostile: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(host, folder, more.pop("batch_size", 1), names)
-        draft = executor(names[1], self.device, folder, self.target.batch_size) if len(names) > 1 else None
-        if draft and more.pop("hostile", False):
-            logits = self.device.array(draft.model.logits)
-            draft.model.spoil = lambda nodes: np.negative(logits, out=logits)  # type: ignore[attr-defined]
-        options = LoopOptions(limits or Limits())
-        texts = model_alone() if more.pop("drafter", "model") else None
-        queue = HostQueue(host, self.device)
-        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), texts, None, options, ahead)
+        """`hostile`: whether the draft likes best what it should like least."""
+        own = LoopOptions(limits or Limits(), **options)
+        super().__init__(host, folder, batch_size, names, drafter, rounds=ahead, options=own)
         self.policy = policy_of(times, limits, len(names) > 1)
+        if hostile:
+            model: Any = self.loop.draft_executor.model  # type: ignore[union-attr]
+            logits = self.device.array(model.logits)
+            model.spoil = lambda nodes: np.negative(logits, out=logits)
 
     def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:
         found = [

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device_requests import Made, check_plain, model_alone, plain, prompt_of, request_of, run
-from host_device import HostDevice, HostQueue
-from tiny_models import TEXT, executor
-from tuned_device import LARGE, policy_of
+from device_requests import check_plain, plain, request_of, run
+from host_device import HostQueue
+from tiny_models import TEXT
+from tuned_device import LARGE, Tuned
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.loop import LoopOptions
-from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.depth import Depths
@@ -36,12 +34,15 @@ class Fixed(Depths):
 class Odd(Depths):
     """Any bound, in any number of rounds."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = itertools.count()
+
     def choose(self, sequences: int, most: int) -> tuple[int, int | None]:
-        self._tried += 1
-        return ((4, 3), (0, 5), (most, 8), (most, None))[self._tried % 4]
+        return ((4, 3), (0, 5), (most, 8), (most, None))[next(self.calls) % 4]
 
 
-class Continuing(Made):
+class Continuing(Tuned):
     """A tuned loop in a class of steps, so that every step has rows to spare."""
 
     def __init__(
@@ -51,26 +52,17 @@ class Continuing(Made):
         batch_size: int = 2,
         names: tuple[str, ...] = ("target",),
         ahead: int = 0,
-        looks_up: bool = True,
+        drafter: Any = None,
         limits: Limits | None = None,
         depths: type[Depths] = Fixed,
     ) -> None:
-        self.device = HostDevice()
-        self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
-        self.policy = policy_of(LARGE, limits, bool(drafts))
-        options = LoopOptions(limits or Limits(), exactness=ExactnessClass(batch_size * NODES, NODES))
-        texts = TextDrafts(padded=True) if looks_up else model_alone()
-        queue, draft = HostQueue(host, self.device), drafts[0] if drafts else None
-        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), texts, options=options, ahead=32)
+        exactness = ExactnessClass(batch_size * NODES, NODES)
+        super().__init__(host, folder, LARGE, names, limits, 32, batch_size, drafter, exactness=exactness)
         self.device.ahead = ahead
         self.loop.proposals = replace(self.loop.proposals, depths=(depths(), depths()))
 
     def requests(self, count: int = 2, tokens: int = 60, **fields: Any) -> list[Sequence]:
-        more = {"speculation": "best:15", "max_new_tokens": tokens} | fields
-        found = [request_of(prompt_of(i, 6 + 5 * i), **{"seed": i, "logit_bias": LOOP} | more) for i in range(count)]
-        for each in found if more["speculation"] != "off" else ():
-            each.policy = self.policy.for_request(each.params.temperature)
-        return found
+        return super().requests(count, tokens, **{"logit_bias": LOOP} | fields)
 
 
 def drafted(sequence: Sequence) -> int:
@@ -100,15 +92,15 @@ def test_tokens_are_plain_decodings(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limits", "looks_up", "most"),
+    ("limits", "drafter", "most"),
     [
-        (Limits(num_speculative_tokens_per_batch_size=[[1, 4, 2]]), True, 2),
-        (Limits(min_expected_speedup=50), True, 0),
-        (None, False, 0),
+        (Limits(num_speculative_tokens_per_batch_size=[[1, 4, 2]]), None, 2),
+        (Limits(min_expected_speedup=50), None, 0),
+        (None, "model", 0),
     ],
 )
-def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, looks_up: bool, most: int) -> None:
-    made = Continuing(host, folder, 1, looks_up=looks_up, limits=limits)
+def test_limits_hold(host: KernelLibrary, folder: Path, limits: Limits | None, drafter: Any, most: int) -> None:
+    made = Continuing(host, folder, 1, drafter=drafter, limits=limits)
     done = run(made.loop, made.requests(1))
     check_plain(folder, done)
     told = done[0].metrics.speculative_decoding
