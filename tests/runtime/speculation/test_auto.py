@@ -134,23 +134,6 @@ def test_where_nothing_can_pay_nothing_is_tried() -> None:
     assert loop.seconds == pytest.approx(99 * loop.plain())
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_limits_and_their_schedule_hold(slots: int) -> None:
-    """A schedule counts who drafts; a speedup that nothing promises lets nothing be drafted."""
-    prompts = [[1, 2, 3 + slot] for slot in range(slots)]
-    for limits, most in (
-        (Limits(max_draft_tokens=2), 2 * slots),
-        (Limits(min_expected_speedup=900), 0),
-        (Limits(num_speculative_tokens_per_batch_size={"1-1": 3, "2-9": 0}), 3 * (slots == 1)),
-    ):
-        loop = PricedLoop(HashModel(3), HashModel(3, error=0.2), FLAT, slots, limits)
-        loop.run(*prompts, count=40)
-        assert max(loop.drafted()) == most
-    loop = PricedLoop(HashModel(3), HashModel(3), FLAT, 4, limits)
-    done = loop.run(*prompts, [9], count=40, speculation=["best:16"] * slots + ["off"])
-    assert (done[0].metrics.speculative_decoding.num_draft_tokens > 0) is (slots == 1)
-
-
 @pytest.mark.parametrize(("times", "drafts"), [(FLAT, True), (STEEP, False)])
 def test_a_text_that_repeats_itself_is_continued_beside_others_where_rows_are_cheap(
     times: dict[str, Any], drafts: bool

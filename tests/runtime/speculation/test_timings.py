@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.timings import TimingTable, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -69,6 +69,11 @@ def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], 
     with pytest.raises(BundleError, match="tune") as refusal:
         TimingTable.of(record, 6)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
+    assert machine(2) == machine(2) != machine(3)
+    assert machine(2)["processor"]
 
 
 def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewer_lanes() -> None:
