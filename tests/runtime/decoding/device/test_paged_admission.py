@@ -28,6 +28,7 @@ from specbuild.runtime.requests.sequence import Sequence
 
 ROWS, EVERY = 16, CAPACITY // 16  # of a page; pages of a whole slot
 LONG = prompt_of(4, 50)
+pytestmark = pytest.mark.slow
 
 
 class Paged:
@@ -142,7 +143,6 @@ def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     assert paged.shared >= 3
 
 
-@pytest.mark.slow
 def test_salts_share_no_pages(host: KernelLibrary) -> None:
     """While the first text is decoded, and in the pages that it has left; within a salt they are shared."""
     paged, salts = Paged(host, 3, 3 * EVERY), ("a", "b", None, "a")
@@ -191,7 +191,6 @@ def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, f
     assert paged.target.cache_bytes == target.cache_bytes * 8 // EVERY
 
 
-@pytest.mark.slow
 def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
     """Its neighbour has two of its pages, and goes on; the next one gets the others, without NaN."""
     paged, spoiled = Paged(host, 2, 11), list[int]()
@@ -228,7 +227,6 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
         assert np.isfinite(paged.device.array(executor.model.cache)).all()
 
 
-@pytest.mark.slow
 def test_a_queue_in_turn(host: KernelLibrary) -> None:
     """Through the scheduler: whoever has too few pages waits, and so do those behind it; one goes before it began."""
     longest = request_of(LONG, speculation="chain:4", max_new_tokens=30)

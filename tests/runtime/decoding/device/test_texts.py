@@ -79,7 +79,7 @@ def test_tokens_are_plain_decodings(
 ) -> None:
     """Prompts join and leave, greedy and sampled with penalties; the device drafts in rounds that nobody planned."""
     made = Continuing(host, folder, names=names, ahead=ahead, depths=depths)
-    wanted = [*made.requests(2), *made.requests(2, 40, temperature=0.9, top_p=0.95, frequency_penalty=0.1)]
+    wanted = [*made.requests(2, 40), *made.requests(1, 24, temperature=0.9, top_p=0.95, frequency_penalty=0.1)]
     done = run(made.loop, wanted)
     check_plain(folder, done)
     assert made.device.turns > 10
@@ -175,4 +175,4 @@ def test_what_one_text_said_the_next_one_drafts(
         (done,) = run(made.loop, made.requests(1, 24, logit_bias={}, cache_salt=salt))
         check_plain(folder, [done])
         accepted.append(done.metrics.speculative_decoding.num_accepted_draft_tokens)
-    assert (accepted[1] > accepted[0] + 10) is known
+    assert (accepted[1] > accepted[0] + 5) is known
