@@ -68,6 +68,7 @@ def test_habits_that_are_none_are_refused_in_one_line(change: dict[str, Any]) ->
         (1, CHEAP, 0, Limits(), 12, 0.0),
         (2, CHEAP, 0, Limits(), 12, 0.8),
         (1, DEAR, 1, Limits(), 6, 0.8),  # a free row, and none that pays
+        (1, DEAR, 1, Limits(), 6, 0.0),
         (1, DEAR, 1, Limits(max_draft_tokens=0), 0, 0.0),
     ],
 )

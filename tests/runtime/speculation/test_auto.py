@@ -73,6 +73,12 @@ def test_a_hostile_draft_costs_next_to_nothing(times: dict[str, Any], temperatur
     assert sum(spent[1::2]) / 4 < 0.025
 
 
+def test_a_hostile_draft_of_several_costs_next_to_nothing() -> None:
+    loop = PricedLoop(HashModel(1), HashModel(101), LARGE, slots=3)
+    loop.run([1], [2], [3], count=201)
+    assert loop.seconds < 1.03 * 200 * loop.plain(3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [LARGE, SMALL])
 def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
