@@ -78,7 +78,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
     "/detokenize": [{"tokens": [10**6]}],
     "/invocations": [{"inputs": None}],
     "/predict": [{"instances": []}, {"instances": [{"inputs": "x"}], "colour": 1}],
-    "/ui/line": [{"line": ""}, {"line": "x", "said": [{"role": "system", "content": "y"}]}],
+    "/ui/line": [{"line": ""}, {"line": "/dance"}, {"line": "x", "said": [{"role": "system", "content": "y"}]}],
 }
 
 
