@@ -106,7 +106,7 @@ def test_one_server_alone_writes_a_file(make: Any, log: Any, tmp_path: Path) -> 
         make()
     ledger.close()
     make()[0].close()
-    for path in (tmp_path, tmp_path / "none" / "l.jsonl"):
+    for path in (tmp_path, tmp_path / "none" / "l.jsonl", None):
         with pytest.raises(OptionError, match="ledger"):
             Ledger(CostOptions(ledger=path), log)
 

@@ -93,7 +93,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
     f"{MESSAGES}/count_tokens": [{"messages": []}, {"messages": SAID, "colour": "red"}],
     "/generate": [{"parameters": {"stop": ["x" * 5000]}}, {"parameters": {"max_new_tokens": 5000}}],
     "/generate_stream": [{"parameters": {"max_new_tokens": 5000}}, {"parameters": {"colour": 0}}],
-    "/": [{"inputs": 5}],
+    "/": [{"inputs": 5}, {"inputs": "x", "parameters": {"max_new_tokens": 5000}}],
     "/tokenize": [{"prompt": LONG}, {"messages": SAID, "prompt": "x"}],
     "/detokenize": [{"tokens": [10**6]}],
     "/invocations": [{"inputs": None}],

@@ -48,6 +48,18 @@ def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
     assert first.told["tail"] > objective.seconds
 
 
+@pytest.mark.slow
+def test_probes_beside_a_load_that_stays_become_rare() -> None:
+    queue = SimulatedQueue(parse(["tpot=0.035,p99"]))
+    queue.run(1800.0, 8.0)
+    broke = [at for at, step in queue.steps if step.message.startswith("it broke again")]
+    assert 2 <= len(broke) <= 6
+    gaps = [later - at for at, later in pairwise(broke)]
+    assert max(gaps) > 2 * HOLD
+    kept = [level > 0 for at, level in queue.levels if at > BACK]
+    assert sum(kept) > 0.9 * len(kept)
+
+
 def test_a_first_token_that_waits_for_slots_is_helped_where_rounds_are_what_is_slow() -> None:
     slo = "ttft=0.4,p95"
     queue, alone = stepped(slo, 9.5), stepped(slo, 9.5, guarded=False)

@@ -60,6 +60,7 @@ def test_who_reads_a_text(choice: Any, text: str, content: str, called: list[str
 def test_what_comes_back_has_objects_for_arguments(client: RouteClient) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     assert read_back([call])[0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert read_back([{"id": "1"}]) == [{"id": "1"}]
     with pytest.raises(ApiError, match="no JSON object"):
         read_back([{"function": {"name": "f", "arguments": '{"a'}}])
     said = [*SAID, {"role": "assistant", "content": None, "tool_calls": [call]}]

@@ -25,6 +25,8 @@ def test_a_request_is_a_chat() -> None:
     assert (chat["max_tokens"], chat["top_k"]) == (5, 3)
     assert chat["response_format"]["json_schema"]["schema"] == SCHEMA
     assert (chat["tools"][0]["function"]["strict"], chat["tool_choice"]["function"]["name"]) == (True, "f")
+    required = ResponsesRequest.model_validate({"input": "x", "tools": [TOOL], "tool_choice": "required"})
+    assert chat_of(required, []).tool_choice == "required"
 
 
 def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
