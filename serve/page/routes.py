@@ -16,7 +16,7 @@ from specbuild.runtime import ChatSession
 from specbuild.serve import limits
 from specbuild.serve.answer import Service
 from specbuild.serve.body import Body
-from specbuild.serve.errors import ErrorBody, json_response
+from specbuild.serve.errors import ErrorBody, blaming, json_response
 
 PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -56,7 +56,8 @@ def routes(service: Service) -> APIRouter:
     async def take_line(body: Line) -> Response:
         service.check(body)
         said = tuple({"role": each.role, "content": each.content} for each in body.said)
-        turn = ChatSession(body.system, said).take(body.line)
+        with blaming("line"):
+            turn = ChatSession(body.system, said).take(body.line)
         chat = None if turn.chat is None else turn.chat.messages
         session = {"system": turn.session.system, "said": turn.session.said}
         return json_response({**session, "chat": chat, "notice": turn.notice})

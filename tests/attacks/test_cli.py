@@ -7,49 +7,50 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Outcome
 
 COMMAND = [sys.executable, "-c", "from specbuild.cli import main; main()"]
+
+
+def run(bundle: Path, arguments: str, *shell: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; `{}` stands for the bundle."""
+    command = [*shell, *COMMAND, *arguments.replace("{}", str(bundle)).split()]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=LIMIT, **streams)
+
+
 Specbuild = Callable[..., Outcome]
 LIMIT = 60
 
 
+@pytest.mark.slow(but=("False-inspect",))
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["inspect", "{}", "--json"],
-        ["inspect", "{}"],
-        ["generate", "{}", "-p", "import os", "-n", "64"],
-        pytest.param(["bench", "{}", "--num-prompts", "1", "-n", "4", "--json"], marks=pytest.mark.nightly),
-        ["doctor"],
-        ["--help"],
-    ],
-    ids=lambda arguments: "-".join(arguments[::2]).replace("-{}", ""),
+    "arguments", ["inspect {} --json", "inspect {}", "generate {} -p import -n 64", "doctor", "--help"]
 )
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_goes_is_no_error(bundle: Path, arguments: list[str], buffered: bool) -> None:
+def test_a_reader_that_goes_is_no_error(bundle: Path, arguments: str, buffered: bool) -> None:
     """As behind `| head`: the pipe breaks, at the latest when the interpreter flushes at its exit."""
     ours, theirs = os.pipe()
     os.close(ours)
-    command = [*COMMAND, *(each.replace("{}", str(bundle)) for each in arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment |= {} if buffered else {"PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True, timeout=LIMIT)
+    done = run(bundle, arguments, stdout=theirs, env=environment)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "{}"], ["generate", "{}", "-p", "x", "-n", "4"], ["--help"]])
-def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: list[str]) -> None:
-    command = [*COMMAND, *(each.replace("{}", str(bundle)) for each in arguments)]
+@pytest.mark.slow(but=("--help",))
+@pytest.mark.parametrize("arguments", ["inspect {}", "generate {} -p x -n 4", "--help"])
+def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: str) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+        done = run(bundle, arguments, stdout=full)
     assert done.returncode == 1
     assert done.stderr == "specbuild: standard output cannot be written (No space left on device)\n"
 
 
+@pytest.mark.slow(but=("2>/dev/full-generate {}-2",))
 @pytest.mark.parametrize(
     ("redirected", "arguments", "status"),
     [
@@ -62,10 +63,7 @@ def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: lis
     ],
 )
 def test_closed_and_full_streams(bundle: Path, redirected: str, arguments: str, status: int) -> None:
-    script = f'exec "{sys.executable}" -c "from specbuild.cli import main; main()" {arguments} {redirected}'
-    done = subprocess.run(
-        ["sh", "-c", script.replace("{}", str(bundle))], capture_output=True, text=True, timeout=LIMIT
-    )
+    done = run(bundle, arguments, "sh", "-c", f'exec "$@" {redirected}', "sh", stdout=subprocess.PIPE)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1
@@ -133,33 +131,23 @@ def test_what_is_out_of_range_is_refused_in_one_line(
     specbuild(name, bundle, *READERS[name], flag, value).refusal(2)
 
 
-RECIPES = {
-    "deep": "a = " + "[" * 5000 + "]" * 5000,
-    "deep tables": ".".join(["a"] * 5000) + " = 1",
-    "digits": "max-seq-len = " + "9" * 5000,
-    "a NUL": 'target = "a\\u0000b"\noutput = "x"',
-    "a list of lists": "buckets = [[1], [2]]",
-    "a table": "buckets = {a = 1}",
-    "not UTF-8": b"\xff\xfe",
-    "a huge text": 'target = "' + "x" * 100_000 + '"',
-    "a number for a name": "target = 7",
-    "an unknown option": "nonsense = 1",
-    "a date": "buckets = 1979-05-27",
-    "NaN": "max-kl = nan",
-    "empty": "",
-    "a huge list": f"buckets = {list(range(100_000))}",
-}
+RECIPES: list[str | bytes] = [
+    *("a = " + "[" * 5000 + "]" * 5000, ".".join(["a"] * 5000) + " = 1", "max-seq-len = " + "9" * 5000, b"\xff\xfe"),
+    *('target = "a\\u0000b"\noutput = "x"', "buckets = [[1], [2]]", "buckets = {a = 1}", "buckets = 1979-05-27"),
+    *('target = "' + "x" * 100_000 + '"', "target = 7", "nonsense = 1", "max-kl = nan", ""),
+    f"buckets = {list(range(100_000))}",
+]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path: Path, pair: Path, recipe: str) -> None:
-    path, content = tmp_path / "recipe.toml", RECIPES[recipe]
+@pytest.mark.slow(only=("13",))
+@pytest.mark.parametrize("place", range(len(RECIPES)))
+def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path: Path, pair: Path, place: int) -> None:
+    path, content = tmp_path / "recipe.toml", RECIPES[place]
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    target = [] if recipe in ("a NUL", "a huge text", "a number for a name") else ["--target", pair / "target"]
-    if recipe in ("empty", "NaN"):
-        target = []
+    named = "target" in str(content) or content in ("", "max-kl = nan")
+    target = [] if named else ["--target", pair / "target"]
     specbuild("build", "--recipe", path, *target, "-o", tmp_path / "b", "--dry-run").refusal(2)
-    assert sorted(tmp_path.iterdir()) == [path]
+    assert [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("recipe", ["/", "/dev/null", "missing.toml", ""])
@@ -181,38 +169,25 @@ def test_an_output_that_cannot_be(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-LINES = {
-    "deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "digits": b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
-    "not UTF-8": b'{"prompt": "\xff"}',
-    "a lone surrogate": b'{"prompt": "\\ud800"}',
-    "NaN": b'{"prompt": "x", "temperature": NaN}',
-    "a list": b"[1, 2]",
-    "a number": b"7",
-    "null": b'{"prompt": null}',
-    "no turns": b'{"turns": []}',
-    "NULs": b"\0\0\0",
-    "a truncated line": b'{"prompt": "x"',
-    "both": b'{"prompt": "x", "turns": ["y"]}',
-    "messages of numbers": b'{"messages": [1]}',
-    "a chat without a template": b'{"messages": [{"role": "user", "content": "x"}]}',
-    "an unknown field": b'{"prompt": "x", "nonsense": 1}',
-    "n of text": b'{"prompt": "x", "n": "2"}',
-    "a category of numbers": b'{"prompt": "x", "category": 1}',
-    "nothing": b"",
-}
+LINES = [
+    *(b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}"),
+    *(b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}', b"[1, 2]", b"7"),
+    *(b'{"prompt": null}', b'{"turns": []}', b"\0\0\0", b'{"prompt": "x"', b'{"prompt": "x", "turns": ["y"]}'),
+    *(b'{"messages": [1]}', b'{"messages": [{"role": "user", "content": "x"}]}', b'{"prompt": "x", "nonsense": 1}'),
+    *(b'{"prompt": "x", "n": "2"}', b'{"prompt": "x", "category": 1}', b""),
+]
 
 
-@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize("place", range(len(LINES)))
 @pytest.mark.parametrize("name", ["bench", "tune"])
 def test_hostile_prompt_files_are_refused_in_one_line(
-    specbuild: Specbuild, bundle: Path, tmp_path: Path, name: str, lines: str
+    specbuild: Specbuild, bundle: Path, tmp_path: Path, name: str, place: int
 ) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b'{"prompt": "x"}\n' * bool(LINES[lines]) + LINES[lines] + b"\n")
+    path, content = tmp_path / "prompts.jsonl", LINES[place]
+    path.write_bytes(b'{"prompt": "x"}\n' * bool(content) + content + b"\n")
     before = (bundle / "manifest.json").read_bytes()
     line = specbuild(name, bundle, "--prompts", path).refusal(2)
-    assert f"{path}:2:" in line or lines == "nothing"
+    assert f"{path}:2:" in line or not content
     assert (bundle / "manifest.json").read_bytes() == before
 
 

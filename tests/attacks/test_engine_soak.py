@@ -34,7 +34,9 @@ def serve(engine: Engine, count: int, prompts: list[str], rng: random.Random) ->
     return reasons
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.slow(only=("40",))
+@pytest.mark.soak(only=("2000",))
+@pytest.mark.parametrize("count", [40, 2000])
 def test_many_requests_leave_nothing_behind(bundle: Path, prompts: list[str], count: int) -> None:
     before, rng = set(threading.enumerate()), random.Random(1)
     with Engine.load(bundle, batch_size=4, max_waiting=8) as engine:

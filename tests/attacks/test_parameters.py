@@ -83,13 +83,6 @@ def test_a_subclass_s_own_ideas_do_not_reach_the_worker() -> None:
     assert (type(params.max_new_tokens), type(params.top_p)) == (int, float)
 
 
-def test_max_tokens_is_another_name_and_not_a_second_number() -> None:
-    assert SamplingParams(max_tokens=9) == SamplingParams(max_new_tokens=9)
-    for length in (9, 128):
-        with pytest.raises(OptionError, match="one parameter"):
-            SamplingParams(max_new_tokens=length, max_tokens=9)
-
-
 def test_an_error_s_text_is_bounded_whatever_it_is() -> None:
     assert shown("x" * 10**7).endswith("xxx'")
     assert max(len(shown(value)) for value in VALUES) <= 80
@@ -134,12 +127,6 @@ def test_a_mask_of_another_kind_is_its_request_s_error(mask: Any) -> None:
     with pytest.raises(ExecutionError, match="constraint's mask") as caught:
         constrained(mask).choose(np.zeros(VOCAB, np.float32), 0, ())
     assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("given", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}])
-def test_nothing_allowed_is_its_request_s_error(given: dict[str, Any]) -> None:
-    with pytest.raises(ExecutionError, match="no token that the constraint allows"):
-        constrained(np.zeros(2, np.uint32), **given).choose(np.zeros(VOCAB, np.float32), 0, ())
 
 
 class Panicking(BaseException):

@@ -52,6 +52,7 @@ sys.meta_path.insert(0, Slow())
 """
 
 
+@pytest.mark.slow(but=("click-15",))
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("name", ["click", "specbuild.cli.generate", "onnxruntime"])
 def test_while_something_is_imported(bundle: Path, name: str, number: int) -> None:
@@ -76,6 +77,7 @@ main()
 """
 
 
+@pytest.mark.slow(but=("2",))
 @pytest.mark.parametrize("number", STOPPING)
 def test_more_signals_while_cleaning_up(tmp_path: Path, number: int) -> None:
     """What an output holds is removed whole, whoever presses Ctrl-C again meanwhile."""
@@ -106,43 +108,7 @@ with staging(Path({str(tmp_path / "b")!r}), 0) as folder:
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("number", "body"),
-    [
-        # A destructor swallows it.
-        (
-            signal.SIGINT,
-            """
-class Swallows:
-    def __del__(self):
-        print("here")
-        time.sleep(60)
-each = Swallows()
-del each
-time.sleep(60)
-""",
-        ),
-        # An extension module whose imports are interrupted makes another error of it.
-        (
-            signal.SIGTERM,
-            """
-try:
-    print("here")
-    time.sleep(60)
-except BaseException as error:
-    raise ImportError("initialization failed") from error
-""",
-        ),
-    ],
-)
-def test_an_interrupt_comes_through(number: int, body: str) -> None:
-    with started(in_command(body)) as process:
-        wait_for(process, "here")
-        process.send_signal(number)
-        _, err = process.communicate(timeout=LIMIT)
-    assert (process.returncode, err) == (1, STOPPED)
-
-
+@pytest.mark.slow(but=("1",))
 @pytest.mark.parametrize("number", STOPPING)
 def test_what_was_ignored_stays_ignored(number: signal.Signals) -> None:
     """nohup ignores SIGHUP; a shell without job control ignores SIGINT for what is behind &."""
@@ -160,6 +126,7 @@ return {"machine": "still there"}
     assert "still there" in out
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_gone_with_its_signal() -> None:
     """What can no longer be told is dropped."""
     ours, theirs = os.openpty()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specbuild.measure.evidence import (
     ODDS,
     Scale,
+    Side,
     bernoulli,
     contrast,
     detector,
@@ -19,6 +22,7 @@ from specbuild.measure.evidence import (
 )
 
 ALPHA, RUNS = 0.05, 200
+BAR = np.log(1 / ALPHA)
 X = np.random.default_rng(28).beta(6, 4, size=200)
 COINS = (np.random.default_rng(29).random(300) < 0.1).astype(float)
 # By confseq 0.0.11 of PyPI (Waudby-Smith's own), after so many values: the mean over FRACTIONS f of
@@ -27,16 +31,13 @@ COINS = (np.random.default_rng(29).random(300) < 0.1).astype(float)
 # PYTHONPATH=confseq-0.0.11/src, with `numpy.float_ = numpy.float64`.
 CONFSEQ = [
     (X, 0.5, {1: 1.0004754796968762, 10: 1.3606234488030526, 50: 237.08669211885044, 200: 50271634712.66213}),
-    (1 - X, 0.5, {1: 0.9995245203031237, 10: 0.7021781084324061, 50: 0.2603802121314305, 200: 0.06306478380732936}),
-    (X, 0.55, {1: 0.9724966482092817, 10: 0.9823780657878484, 50: 5.673030375076007, 200: 2664.051122249772}),
     (1 - X, 0.45, {1: 1.0336152077442116, 10: 0.8780883291740479, 50: 0.36210186833890606, 200: 0.13650679535068042}),
     (COINS, 0.05, {1: 6.838541666666667, 10: 9.903951494906908, 50: 2.45361310340277, 300: 2.322223601936167}),
 ]
 
 
-@pytest.mark.parametrize("case", range(len(CONFSEQ)))
-def test_it_is_confseqs(case: int) -> None:
-    values, mean, expected = CONFSEQ[case]
+@pytest.mark.parametrize(("values", "mean", "expected"), CONFSEQ)
+def test_it_is_confseqs(values: np.ndarray, mean: float, expected: dict[int, float]) -> None:
     found = np.exp(e_process(values, mean))
     assert found[[n - 1 for n in expected]] == pytest.approx(list(expected.values()), rel=1e-9)
 
@@ -60,24 +61,13 @@ def test_value_by_value_is_as_all_at_once_and_no_observation_changes_nothing() -
 
 
 @pytest.mark.parametrize(
-    ("mean", "side", "draw"),
-    [
-        (0.02, "above", lambda rng, shape: rng.random(shape) < 0.02),
-        (0.5, "either", lambda rng, shape: rng.random(shape) < 0.5),
-        (0.2, "below", lambda rng, shape: rng.beta(0.2, 0.8, shape)),
-        (0.6, "either", lambda rng, shape: rng.beta(6, 4, shape)),
-    ],
+    ("mean", "side", "successes", "failures"), [(0.2, "below", 0.2, 0.8), (0.5, "above", 1, 1), (0.6, "either", 6, 4)]
 )
-def test_false_alarms_stay_below_alpha_however_often_one_looks(mean: float, side: str, draw: object) -> None:
-    values = draw(np.random.default_rng(3), (2000, RUNS))  # type: ignore[operator]
-    alarms = (e_process(values, mean, side) >= np.log(1 / ALPHA)).any(axis=0).sum()  # type: ignore[arg-type]
-    assert alarms <= ALPHA * RUNS
-
-
-def test_a_wrong_mean_is_found() -> None:
-    values = np.random.default_rng(4).random((800, RUNS)) < 0.1
-    assert (e_process(values, 0.05) >= np.log(1 / ALPHA)).any(axis=0).mean() > 0.95
-    assert not (e_process(values, 0.2) >= np.log(1 / ALPHA)).any()
+def test_false_alarms_stay_below_alpha_however_often_one_looks(
+    mean: float, side: Side, successes: float, failures: float
+) -> None:
+    values = np.random.default_rng(3).beta(successes, failures, (2000, RUNS))
+    assert (e_process(values, mean, side) >= BAR).any(axis=0).sum() <= ALPHA * RUNS
 
 
 def test_bets_on_outcomes_are_ratios_of_likelihoods() -> None:
@@ -88,19 +78,16 @@ def test_bets_on_outcomes_are_ratios_of_likelihoods() -> None:
     assert np.exp(log_e(found)) == pytest.approx(ratios.mean())
 
 
-def test_a_low_rate_that_is_doubled_is_found_and_one_that_is_just_kept_is_not() -> None:
-    rng, bar = np.random.default_rng(9), np.log(1 / ALPHA)
-
-    def alarms(rate: float, side: str, null: float) -> float:
-        values = (rng.random((3000, RUNS)) < rate).astype(float)
-        fractions = bernoulli(null if side == "above" else 1 - null)
-        found = np.cumsum(log_factors(values, null, side, fractions), axis=0)  # type: ignore[arg-type]
-        return float((log_e(found) >= bar).any(axis=0).mean())
-
-    assert alarms(0.01, "above", 0.01) <= ALPHA
-    assert alarms(0.01, "below", 0.01) <= ALPHA
-    assert alarms(0.02, "above", 0.01) >= 0.9
-    assert alarms(0.003, "below", 0.01) >= 0.9
+@pytest.mark.parametrize(
+    ("rate", "side", "low", "high"),
+    [(0.01, "above", 0, ALPHA), (0.01, "below", 0, ALPHA), (0.02, "above", 0.9, 1), (0.003, "below", 0.9, 1)],
+)
+def test_a_low_rate_that_is_doubled_is_found_and_one_that_is_just_kept_is_not(
+    rate: float, side: Side, low: float, high: float
+) -> None:
+    values = np.random.default_rng(9).random((3000, RUNS)) < rate
+    factors = log_factors(values, 0.01, side, bernoulli(0.01 if side == "above" else 0.99))
+    assert low <= (log_e(np.cumsum(factors, axis=0)) >= BAR).any(axis=0).mean() <= high
 
 
 def test_a_detector_finds_a_change_after_a_long_quiet_time_and_e_processes_do_not() -> None:
@@ -110,39 +97,11 @@ def test_a_detector_finds_a_change_after_a_long_quiet_time_and_e_processes_do_no
     assert e_process(values, 0.6, "either").max() < np.log(1e6)
 
 
-def two_arms(slower: float, weight: float, seed: int, sigma: float = 0.3, requests: int = 2000) -> np.ndarray:
-    """When each of RUNS trials finds that the candidate is slower: requests until then, or infinity."""
-    rng, scale, capital = np.random.default_rng(seed), Scale.of(np.full(RUNS, np.nan)), start((RUNS,))
-    found = np.full(RUNS, np.inf)
-    for number in range(requests):
-        candidate = rng.random(RUNS) < weight
-        heavy = np.where(rng.random(RUNS) < 0.03, rng.exponential(1.0, RUNS), 0.0)  # one in 33 waits for something
-        load = 0.5 * np.sin(number / 300)  # which rises and falls
-        values = rng.normal(load, sigma, RUNS) + heavy + candidate * np.log(slower)
-        score = scale.score(values)
-        scale.add(values)
-        capital += log_factors(contrast(candidate, weight, score), 0.5)
-        found[(log_e(capital) >= np.log(1 / ALPHA)) & np.isinf(found)] = number + 1
-    return found
-
-
-@pytest.mark.parametrize("weight", [0.1, 0.5])
-def test_two_equal_arms_stay_so_under_changing_load_and_heavy_tails(weight: float) -> None:
-    assert np.isfinite(two_arms(1.0, weight, seed=6)).sum() <= ALPHA * RUNS
-
-
-def test_ten_per_cent_are_found() -> None:
-    found = two_arms(1.1, 0.5, seed=7)
-    assert np.isfinite(found).mean() >= 0.95
-    assert np.median(found) < 1000
-
-
-def test_contrasts_have_mean_one_half_whatever_the_score() -> None:
-    for weight in (0.1, 0.5, 0.8):
-        for score in (-1.0, 0.3, 1.0):
-            with_it, without = contrast([True, False], weight, score)
-            assert 0 <= min(with_it, without) <= max(with_it, without) <= 1
-            assert weight * with_it + (1 - weight) * without == pytest.approx(0.5)
+@given(st.floats(0.01, 0.99), st.floats(-1, 1))
+def test_contrasts_have_mean_one_half_whatever_the_score(weight: float, score: float) -> None:
+    with_it, without = contrast([True, False], weight, score)
+    assert 0 <= min(with_it, without) <= max(with_it, without) <= 1
+    assert weight * with_it + (1 - weight) * without == pytest.approx(0.5)
 
 
 def test_scores_are_bounded_by_what_came_before() -> None:

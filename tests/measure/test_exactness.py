@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.measure.exactness import Case, compare, in_words, plain
+from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.sampling.sampler import Sampler
 
@@ -25,15 +25,14 @@ def engine(bundle: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_speculation_compared_with_plain_decoding_is_exact(engine: Engine, temperature: float) -> None:
-    params = replace(PARAMS, temperature=temperature, ignore_eos=True)
-    expected = plain(engine, PROMPTS, [params, params])
-    assert [len(tokens) for tokens in expected] == [16, 16]
-    case = compare(engine, "tree", PROMPTS, [params, params], expected)
-    assert (case.name, case.prompts, case.tokens) == ("tree", 2, 32)
-    assert case.exact
-    assert case.divergences == []
+def test_speculation_compared_with_plain_decoding_is_exact(engine: Engine) -> None:
+    """And each prompt is decoded with its own parameters."""
+    params = [replace(PARAMS, temperature=1.0, ignore_eos=True), replace(PARAMS, max_new_tokens=5)]
+    expected = plain(engine, PROMPTS, params)
+    assert [len(tokens) for tokens in expected] == [16, 5]
+    assert expected == [plain(engine, [p], [e])[0] for p, e in zip(PROMPTS, params, strict=True)]
+    case = compare(engine, "tree", PROMPTS, params, expected)
+    assert (case.name, case.prompts, case.tokens, case.divergences) == ("tree", 2, 21, [])
     assert case.mean_acceptance_length > 1
     assert case.to_dict()["exact"] is True
 
@@ -49,24 +48,13 @@ def test_a_changed_token_is_a_real_divergence(engine: Engine) -> None:
     assert found.real
 
 
-def test_each_prompt_is_decoded_with_its_own_parameters(engine: Engine) -> None:
-    each = [replace(PARAMS, temperature=1.0, seed=1), replace(PARAMS, max_new_tokens=5)]
-    expected = plain(engine, PROMPTS, each)
-    assert len(expected[1]) == 5
-    assert expected == [plain(engine, [p], [e])[0] for p, e in zip(PROMPTS, each, strict=True)]
-    assert compare(engine, "each", PROMPTS, each, expected).divergences == []
-
-
 class FakeEngine:
     """Says what it is told, whatever the prompt."""
 
-    def __init__(
-        self, tokens: Sequence[int], logits: Sequence[float], bound: float = 1e-4, exact: bool = False
-    ) -> None:
-        self.exact = exact
+    def __init__(self, tokens: list[int], logits: Sequence[float], exact: bool = False) -> None:
         models = {"target": SimpleNamespace(vocab_size=len(logits))}
-        self.manifest = SimpleNamespace(exactness_bound=bound, models=models)
-        self.tokens, self.asked, self._logits = list(tokens), list[list[int]](), logits
+        self.manifest = SimpleNamespace(exactness_bound=1e-4, models=models)
+        self.exact, self.tokens, self.asked, self._logits = exact, tokens, list[list[int]](), logits
 
     def generate(self, prompts: Any, params: Sequence[SamplingParams]) -> list[Any]:
         speculation = SimpleNamespace(num_accepted_draft_tokens=6, num_spec_steps=2)
@@ -78,41 +66,26 @@ class FakeEngine:
         return np.array(self._logits, dtype=np.float32)
 
 
-def compared(engine: FakeEngine, expected: list[int], params: SamplingParams = PARAMS) -> Case:
-    return compare(engine, "fake", [[0, 3]], [params], [expected])  # type: ignore[arg-type]
+def compared(engine: FakeEngine, expected: list[int], params: SamplingParams = PARAMS, near_ties: bool = False) -> Case:
+    return compare(engine, "fake", [[0, 3]], [params], [expected], near_ties)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("gap", "real"), [(0.0, False), (0.00005, False), (0.001, True), (1.0, True)])
-def test_the_gap_tells_a_near_tie_from_a_real_divergence(gap: float, real: bool) -> None:
-    for want, got in ((1, 2), (2, 1)):  # whichever of the two the measured logits favour
-        engine = FakeEngine([0, got, 0], [0.0, 1.0, 1.0 - gap, -1.0])
-        case = compared(engine, [0, want, 3])
-        (found,) = case.divergences
-        assert (found.position, found.expected, found.got, found.real) == (1, want, got, real)
-        assert found.margin == pytest.approx(gap, abs=1e-6)
-        assert case.exact is not real
-        assert engine.asked == [[0, 3, 0]]
-        assert case.mean_acceptance_length == 4
+@pytest.mark.parametrize(("gap", "real"), [(0.0, False), (0.00005, False), (0.001, True)])
+@pytest.mark.parametrize(("want", "got"), [(1, 2), (2, 1)])
+def test_the_gap_tells_a_near_tie_from_a_real_divergence(gap: float, real: bool, want: int, got: int) -> None:
+    """Whichever of the two the measured logits favour."""
+    engine = FakeEngine([0, got, 0], [0.0, 1.0, 1.0 - gap, -1.0])
+    case = compared(engine, [0, want, 3])
+    (found,) = case.divergences
+    assert (found.position, found.expected, found.got, found.real) == (1, want, got, real)
+    assert found.margin == pytest.approx(gap, abs=1e-6)
+    assert (case.exact, engine.asked, case.mean_acceptance_length) == (not real, [[0, 3, 0]], 4)
 
 
-def test_where_steps_have_an_exactness_class_no_difference_is_a_near_tie() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_where_steps_have_an_exactness_class_only_what_was_computed_elsewhere_has_near_ties(elsewhere: bool) -> None:
     engine = FakeEngine([0, 2, 0], [0.0, 1.0, 1.0, -1.0], exact=True)
-    assert not compared(engine, [0, 1, 3]).exact
-    case = compare(engine, "elsewhere", [[0, 3]], [PARAMS], [[0, 1, 3]], near_ties=True)  # type: ignore[arg-type]
-    assert case.exact, "the expected tokens were computed elsewhere"
-
-
-def test_classes_in_words() -> None:
-    machine = {"processor": "X", "threads": 2, "onnxruntime": "1.32.0", "vector_units": "avx2"}
-    records = [{"machine": machine, "rows": 1, "sequence_rows": 2}, {"machine": machine, "rows": 0, "sequence_rows": 0}]
-    first, second, bound = in_words(records, 0.25)
-    where = "(X, 2 threads, ONNX Runtime 1.32.0)"
-    shapes = "steps of 1·n rows, 2·n of each sequence, agree in every bit"
-    assert first == f"one seed gives one text, whatever is drafted, because {shapes} {where}"
-    assert (
-        second == f"one seed may give another text at near-ties, because steps of no shape agree in every bit {where}"
-    )
-    assert bound == "a choice in a side branch that is closer than 0.25 logits is left to the next round"
+    assert compared(engine, [0, 1, 3], near_ties=elsewhere).exact is elsewhere
 
 
 def test_the_margin_is_of_the_processed_and_perturbed_logits() -> None:
@@ -133,9 +106,3 @@ def test_a_text_that_ends_elsewhere_is_a_real_divergence(want: list[int], got: l
     assert found.real
     assert found.position == min(len(want), len(got))
     assert -1 in (found.expected, found.got)
-
-
-def test_equal_tokens_ask_for_no_logits() -> None:
-    engine = FakeEngine([1, 2, 3], [0.0] * 4)
-    assert compared(engine, [1, 2, 3]).divergences == []
-    assert engine.asked == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from threading import Event
 from typing import Any
 
 import pytest
+from asgi import GONE, call, part, scope_of
 from route_client import ASKED, CHATS, COMPLETIONS, RouteClient
 from serving import Log
 
@@ -16,11 +16,6 @@ from specbuild.runtime.decoding.emission import Emission
 from specbuild.serve.generation import EventStream
 
 PLAIN = {"speculation": "off"}
-
-
-def test_token_ids_are_all_there_even_where_no_text_is(client: RouteClient) -> None:
-    found = client.choice(max_tokens=40, temperature=1, seed=4, ignore_eos=True, return_token_ids=True)
-    assert len(found["token_ids"]) == 40
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
@@ -134,28 +129,9 @@ def test_a_refusal_is_traced_and_counted(client: RouteClient, span: Span) -> Non
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_is_no_error_of_ours(client: RouteClient, log: Log, span: Span, stream: bool) -> None:
     fields = {"stream": stream, "max_tokens": 900, "ignore_eos": True}
-    body = json.dumps(ASKED[COMPLETIONS] | fields).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "raw_path": COMPLETIONS.encode()}
-    scope |= {"query_string": b"", "headers": headers}
-
-    async def main() -> None:
-        sent, left = asyncio.Event(), [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            if left:
-                return left.pop()
-            if stream:
-                await sent.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            if message.get("body"):
-                sent.set()
-
-        await client.app(scope, receive, send)  # type: ignore[arg-type]
-
-    asyncio.run(main())
+    body = part(json.dumps(ASKED[COMPLETIONS] | fields).encode())
+    scope = scope_of("POST", COMPLETIONS, content_type="application/json")
+    call(client.app, scope, [body] if stream else [body, GONE], leaves=True)
     assert (log.lines[-1]["status"], log.lines[-1]["error"]) == (200 if stream else 499, "the client left")
     assert [error for _, error in span.ends] == ["499"]
     assert (client.admission.requests, rejections(client)) == (0, [])

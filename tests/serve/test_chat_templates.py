@@ -36,15 +36,14 @@ def test_the_hermes_template() -> None:
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nRome?<|im_end|>\n"
         "<|im_start|>assistant\nSun.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert render(USER) == "<|im_start|>user\nRome?<|im_end|>\n"
     result = {"role": "tool", "tool_call_id": "1", "content": "31"}
     assert render(USER, result).endswith("<|im_start|>tool\n<tool_response>\n31\n</tool_response><|im_end|>\n")
     told = render(system, USER, tools=[TOOL])
     assert told.startswith("<|im_start|>system\nBe brief.\n\n")
-    assert told.count("<|im_start|>system") == 1
     assert json.loads(told.partition("<tools>\n")[2].partition("\n</tools>")[0]) == TOOL
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(texts, st.lists(json_objects, min_size=1, max_size=3))
 def test_calls_are_rendered_as_they_are_read(content: str, given_arguments: list[dict[str, Any]]) -> None:
@@ -75,15 +74,16 @@ def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle: Path, te
     assert "--chat-template hermes" in error["message"]
 
 
-def test_tools_work_with_it(bundle: Path) -> None:
+@pytest.mark.slow(but=("required",))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_tools_work_with_it(bundle: Path, choice: Any) -> None:
     with Engine.load(bundle, chat_template=template_text("hermes")) as engine:
         client = RouteClient(service_of(engine, bundle, Log()), Log())
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            told = client.ask(CHATS, **TOOLS, tool_choice=choice, parallel_tool_calls=False)
-            message = told["choices"][0]["message"]
-            (call,) = message["tool_calls"]
-            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
-            said = [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "31"}]
-            assert client.ask(CHATS, **TOOLS | {"messages": said})
+        told = client.ask(CHATS, **TOOLS, tool_choice=choice, parallel_tool_calls=False)
+        message = told["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+        said = [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "31"}]
+        assert client.ask(CHATS, **TOOLS | {"messages": said})
         prompt = engine.tokenizer.decode(client.ask("/tokenize", messages=said)["tokens"], False)
-        assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in prompt
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in prompt

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from asgi import GONE, Message, call
 
-from specbuild.runtime import RequestMetrics, Result, SpeculationStats
+from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
 from specbuild.serve.errors import ApiError
 from specbuild.serve.generation import ClientGoneError, EventStream, checked, unless_gone
@@ -16,47 +17,35 @@ from specbuild.serve.responses import finish_reason, metrics, usage
 
 
 @pytest.mark.parametrize(
-    ("result", "status"),
-    [
-        (Result("", [], "error", None, error=ExecutionError("NaN")), 500),
-        (Result("", [], "error", None), 500),
-        (Result("x", [1], "cancelled", None), 503),
-        (Result("", [], "deadline", None), 408),
-    ],
+    ("reason", "error", "status"),
+    [("error", ExecutionError("NaN"), 500), ("error", None, 500), ("cancelled", None, 503), ("deadline", None, 408)],
 )
-def test_ends_that_are_errors(result: Result, status: int) -> None:
+def test_ends_that_are_errors(reason: str, error: ExecutionError | None, status: int) -> None:
     with pytest.raises(ApiError) as told:
-        checked(result)
+        checked(Result("", [1] * (reason == "cancelled"), reason, None, error=error))
     assert told.value.status == status
 
 
 @pytest.mark.parametrize(
     ("reason", "stop", "told"),
-    [
-        *(("stop", "\n", ("stop", "\n")), ("stop", None, ("stop", None)), ("length", None, ("length", None))),
-        ("deadline", None, ("length", "deadline")),
-    ],
+    [("stop", "\n", ("stop", "\n")), ("length", None, ("length", None)), ("deadline", None, ("length", "deadline"))],
 )
 def test_ends_that_are_texts(reason: str, stop: str | None, told: tuple[str, str | None]) -> None:
-    result = Result("x", [1], reason, None, stop_reason=stop)
-    assert checked(result) is result
-    assert finish_reason(result) == told
+    assert finish_reason(checked(Result("x", [1], reason, None, stop_reason=stop))) == told
 
 
 def test_metrics_and_usage_of_several_samples() -> None:
     def of(ttft: float, queue: float) -> Result:
-        stats = SpeculationStats()
-        stats.record(4, 2)
-        times = {"submitted": 0.0, "started": queue, "first_token": ttft, "finished": 9.0}
-        return Result("", [1], "stop", RequestMetrics(3, 1, "auto", speculative_decoding=stats, **times))  # type: ignore[arg-type]
+        times: Any = {"submitted": 0.0, "started": queue, "first_token": ttft, "finished": 9.0}
+        own = RequestMetrics(3, 1, "auto", **times)
+        own.speculative_decoding.record(4, 2)
+        return Result("", [1], "stop", own)
 
-    told, counts = metrics([of(1, 0.5), of(2, 1.5)], "summary"), "speculative_decoding"
-    assert (told["ttft"], told["queue_time"], told["e2el"], told[counts]["num_draft_tokens"]) == (1, 1.5, 9.0, 8)
-    assert "acceptance_histogram" not in told[counts]
-    assert metrics([of(1, 0)], "detailed")[counts]["acceptance_histogram"] == [0, 0, 1]
-    assert metrics([of(1, 0)], "none") == metrics([Result("", [], "error", None)], "detailed") == {}
+    told = metrics([of(1, 0.5), of(2, 1.5)], "summary")
+    drafted = told["speculative_decoding"]["num_draft_tokens"]
+    assert (told["ttft"], told["queue_time"], told["e2el"], drafted) == (1, 1.5, 9.0, 8)
+    assert metrics([Result("", [], "error", None)], "detailed") == {}
     counted = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    assert usage(3, 4) == counted
     assert usage(3, 4, 2) == counted | {"prompt_tokens_details": {"cached_tokens": 2}}
 
 
@@ -84,7 +73,7 @@ def test_a_client_that_leaves_cancels_the_work() -> None:
 @pytest.mark.parametrize("reads", [True, False])
 def test_events_end_with_their_reader(reads: bool) -> None:
     """Also where the client left before the first."""
-    closed, sent = [], list[Any]()
+    closed = list[bool]()
 
     async def events() -> AsyncGenerator[bytes, None]:
         try:
@@ -93,25 +82,9 @@ def test_events_end_with_their_reader(reads: bool) -> None:
         finally:
             closed.append(True)
 
-    async def main() -> None:
-        shown = asyncio.Event()
+    async def stuck(message: Message) -> None:
+        await asyncio.Event().wait()
 
-        async def send(message: Any) -> None:
-            if not reads:
-                await asyncio.Event().wait()
-            sent.append(message)
-            if message.get("body") == b"one":
-                shown.set()
-
-        async def receive() -> dict[str, Any]:
-            if reads:
-                await shown.wait()
-            return {"type": "http.disconnect"}
-
-        await EventStream(events())({"type": "http"}, receive, send)
-
-    asyncio.run(main())
+    sent = call(EventStream(events()), {"type": "http"}, [] if reads else [GONE], True, None if reads else stuck)
     assert closed == [True]
-    if reads:
-        assert [message.get("body") for message in sent] == [None, b"one"]
-        assert b"text/event-stream" in dict(sent[0]["headers"])[b"content-type"]
+    assert [message.get("body") for message in sent] == ([None, b"one"] if reads else [])

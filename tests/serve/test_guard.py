@@ -10,8 +10,7 @@ from typing import Any
 import ended
 import pytest
 from prometheus_client import CollectorRegistry
-from route_client import COMPLETIONS
-from serving import Log, Server, running
+from serving import Log, running
 
 from benchmarks.serve import slo_step
 from specbuild.runtime import Engine, Limits, RequestMetrics, Result, SamplingParams, SpeculationStats
@@ -56,24 +55,15 @@ def test_it_limits_the_engine_says_why_and_counts(log: Log) -> None:
     guarded.slow()
     assert engine.limits == Limits(4, 1.5), "half of what was drafted, and the operator's otherwise"
     (line,) = log.lines
-    assert {
-        "level": "info",
-        "model": "m",
-        "max_draft_tokens": 4,
-        "cause": "rounds",
-        "slo_level": 1,
-    }.items() <= line.items()
-    assert {"objective": "tpot_p99", "tail": 2.0, "seconds": 0.5}.items() <= line.items()
+    assert {"level": "info", "model": "m", "max_draft_tokens": 4, "cause": "rounds"}.items() <= line.items()
+    assert {"objective": "tpot_p99", "tail": 2.0, "seconds": 0.5, "slo_level": 1}.items() <= line.items()
     values = {sample.name: sample.value for each in guarded.registry.collect() for sample in each.samples}
-    assert values["specbuild:slo_level"] == values["specbuild:slo_changes_total"] == 1
-    assert values["specbuild:slo_attainment"] == 0.0
+    assert [values[f"specbuild:slo_{name}"] for name in ("level", "changes_total", "attainment")] == [1, 1, 0]
 
 
-def test_the_operators_limits_are_never_passed() -> None:
-    step = Step(1, 4, "")
-    assert within(Limits(2), step) == Limits(2)
-    assert within(Limits(), step) == Limits(4)
-    assert within(Limits(9), Step(0, None, "")) == Limits(9)
+@pytest.mark.parametrize(("own", "level", "found"), [(2, 4, 2), (None, 4, 4), (9, None, 9)])
+def test_the_operators_limits_are_never_passed(own: int | None, level: int | None, found: int) -> None:
+    assert within(Limits(own), Step(1, level, "")) == Limits(found)
 
 
 @pytest.mark.parametrize("alone", [0.1, 4.0])
@@ -116,25 +106,6 @@ def test_an_engine_decodes_within_what_it_says(engine: Engine, log: Log) -> None
     assert after.token_ids == before.token_ids
     told = after.metrics.speculative_decoding  # type: ignore[union-attr]
     assert 0 < told.num_draft_tokens <= 4 * told.num_spec_steps
-
-
-@pytest.mark.nightly
-def test_a_server_tells_of_its_objectives(bundle: Path, tmp_path: Path) -> None:
-    config = tmp_path / "serve.yaml"
-    config.write_text("port: 0\nslo: [ttft=30, 'tpot=1e-9,p50']\n")
-    with Server(str(bundle), "--config", str(config)) as server, server.client() as client:
-        for seed in range(100):
-            asked = {"prompt": "def main(", "max_tokens": 24, "speculation": "best:8", "seed": seed}
-            assert client.post(COMPLETIONS, json=asked).status_code == 200
-            if 'slo_level{model_name="pycode"} 1.0' in (told := client.get("/metrics").text):
-                break
-        for each in (
-            "changes_total{M} 1.0",
-            'attainment{M,objective="ttft_p99"} 1.0',
-            'attainment{M,objective="tpot_p50"} 0.0',
-        ):
-            assert f"specbuild:slo_{each}".replace("M", 'model_name="pycode"') in told
-    assert any(line["message"] == "the objective is broken: drafting less" for line in server.lines)
 
 
 @pytest.mark.soak

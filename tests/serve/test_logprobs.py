@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from route_client import RouteClient
 from text_tokenizers import KINDS, MARK, SIZE
@@ -108,6 +108,7 @@ def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, 
 @pytest.mark.parametrize("echo", [False, True])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))
+@example(prompt="a\u2028b\x85", stops=False, seed=0)  # which end no line of a stream
 def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:
     """Hot enough for parts of characters; with a stop string, whose tokens begin where the text ends."""
     fields: dict[str, Any] = {"prompt": prompt, "echo": echo, "temperature": 3, "seed": seed}

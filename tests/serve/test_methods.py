@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from route_client import COMPLETIONS, RouteClient
+from route_client import RouteClient
 from serving import Log
 
 Make = Callable[..., RouteClient]
@@ -19,6 +19,7 @@ def routes(client: RouteClient) -> dict[str, set[str]]:
     return {path: {method.upper() for method in methods} for path, methods in paths.items()}
 
 
+@pytest.mark.slow(but=("/llm",))
 @pytest.mark.parametrize("root", ["", "/llm"])
 def test_every_path_says_what_it_allows(make_client: Make, root: str) -> None:
     client = make_client(ui=True, root_path=root)
@@ -59,9 +60,3 @@ def test_keys_open_all_but_probes_which_are_not_logged(make_client: Make, log: L
             statuses = [client.request(method, path, headers=key).status_code for key in keys]
             assert statuses[:2] == [401, 401]
             assert statuses[2] < 400 or path == "/healthy"
-
-
-def test_a_page_of_another_origin_still_asks_beforehand(make_client: Make) -> None:
-    headers = {"Origin": "https://here.example"}
-    told = make_client(allowed_origins=(headers["Origin"],)).options(COMPLETIONS, headers=headers)
-    assert told.headers["allow"] == "OPTIONS, POST"

@@ -77,17 +77,17 @@ def test_what_never_ran_has_no_times() -> None:
         assert found[OWN + name] == 0
 
 
-def test_series_of_what_is_served_begin_at_zero(engine: Engine) -> None:
-    found = samples(Metrics({"m": engine}))
+def test_series_of_what_is_served_begin_at_zero_and_gauges_are_read_when_somebody_looks(engine: Engine) -> None:
+    metrics = Metrics({"m": engine})
+    found = samples(metrics)
     assert found.pop(f"{OWN}timing_correction") == engine.correction > 0
-    counted = {
-        *("request_success_total stop", "request_success_total length", "request_success_total abort"),
-        *("inter_token_latency_seconds_count", "spec_decode_num_drafts_total", "prompt_tokens_total"),
-    }
-    assert {OWN + name for name in counted} <= found.keys()
-    assert not [
-        name for name, value in found.items() if value and "num_requests" not in name and "_created" not in name
-    ]
+    counted = {"request_success_total stop", "request_success_total abort", "inter_token_latency_seconds_count"}
+    assert {OWN + name for name in counted | {"prompt_tokens_total"}} <= found.keys()
+    assert not [name for name, n in found.items() if n and "_created" not in name and "num_requests" not in name]
+    handle = engine.submit("def main(")
+    assert samples(metrics)[f"{OWN}num_requests_running"] == 1
+    handle.result()
+    assert 0 <= samples(metrics)[f"{OWN}kv_cache_usage_perc"] <= 1
 
 
 def test_late_places_count_for_the_last() -> None:
@@ -105,10 +105,11 @@ def test_late_places_count_for_the_last() -> None:
     ("name", "theirs"),
     [
         ("time_to_first_token_seconds", (0.001, 0.06, 7.5, 160, 640, 2560)),
-        ("inter_token_latency_seconds", (0.01, 0.075, 7.5, 20, 40, 80)),
-        ("request_time_per_output_token_seconds", (0.01, 0.075, 7.5, 20, 40, 80)),
-        ("e2e_request_latency_seconds", (0.3, 0.8, 960, 1920, 7680)),
-        ("request_queue_time_seconds", (0.3, 0.8, 960, 1920, 7680)),
+        *(
+            (f"{name}_seconds", (0.01, 0.075, 7.5, 20, 40, 80))
+            for name in ("inter_token_latency", "request_time_per_output_token")
+        ),
+        *((f"{name}_seconds", (0.3, 0.8, 960, 1920, 7680)) for name in ("e2e_request_latency", "request_queue_time")),
     ],
 )
 def test_buckets_are_vllms_and_finer_ones(name: str, theirs: tuple[float, ...]) -> None:
@@ -132,16 +133,7 @@ def test_gaps_are_of_tokens_and_rejections_of_reasons() -> None:
     assert found[f"{OWN}admission_rejections_total queue_full"] == 1
 
 
-def test_gauges_are_read_when_somebody_looks(engine: Engine) -> None:
-    metrics = Metrics({"m": engine})
-    assert samples(metrics)[f"{OWN}num_requests_running"] == 0
-    handle = engine.submit("def main(")
-    assert samples(metrics)[f"{OWN}num_requests_running"] == 1
-    handle.result()
-    assert 0 <= samples(metrics)[f"{OWN}kv_cache_usage_perc"] <= 1
-
-
-def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine) -> None:
+def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine, hash_engine: Any) -> None:
     class Broken:
         @property
         def usage(self) -> Any:
@@ -150,27 +142,14 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine) -> None
     class Crowded:
         correction, usage = 1.5, replace(engine.usage, cache_tokens=20, cache_capacity_tokens=10)
 
-    engines: dict[str, Any] = {"broken": Broken(), "crowded": Crowded(), "m": engine}
+    closed = hash_engine()
+    closed.close()
+    engines: dict[str, Any] = {"broken": Broken(), "crowded": Crowded(), "closed": closed, "m": engine}
     text = Metrics(engines).render()[0].decode()
     assert 'specbuild:num_requests_running{model_name="broken"}' not in text
-    for told in ("num_requests_running m 0.0", "kv_cache_usage_perc crowded 1.0", "timing_correction crowded 1.5"):
+    for told in ("num_requests_running m 0.0", "kv_cache_usage_perc crowded 1.0", "prompt_tokens_total closed 0.0"):
         name, model, value = told.split()
         assert f'{OWN}{name}{{model_name="{model}"}} {value}' in text
-
-
-def test_closed_and_failed_engines_are_scraped(hash_engine: Any) -> None:
-    closed, failed = hash_engine(), hash_engine()
-    closed.close()
-
-    def release(slot: int) -> None:
-        raise RuntimeError("a bug")
-
-    failed.loop.release = release
-    failed.submit("ab", SamplingParams(max_new_tokens=2)).result(60)
-    while failed.health().state != "failed":
-        pass
-    text = Metrics({"closed": closed, "failed": failed}).render()[0]
-    assert b'specbuild:prompt_tokens_total{model_name="failed"} 0.0' in text
 
 
 def test_what_an_engine_tells_is_what_its_results_say(bundle: Path) -> None:
@@ -181,12 +160,10 @@ def test_what_an_engine_tells_is_what_its_results_say(bundle: Path) -> None:
         engine.generate(["def main(", "import os\n"], params)
     found = samples(finished(*results))  # closing has waited for whoever is told of them
     own = [each.metrics for each in results if each.metrics]
-    stats = [each.speculative_decoding for each in own]
-    accepted = sum(each.num_accepted_draft_tokens for each in stats)
+    accepted = sum(each.speculative_decoding.num_accepted_draft_tokens for each in own)
     wanted = {
         **{"request_success_total length": 4, "generation_tokens_total": 48, "time_to_first_token_seconds_count": 4},
         "prompt_tokens_total": sum(each.num_prompt_tokens for each in own),
-        "spec_decode_num_drafts_total": sum(each.num_spec_steps for each in stats),
         "spec_decode_num_accepted_tokens_total": accepted,
         "e2e_request_latency_seconds_sum": sum(each.e2el for each in own),
     }
@@ -197,10 +174,8 @@ def test_what_an_engine_tells_is_what_its_results_say(bundle: Path) -> None:
 @pytest.mark.parametrize(
     "accept",
     [
-        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1",
         "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
         "Application/OpenMetrics-Text; version=abc",
-        "application/openmetrics-text; version=9",
     ],
 )
 def test_openmetrics_where_it_is_accepted(accept: str) -> None:
@@ -211,9 +186,7 @@ def test_openmetrics_where_it_is_accepted(accept: str) -> None:
     assert names >= {"vllm:prompt_tokens", "vllm:inter_token_latency_seconds", "specbuild:decisions"}
 
 
-@pytest.mark.parametrize(
-    "accept", ["", "*/*", "text/plain; version=1.x", "text/plain;version=1.0.0;escaping=zzz", ",;="]
-)
+@pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=1.0.0;escaping=zzz", ",;="])
 def test_whatever_else_is_accepted_gets_the_text(accept: str) -> None:
     assert Metrics({}).render(accept)[1] == "text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import ended
 import pytest
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve.admission import Admission
 from specbuild.serve.errors import ApiError
-from specbuild.serve.models import Models, ServedModel, names_of
+from specbuild.serve.models import names_of
 
 
-def test_names() -> None:
-    assert names_of(["a/pycode.bundle"], ()) == [(("pycode",), Path("a/pycode.bundle"))]
-    assert names_of(["pycode.bundle"], ("x", "y")) == [(("x", "y"), Path("pycode.bundle"))]
-    assert names_of(["a=x.bundle", "b=x.bundle"], ()) == [((name,), Path("x.bundle")) for name in "ab"]
-    for bundles, served in (("x y/x", ""), ("a b", "c"), ("a", " "), ("a", "\n"), ("a", "b b")):
+@pytest.mark.parametrize(
+    ("bundles", "served", "found"),
+    [
+        (["a/pycode.bundle"], (), [(("pycode",), "a/pycode.bundle")]),
+        (["pycode.bundle"], ("x", "y"), [(("x", "y"), "pycode.bundle")]),
+        (["a=x.bundle", "b=x.bundle"], (), [(("a",), "x.bundle"), (("b",), "x.bundle")]),
+        *((["x", "y/x"], (), None), (["a", "b"], ("c",), None)),
+        *((["a"], served, None) for served in (("", ""), ("\n",), ("b", "b"))),
+    ],
+)
+def test_names(bundles: list[str], served: tuple[str, ...], found: list[Any] | None) -> None:
+    if found is None:
         with pytest.raises(OptionError):
-            names_of(bundles.split(), tuple(served.split(" ")) if served else ())
+            names_of(bundles, served)
+    else:
+        assert [(names, str(path)) for names, path in names_of(bundles, served)] == found
 
 
 def test_which_one_a_request_means() -> None:
-    engine, admission = ended.served().engine, Admission(1, 1)
-    one = Models([ServedModel(("a", "b"), Path("x"), engine, {}, admission)])
-    assert [one.pick(name).name for name in (None, "a", "b")] == ["a", "a", "a"]
-    with pytest.raises(ApiError) as refused:
-        one.pick("c")
-    assert (refused.value.status, refused.value.code, refused.value.param) == (404, "model_not_found", "model")
     two = ended.models("a", "b")
     assert two.pick("b").name == "b"
-    with pytest.raises(ApiError, match="a, b"):
-        two.pick(None)
+    for name, status in ((None, 400), ("c", 404)):
+        with pytest.raises(ApiError, match="a, b") as refused:
+            two.pick(name)
+        assert (refused.value.status, refused.value.param) == (status, "model")

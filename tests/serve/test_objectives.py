@@ -17,12 +17,10 @@ P99, MEDIAN = Objective("ttft", 1.0, 0.99), Objective("ttft", 1.0, 0.5)
 @pytest.mark.parametrize(
     ("texts", "found"),
     [
-        ([], {}),
         (["ttft=0.5,tpot=0.05,p99"], {"ttft_p99": 0.5, "tpot_p99": 0.05}),
         (["ttft=0.2,p50,ttft=1,e2el=9,p99.9"], {"ttft_p50": 0.2, "ttft_p99.9": 1, "e2el_p99.9": 9}),
         ([" tpot = 0.05 , p50, p95 "], {"tpot_p50": 0.05, "tpot_p95": 0.05}),
-        (["ttft=1,p50,tpot=2"], {"ttft_p50": 1, "tpot_p99": 2}),
-        (["ttft=1,p50", "ttft=2,p99"], {"ttft_p50": 1, "ttft_p99": 2}),
+        (["ttft=1,p50,tpot=2", "ttft=2,p99"], {"ttft_p50": 1, "tpot_p99": 2, "ttft_p99": 2}),
     ],
 )
 def test_how_they_are_written(texts: list[str], found: dict[str, float]) -> None:
@@ -64,7 +62,7 @@ def test_where_it_is_just_met_it_is_hardly_ever_broken() -> None:
     assert found <= 8
 
 
-@pytest.mark.parametrize(("count", "tail"), [(0, None), (1, 0), (7, 6), (8, 6), (100, 97), (300, 297), (1000, 990)])
+@pytest.mark.parametrize(("count", "tail"), [(0, None), (1, 0), (7, 6), (8, 6), (1000, 990)])
 def test_a_tail_is_robust(count: int, tail: float | None) -> None:
     """A few outliers are not the tail, unless there is nothing else."""
     assert P99.tail([float(each) for each in range(count)]) == tail

@@ -1,13 +1,11 @@
-"""Programs of others against a server, each in an environment of its own: lm-eval and NVIDIA's aiperf. Minutes."""
+"""A program of others against a server, in an environment of its own: lm-eval. Minutes."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import venv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,17 +67,3 @@ def score(engine: Engine, prompt: str, text: str) -> float:
     before, whole = len(engine.encode(prompt)), engine.encode(prompt + text)
     rows = engine.text_logits(whole[:-1])
     return sum(TokenLogprobs.of(rows[at - 1], whole[at], 0).logprob for at in range(before, len(whole)))
-
-
-def test_aiperf_measures_it(server: Server, pair: Path, tmp_path: Path) -> None:
-    programs = environment(tmp_path / "aiperf", "aiperf")
-    command: list[Any] = [programs / "aiperf", "profile", "--model", "pycode", "--url", server.url]
-    command += ["--endpoint-type", "chat", "--streaming", "--concurrency", "4", "--request-count", "16"]
-    command += ["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "32", "--ui", "none"]
-    command += ["--tokenizer", pair / "target", "--artifact-dir", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (report,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
-    told = json.loads(report.read_text())
-    assert told["request_count"]["avg"] == 16
-    assert sys.float_info.min < told["time_to_first_token"]["avg"]

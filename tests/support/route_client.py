@@ -78,7 +78,7 @@ class RouteClient(TestClient):
         """A stream's events, each as JSON."""
         reply = self.post(path, json=ASKED.get(path, {}) | fields | {"stream": True})
         assert reply.headers["content-type"].startswith("text/event-stream"), reply.text
-        lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+        lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
     def choices(self, path: str = COMPLETIONS, **fields: Any) -> list[dict[str, Any]]:

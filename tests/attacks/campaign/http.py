@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+from asgi import call, part, scope_of
+from route_client import service_of
 from serving import CHAT_TEMPLATE, Log
 
-from specbuild.runtime import AsyncEngine, Engine
-from specbuild.serve.admission import Admission
-from specbuild.serve.answer import Service
+from specbuild.runtime import Engine
 from specbuild.serve.app import make_app
-from specbuild.serve.metrics import Metrics
-from specbuild.serve.models import Models, ServedModel
-from specbuild.serve.options import ServeOptions
-from specbuild.serve.parameters import DEFAULTS
 
 from .attack import Attack, Bench
 from .mutations import HOSTILE, to_bytes
@@ -55,10 +50,8 @@ class HttpAttack(Attack):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
-        self.engine = Engine.load(bench.bundle, batch_size=2, chat_template=CHAT_TEMPLATE)
-        model = ServedModel(("pycode",), bench.bundle, AsyncEngine(self.engine), DEFAULTS, Admission(2, 256))
-        service = Service(Models([model]), ServeOptions(), Metrics({"pycode": self.engine}))
-        self.app = make_app(service, Log())
+        self.engine, log = Engine.load(bench.bundle, batch_size=2, chat_template=CHAT_TEMPLATE), Log()
+        self.app = make_app(service_of(self.engine, bench.bundle, log), log)
 
     def attempt(self, rng: random.Random, place: Path) -> None:
         if rng.random() < 0.3:
@@ -111,22 +104,8 @@ class HttpAttack(Attack):
                 raise Fault("wrong", f"{name} is wrong, {param!r} is blamed: {message[:300]}")
 
     def _ask(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        return asyncio.run(_called(self.app, method, target, body))
-
-
-async def _called(app: Any, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """An application's status, headers and body for a request, as an HTTP server would pass it on."""
-    left, sent = [{"type": "http.request", "body": body, "more_body": False}], list[Any]()
-
-    async def receive() -> Any:
-        return left.pop() if left else await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"host", b"x"), (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method}
-    scope |= {"path": target, "raw_path": target.encode(), "query_string": b"", "root_path": "", "headers": headers}
-    await app(scope | {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, receive, send)
-    told = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], told, b"".join(each.get("body", b"") for each in sent[1:])
+        """An application's status, headers and body for a request, as an HTTP server would pass it on."""
+        scope = scope_of(method, target, host="x", content_type="application/json", content_length=str(len(body)))
+        first, *rest = call(self.app, scope, [part(body)])
+        told = {name.decode().lower(): value.decode() for name, value in first["headers"]}
+        return first["status"], told, b"".join(each.get("body", b"") for each in rest)

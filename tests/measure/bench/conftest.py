@@ -29,14 +29,10 @@ def sample(category: str, tokens: int, ttft: float, later: float, accepted: int 
 def result(bundle: Path) -> Any:
     """Two prompts, plainly and by chain:4, whose second text is a single token."""
     stats = RunStats(rounds=4, emitted=6, total=1.0, draft=0.1, verify=0.5, accept=0.06, commit=0.04)
-    plain = [
-        Turn([sample("math", 3, 1.0, 4.0)], 5.0, stats),
-        Turn([sample("qa", 1, 1.0, 0.0)], 1.0, stats),
-    ]
-    drafted = [
-        Turn([sample("math", 3, 1.0, 1.0, 3)], 2.0, stats),
-        Turn([sample("qa", 1, 1.0, 0.0)], 1.0, RunStats(rounds=1, emitted=1, total=0.25)),
-    ]
+    single = sample("qa", 1, 1.0, 0.0)
+    plain = [Turn([sample("math", 3, 1.0, 4.0)], 5.0, stats), Turn([single], 1.0, stats)]
+    last = RunStats(rounds=1, emitted=1, total=0.25)
+    drafted = [Turn([sample("math", 3, 1.0, 1.0, 3)], 2.0, stats), Turn([single], 1.0, last)]
     return build(Bundle.open(bundle), "specbuild bench", {"seed": 0}, {1: {"off": plain, "chain:4": drafted}})
 
 

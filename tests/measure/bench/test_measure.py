@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specbuild.measure.bench.measure import Case, Stopwatch, inter_token_latencies, measure, prepare
+from specbuild.measure.bench.measure import Case, inter_token_latencies, measure, prepare
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.prompt_file import Request
@@ -16,52 +15,40 @@ from specbuild.runtime.requests.prompt_file import Request
 CONTENDERS = ["off", "auto", "topk:2,3"]
 
 
-def test_tokens_of_a_round_share_its_time() -> None:
-    assert inter_token_latencies([(1.0, 1), (1.4, 3), (1.5, 4)]) == pytest.approx([0.2, 0.2, 0.1])
-    assert inter_token_latencies([(1.0, 1)]) == []
-
-
-def test_a_reading_is_of_new_tokens_alone() -> None:
-    watch = Stopwatch(SimpleNamespace(output=[]))  # type: ignore[arg-type]
-    for tokens in ([], [5], [5], [5, 6, 7], [5, 6, 7]):
-        watch.sequence.output = tokens
-        watch.tick()
-    assert [count for _, count in watch.readings] == [1, 3]
-
-
 def test_contenders_take_turns_and_each_begins_once(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody drafts by habits of what another contender, or the warm-up, has said."""
     cases = [Case([first, 5], SamplingParams(max_new_tokens=2), None) for first in range(1, 6)]
-    taken: list[tuple[str, list[int]]] = []
-    salts: dict[str, set[str]] = {}
-    advanced: list[int] = []
+    taken: list[tuple[str, list[int], str]] = []
     with Engine.load(bundle, batch_size=2, prefix_caching=False) as engine:
         requests = engine.requests
 
         def seen(prompts: Any, params: Any, errors: Any) -> Any:
-            taken.append((params[0].speculation, [tokens[0] for tokens in prompts]))
-            salts.setdefault(params[0].cache_salt, set()).add(params[0].speculation)
+            taken.append((params[0].speculation, [tokens[0] for tokens in prompts], params[0].cache_salt))
             return requests(prompts, params, errors)
 
         monkeypatch.setattr(engine, "requests", seen)
-        measure(engine, CONTENDERS, cases, 2, lambda: advanced.append(1))
+        measure(engine, CONTENDERS, cases, 2, lambda: None)
     off, auto, tree = CONTENDERS
-    orders = [[off, auto, tree], [off, auto, tree], [auto, tree, off], [tree, off, auto]]
-    groups = [[1, 2], [1, 2], [3, 4], [5]]
-    assert taken == [(name, group) for group, names in zip(groups, orders, strict=True) for name in names]
-    assert len(advanced) == 12
-    assert sorted(map(sorted, salts.values())) == sorted([[auto], [off], [tree], sorted(CONTENDERS)])
+    orders = [off, auto, tree], [off, auto, tree], [auto, tree, off], [tree, off, auto]
+    groups = [1, 2], [1, 2], [3, 4], [5]
+    turns = [(name, group) for group, names in zip(groups, orders, strict=True) for name in names]
+    assert [(name, group) for name, group, _ in taken] == turns
+    salts = [{salt for _, _, salt in taken[:3]}]
+    salts += ({salt for each, _, salt in taken[3:] if each == name} for name in CONTENDERS)
+    assert [len(each) for each in salts] == [1] * 4 == [1] * len(set.union(*salts))
 
 
+@pytest.mark.slow(but=("2",))
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_every_contender_decodes_the_same(bundle: Path, prompts: list[str], concurrency: int) -> None:
-    own = SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
+    own, advanced = SamplingParams(max_new_tokens=12, temperature=0.8, seed=3), list[int]()
     requests = [Request(text, own, category=str(i)) for i, text in enumerate(prompts[-3:])]
     with Engine.load(bundle, batch_size=concurrency, prefix_caching=False) as engine:
-        found = measure(engine, CONTENDERS, prepare(engine, requests), concurrency, lambda: None)
+        found = measure(engine, CONTENDERS, prepare(engine, requests), concurrency, lambda: advanced.append(1))
+    assert len(advanced) == 3 * (1 + len(found["off"]))
     texts = {name: [sample.tokens for turn in turns for sample in turn.samples] for name, turns in found.items()}
     assert texts["off"] == texts["auto"] == texts["topk:2,3"]
-    assert {len(tokens) for tokens in texts["off"]} == {12}
+    assert [len(tokens) for tokens in texts["off"]] == [12, 12, 12]
     for name, turns in found.items():
         assert [len(turn.samples) for turn in turns] == ([1, 1, 1] if concurrency == 1 else [2, 1])
         for turn in turns:
@@ -73,11 +60,14 @@ def test_every_contender_decodes_the_same(bundle: Path, prompts: list[str], conc
             assert 0 < sample.ttft < sample.e2el
             assert sum(sample.itl) == pytest.approx(sample.e2el - sample.ttft)
             assert sample.tpot == pytest.approx(sum(sample.itl) / 11)
-            assert sample.decode == (sample.e2el - sample.ttft, len(sample.itl))
         counts = {len(sample.itl) for sample in samples}
         assert counts == {11} if name == "off" else max(counts) == 11  # a prompt's last token alone is drafted for
     drafted = {name: turns[0].samples[0].drafting.num_spec_steps for name, turns in found.items()}
     assert drafted["off"] == 0 < min(drafted["auto"], drafted["topk:2,3"])
+
+
+def test_tokens_of_a_round_share_its_time() -> None:
+    assert inter_token_latencies([(1.0, 1), (1.4, 3), (1.5, 4)]) == pytest.approx([0.2, 0.2, 0.1])
 
 
 def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.measure.bench.workload import PYCODE, concurrencies, contenders, load
+from specbuild.measure.bench.workload import concurrencies, contenders, load
 from specbuild.runtime import Bundle, Manifest, SamplingParams
 from specbuild.runtime.errors import OptionError, PromptError
 
@@ -26,47 +26,38 @@ def write(tmp_path: Path, *lines: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_pycode_is_part_of_the_package() -> None:
-    found = load("pycode", None, None, 0, DEFAULTS)
-    assert len(found) == len(PYCODE.read_text(encoding="utf-8").splitlines()) == 32
-    assert found[1].where == f"{PYCODE}:2"
-
-
 def test_fewer_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, *({"prompt": str(i)} for i in range(10)))
     assert [each.prompt for each in load(path, None, 4, 0, DEFAULTS)] == ["0", "2", "5", "7"]
     assert [each.prompt for each in load(path, None, None, 0, DEFAULTS)] == [str(i) for i in range(10)]
-    with pytest.raises(OptionError, match="--num-prompts 11 is more than the 10 prompts of"):
-        load(path, None, 11, 0, DEFAULTS)
+    with pytest.raises(OptionError, match="--num-prompts 33 is more than the 32 prompts of"):
+        load("pycode", None, 33, 0, DEFAULTS)
 
 
 def test_seeds_count_up_and_a_line_s_own_stays(tmp_path: Path) -> None:
+    """What would change the measuring is left out."""
     own = {"prompt": "b", "seed": 5, "temperature": 1.0, "n": 3, "logprobs": 2, "deadline": 0.001}
-    found = [each.params for each in load(write(tmp_path, {"prompt": "a"}, own), None, None, 2**64 - 1, DEFAULTS)]
-    assert found == [
+    path = write(tmp_path, {"prompt": "a"}, own, {"prompt": "c"})
+    assert [each.params for each in load(path, None, None, 2**64 - 1, DEFAULTS)] == [
         SamplingParams(max_new_tokens=7, seed=2**64 - 1),
-        SamplingParams(max_new_tokens=7, seed=5, temperature=1.0),  # what would change the measuring is left out
+        SamplingParams(max_new_tokens=7, seed=5, temperature=1.0),
+        SamplingParams(max_new_tokens=7, seed=1),
     ]
-    later = load(write(tmp_path, {"prompt": "a"}, {"prompt": "b"}), None, None, 2**64 - 1, DEFAULTS)
-    assert later[1].params.seed == 0
 
 
 def test_spec_bench(tmp_path: Path) -> None:
     question = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
     path = write(tmp_path, question, question | {"category": "math"})
     found = load("spec_bench", path, None, 0, DEFAULTS)
-    assert [(each.prompt, each.category, each.turns) for each in found] == [
-        ("one", "writing", ("one", "two")),
-        ("one", "math", ("one", "two")),
-    ]
+    assert [(each.prompt, each.category) for each in found] == [("one", "writing"), ("one", "math")]
+    assert {each.turns for each in found} == {("one", "two")}
     assert load(path, None, None, 0, DEFAULTS) == found
-    with pytest.raises(OptionError, match=r"fetch its question\.jsonl .* --dataset-path"):
+    with pytest.raises(OptionError, match="--dataset-path"):
         load("spec_bench", None, None, 0, DEFAULTS)
     with pytest.raises(OptionError, match="--prompts spec_bench"):
         load("pycode", path, None, 0, DEFAULTS)
-    other = write(tmp_path, question, {"prompt": "x"})
     with pytest.raises(PromptError, match=":2: not a question of Spec-Bench"):
-        load("spec_bench", other, None, 0, DEFAULTS)
+        load("spec_bench", write(tmp_path, question, {"prompt": "x"}), None, 0, DEFAULTS)
 
 
 def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest) -> None:

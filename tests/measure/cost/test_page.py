@@ -12,15 +12,11 @@ from specbuild.measure.cost.spent import spend
 
 
 def test_a_page_has_tables_and_plots_and_fetches_nothing() -> None:
-    rows = [
-        request(n, user="<script>alert(1)</script>" if n % 2 else "ann", time=DAY.format(1 + n % 3, 3))
-        for n in range(6)
-    ]
+    users = "ann", "<script>alert(1)</script>"
+    rows = [request(n, user=users[n % 2], time=DAY.format(1 + n % 3, 3)) for n in range(6)]
     page = Page(render(report(spend(Rows(rows, [machine()])), ("user",))))
     assert (page.tags.count("svg"), page.tags.count("table")) == (3, 2)
-    assert "<script>" in page.text
-    for words in ("Output tokens per EUR", "Cost by day", "plain decoding", "2026-03-02", "saved is capacity"):
-        assert words in page.text
+    assert all(words in page.text for words in ("<script>", "Cost by day", "plain decoding", "2026-03-02"))
 
 
 def test_a_page_of_no_groups_and_of_nothing() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ledgers import DAY, machine, request
 
 from specbuild.measure.cost.rows import MachineRow, RequestRow, Rows
@@ -46,41 +47,33 @@ def test_a_killed_server_was_there_until_its_last_request() -> None:
     assert parts(found) == pytest.approx((0.01, 0.0, 0.02))
 
 
-def test_all_parts_add_up_to_what_the_machines_cost_whatever_the_rows_say() -> None:
-    drawn = random.Random(0)
-    for _ in range(200):
-        servers = [f"s{number}" for number in range(drawn.randint(1, 3))]
-        machines = [
-            machine(
-                server=server,
-                time=DAY.format(drawn.randint(1, 4), drawn.randint(0, 23)),
-                seconds=drawn.choice([0.0, 60.0, 3600.0]),
-                price_per_hour=drawn.random(),
-                busy_seconds={"m": drawn.random() * 100, "n": drawn.random() * 3600},
-            )
-            for server in servers
-            for _ in range(drawn.randint(1, 5))
-        ]
-        requests = [
-            request(
-                n,
-                server=drawn.choice(servers),
-                busy_seconds=drawn.random() * 50,
-                time=DAY.format(drawn.randint(1, 4), drawn.randint(0, 23)),
-            )
-            for n in range(drawn.randint(0, 30))
-        ]
-        found = spent(requests, machines)
-        if found.cost:
-            assert sum(parts(found)) == pytest.approx(found.cost, rel=1e-9)
-        assert all(day.other >= -1e-12 and day.idle >= 0 for day in found.days)
+times = st.builds(DAY.format, st.integers(1, 4), st.integers(0, 23))
+servers = st.sampled_from(["s1", "s2"])
+busy = st.floats(0, 3600)
+machines = st.builds(
+    machine,
+    server=servers,
+    time=times,
+    seconds=st.sampled_from([0.0, 60.0, 3600.0]),
+    price_per_hour=st.floats(0, 9),
+    busy_seconds=st.fixed_dictionaries({"m": busy, "n": busy}),
+)
+each_server = [machine(server=server) for server in ("s1", "s2")]
+
+
+@given(st.lists(machines, max_size=6), st.lists(st.builds(request, server=servers, busy_seconds=busy, time=times)))
+def test_all_parts_add_up_to_what_the_machines_cost_whatever_the_rows_say(
+    rows: list[MachineRow], requests: list[RequestRow]
+) -> None:
+    found = spent(requests, each_server + rows)
+    assert sum(parts(found)) == pytest.approx(found.cost, rel=1e-9)
+    assert all(day.other >= -1e-12 and day.idle >= 0 for day in found.days)
 
 
 def test_each_server_has_its_price_and_another_may_be_given() -> None:
-    machines = [machine(), machine(server="s2", price_per_hour=7.2)]
-    requests = [request(1), request(2, server="s2")]
-    assert [each.cost for each in spent(requests, machines).requests] == pytest.approx([0.01, 0.02])
-    found = spent(requests, machines, price_per_hour=36.0, currency="USD")
+    rows = [request(1), request(2, server="s2")], [machine(), machine(server="s2", price_per_hour=7.2)]
+    assert [each.cost for each in spent(*rows).requests] == pytest.approx([0.01, 0.02])
+    found = spent(*rows, price_per_hour=36.0, currency="USD")
     assert [each.cost for each in found.requests] == pytest.approx([0.1, 0.1])
     assert (found.currency, found.price_per_hour) == ("USD", (36.0,))
 

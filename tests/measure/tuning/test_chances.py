@@ -29,8 +29,8 @@ def test_a_tree_is_noted_where_it_was_reached() -> None:
     assert record.likelihoods == pytest.approx([-0.2, -1.0, -0.3])
     assert record.orders == [(3, [0])]
     note(record, grown(), [0])
-    assert len(record.ranks) == 5
     note(record, grown(), [0, 1, 4])
+    record = Record.sum([record, Record()])
     assert [record.accepted_of(nodes) for nodes in (1, 2, 3)] == [2 / 3, 1, 1]
     assert record.reach()[:4] == [0, 2 / 3, 1, 1]
     assert record.by_rank()[0][:2] == [2 / 3, 0]
@@ -59,8 +59,6 @@ def test_a_calibration_says_what_came_true() -> None:
 def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with() -> None:
     record = Record([-1.0, -0.5] * 200, [True] * 200 + [False] * 200)
     assert record.error() > 0.9
-    assert Record([-1.0] * 2000, [True] * 2000).error() < 0.02
-    assert Record([-1.0], [True]).error() is None
 
 
 def test_lookup_by_what_matched() -> None:
@@ -89,16 +87,10 @@ def test_of_nothing_seen_there_is_doubt_and_no_chance_of_a_model() -> None:
     assert Chances.of(found).step == 1 / 2, "a timing table may have it"
 
 
-def test_a_sum_has_the_trials_of_all_and_leaves_each_as_it_was() -> None:
-    first, second = Record([-1.0], [True], [(0, 0, True)], [(1, [0])], [1]), Record([-2.0], [False], depths=[3])
-    total = Record.sum([first, second, first])
-    assert (total.likelihoods, total.accepted) == ([-1.0, -2.0, -1.0], [True, False, True])
-    assert (total.orders, total.depths) == ([(1, [0]), (1, [0])], [1, 3, 1])
-    assert (first.depths, second.depths) == ([1], [3])
+seen = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=20)
 
 
-def test_a_later_child_is_never_likelier_than_an_earlier_one() -> None:
-    seen = [(0, 0, False), (0, 0, True), (0, 1, True), (1, 2, True)]
-    first, second, *_ = Record(ranks=seen).by_rank()
-    assert first == [0.5, 0.5, 0.0, 0.0]
-    assert second == [0.0] * 4, "the children before it were never seen"
+@given(seen)
+def test_a_later_child_is_never_likelier_than_an_earlier_one(ranks: list[tuple[int, int, bool]]) -> None:
+    for chances in Record(ranks=ranks).by_rank():
+        assert chances == sorted(chances, reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +51,23 @@ def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
     folder, report = tuned.folder, tuned.report
-    assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
+    assert [p.name for p in folder.parent.iterdir()] == ["b"]
     before, after = Bundle.open(bundle), Bundle.open(folder)
     after.verify()
     assert after.manifest.files.keys() - before.manifest.files.keys() == {"timings.json"}
     assert json.loads((folder / "report.json").read_text())["tuning"] == json.loads(json.dumps(report))
-    timings = json.loads((folder / "timings.json").read_text())
-    assert list(timings["times"]) == ["1", "2"]
-    assert [n for n, _ in timings["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
-    assert [n for n, _ in timings["times"]["2"]["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
-    assert [tree["tree"] for tree in report["trees"]] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
-    accepted = [tree["accepted"] for tree in report["trees"]]
+    timings, trees = json.loads((folder / "timings.json").read_text()), report["trees"]
+    one, two = (timings["times"][batch] for batch in "12")
+    assert [n for n, _ in one["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
+    assert [n for n, _ in two["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
+    assert [tree["tree"] for tree in trees] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
+    accepted = [tree["accepted"] for tree in trees]
     assert accepted == sorted(accepted)
     assert 0.3 < accepted[0] < 1 < accepted[-1]
-    best = max(report["trees"], key=lambda tree: tree["speedup"])
+    best = max(trees, key=lambda tree: tree["speedup"])
     assert all(report[name] == best[name] for name in ("tree", "speedup", "measured"))
-    assert timings["widest"] in {f"best:{nodes}" for nodes in (8, 16, 32, 63)}
     assert best["nodes"] <= TreeSpec.parse(timings["widest"]).nodes
-    assert all(tree["measured"] > 0 for tree in report["trees"])
-    assert report["auto"] > 0
+    assert min(report["auto"], *(tree["measured"] for tree in trees)) > 0
     assert 0 <= report["greedy"]["calibration_error"] < 0.2
 
 
@@ -88,22 +86,19 @@ def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) ->
         assert [*contenders[1:], contenders[0]] in turns
 
 
+@pytest.mark.slow(but=("None",))
 @pytest.mark.parametrize("drafter", [None, "model", "ngram"])
 def test_a_tuned_bundle_gives_the_same_tokens(tuned: Tuned, drafter: Any) -> None:
     texts = ["class Reader:\n", "for i in range(10):\n    print(i)\nfor i in range("]
+    params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
     with Engine.load(tuned.folder, drafter=drafter, batch_size=2) as engine:
-        for temperature in (0.0, 0.8):
-            params = SamplingParams(max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
-            chosen = engine.generate(texts, params)
-            off = engine.generate(texts, SamplingParams(**vars_of(params) | {"speculation": "off"}))
-            assert [r.token_ids for r in chosen] == [r.token_ids for r in off]
-            assert {r.metrics.speculation for r in chosen} == {"auto"}
+        chosen = engine.generate(texts, params)
+        off = engine.generate(texts, [replace(each, speculation="off") for each in params])
+    assert [r.token_ids for r in chosen] == [r.token_ids for r in off]
+    assert {r.metrics.speculation for r in chosen} == {"auto"}
 
 
-def vars_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in SamplingParams.names()}
-
-
+@pytest.mark.slow
 def test_a_table_of_another_machine_is_noticed(
     tuned: Tuned, tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Any
 ) -> None:
@@ -114,6 +109,7 @@ def test_a_table_of_another_machine_is_noticed(
     assert "run specbuild tune" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_fails_leaves_the_bundle_as_it_was(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tuned.folder
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}

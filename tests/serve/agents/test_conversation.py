@@ -31,21 +31,22 @@ def test_a_request_is_a_chat() -> None:
 
 def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    said = [{"type": "output_text", "text": "yes", "annotations": []}]
     given: list[Any] = [
         {"role": "user", "content": parts},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
-        {"type": "message", "role": "assistant", "content": said},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "yes", "annotations": []}],
+        },
+        *({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "12"),
         {"type": "function_call_output", "call_id": "1", "output": "3"},
         {"role": "developer", "content": "d"},
     ]
-    user, assistant, tool, system = messages_of([Item.model_validate(each) for each in given])
+    user, assistant, *rest = messages_of([Item.model_validate(each) for each in given])
     assert (user["content"], assistant["content"], assistant["reasoning_content"]) == ("ab", "yes", "so")
     assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
-    assert tool == {"role": "tool", "tool_call_id": "1", "content": "3"}
-    assert system == {"role": "system", "content": "d"}
+    assert rest == [{"role": "tool", "tool_call_id": "1", "content": "3"}, {"role": "system", "content": "d"}]
 
 
 @given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))

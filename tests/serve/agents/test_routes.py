@@ -31,12 +31,10 @@ def shape(body: dict[str, Any]) -> list[Any]:
 
 
 def test_a_response_is_the_chats_text(client: RouteClient) -> None:
-    said, body = client.choice(CHATS)["text"], client.ask(RESPONSES)
+    said, body, events = client.choice(CHATS)["text"], client.ask(RESPONSES), client.events(RESPONSES)
     assert body["output"][0]["content"][0]["text"] == said
-    assert (body["object"], body["status"]) == ("response", "incomplete")
+    assert (body["object"], body["status"], body["usage"]["output_tokens"]) == ("response", "incomplete", 12)
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert body["usage"]["output_tokens"] == 12
-    events = client.events(RESPONSES)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == said
     assert events[-1]["type"] == "response.incomplete"
@@ -86,17 +84,19 @@ def test_a_conversation_goes_on_and_can_be_deleted(client: RouteClient) -> None:
     assert client.get(f"{RESPONSES}/{client.ask(RESPONSES, store=False)['id']}").status_code == 404
 
 
-def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(make_client: Callable[..., RouteClient]) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(
+    make_client: Callable[..., RouteClient], background: bool
+) -> None:
     with make_client(api_keys=("a", "b")) as client:  # one loop for all requests
-        for background in (False, True):
-            asked = {"input": "x", "background": background, "max_output_tokens": 200}
-            number = client.post(RESPONSES, json=asked, headers=A).json()["id"]
-            path = f"{RESPONSES}/{number}"
-            for call, way in ((client.get, path), (client.delete, path), (client.post, f"{path}/cancel")):
-                assert call(way, headers=B).status_code == 404
-            more = {"input": "x", "previous_response_id": number}
-            assert client.post(RESPONSES, json=more, headers=B).status_code == 404
-            assert client.get(path, headers=A).status_code == 200
+        asked = {"input": "x", "background": background, "max_output_tokens": 200}
+        number = client.post(RESPONSES, json=asked, headers=A).json()["id"]
+        path, more = f"{RESPONSES}/{number}", {"input": "x", "previous_response_id": number}
+        for method, way, body in (
+            *(("GET", path, None), ("DELETE", path, None), ("POST", f"{path}/cancel", None), ("POST", RESPONSES, more)),
+        ):
+            assert client.request(method, way, json=body, headers=B).status_code == 404
+        assert client.get(path, headers=A).status_code == 200
 
 
 def test_one_in_the_background_is_polled_and_cancelled(client: RouteClient) -> None:

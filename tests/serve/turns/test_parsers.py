@@ -15,7 +15,7 @@ from specbuild.runtime.errors import OptionError
 from specbuild.serve.turns.calls import ListParser, NamedParser, RequiredParser
 from specbuild.serve.turns.hermes import Hermes
 from specbuild.serve.turns.pattern import Pattern, expression, literal
-from specbuild.serve.turns.pieces import Call, Parser, Piece, Turn
+from specbuild.serve.turns.pieces import Parser, Turn
 from specbuild.serve.turns.reading import Plain, Reading, TurnReader
 from specbuild.serve.turns.reasoning import KNOWN, Reasoning, ReasoningParser
 
@@ -35,7 +35,6 @@ TURNS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {  # by parser:
         ("plain", "plain", []),
         (f"Yes.\n<tool_call>\n{CALL}\n</tool_call>\n", "Yes.\n", [F]),
         (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}", "", [F, F]),
-        (f"<tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>", " and ", [F, F]),
         ('<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", [G]),
         ('<tool_call>{"name": "g", "id": 7, "arguments": {"a": "\\u00e9"}}', "", [("g", '{"a": "\\u00e9"}')]),
         ('<tool_call>{"name": "g", "arguments": {"a": 1', "", [("g", '{"a": 1')]),
@@ -135,12 +134,6 @@ def test_arguments_come_as_they_are_written_and_what_may_begin_a_call_is_held() 
     assert [piece.text for piece in parser.feed("t")] == ["<toot"]
 
 
-def test_pieces_make_a_turn() -> None:
-    pieces = [Piece("reasoning", "so"), Piece("content", "a"), Piece("call", "f"), Piece("call", "g", 1)]
-    pieces += [Piece("arguments", "{", 1), Piece("arguments", "{}", 0), Piece("arguments", "}", 1)]
-    assert Turn.of(pieces) == Turn("so", "a", [Call("f", "{}"), Call("g", "{}")])
-
-
 @pytest.mark.parametrize(
     ("text", "inside", "turn"),
     [
@@ -169,13 +162,11 @@ def test_what_a_prompt_has_done(tail: str, done: str | None) -> None:
 
 def test_names() -> None:
     assert Reasoning.of("<a>,</a>") == Reasoning("<a>", "</a>")
-    assert Reasoning.of("deepseek_r1").always
     for name in ("other", ",a", "a,a"):
         with pytest.raises(OptionError, match="START,END"):
             Reasoning.of(name)
     assert Reading(reasoning_parser="qwen3").markers(False) == ("<think>", "</think>")
     assert "[TOOL_CALLS]" in Reading("mistral").markers(True)
-    assert [Reading(name).constrains for name in ("hermes", "mistral")] == [True, False]
 
 
 @pytest.mark.parametrize(("several", "count"), [(True, 2), (False, 1)])
