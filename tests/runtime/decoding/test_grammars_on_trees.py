@@ -29,7 +29,8 @@ REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|c
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("tree", "drafter"), [("chain:5", "lookup"), ("topk:3,3", "model"), ("best:12", "ahead"), ("best:12", "both")]
+    ("tree", "drafter"),
+    [("chain:5", "lookup"), ("topk:3,3", "model"), ("best:12", "ahead"), ("best:12", "both"), ("topk:3,3", "lookup")],
 )
 def test_tokens_are_plain_decodings(tree: str, drafter: str, temperature: float) -> None:
     """Four at once, of which some are free at first and some are free for ever; each keeps to its grammar."""

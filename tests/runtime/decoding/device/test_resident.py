@@ -158,3 +158,10 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path,
         assert flights.under_way, "the other goes on"
         made.loop.release(1)
         assert not flights.under_way
+
+
+def test_a_device_that_ends_early_is_reported(host: KernelLibrary, folder: Path) -> None:
+    made = resident(host, folder, 1)
+    made.device.reached = lambda *_: False  # type: ignore[method-assign]
+    with pytest.raises(ExecutionError, match=r"the loop on the device ended before round .*: report it"):
+        run(made.loop, batch("chain:3", 1))
