@@ -68,7 +68,7 @@ def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, 
 @settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),
-    flag=st.sampled_from(["--hepl", "--hel", "--hlp"]) | st.from_regex(r"--zz[a-z]{1,9}", fullmatch=True),
+    flag=st.sampled_from(["--hepl", "--hel", "--hlp"]) | st.from_regex(r"--zz[a-z]{7,9}", fullmatch=True),
 )
 def test_an_unknown_flag_is_answered_with_the_help_that_lists_all(name: str, flag: str) -> None:
     assert outcome(name, flag).startswith(f"there is no {flag} here: specbuild {name} --help ")
