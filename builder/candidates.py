@@ -15,7 +15,6 @@ from specbuild.runtime.backends.executor import ModelSpec
 from . import passes
 from .build_context import BuildContext
 from .check.step_times import PLAIN, save_plain, step_times
-from .lower.lanes import cache_width
 from .model_loading import LoadedModel
 from .quantize.calibrate import Found
 from .quantize.comparison import EXACT, Steps, best, compare, to_dict
@@ -75,5 +74,5 @@ class Candidates:
 
     def _spec(self, largest: int) -> ModelSpec:
         layout, vocabulary = self.context.source.layouts["target"], self.context.source.target.token_rows
-        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), vocabulary, self.context.capacity
+        shape = layout.layers, layout.kv_heads, layout.head_dim, vocabulary, self.context.capacity
         return ModelSpec("target", *shape, largest, tuple(sorted(set(layout.windows))))

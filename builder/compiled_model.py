@@ -30,7 +30,6 @@ from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
 from .frontend.reference import References
 from .frontend.vocabulary import by_token
-from .lower.lanes import cache_width
 from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
@@ -242,7 +241,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
     """Return a model's record for the manifest."""
     config, source, drafts = context.config, context.source, loaded.name == "draft"
     checkpoint, layout, lowered_by = source.models[loaded.name], source.layouts[loaded.name], lowering(config)
-    on_gpu, vocabulary = config.descriptor.on_gpu, source.vocabulary
+    vocabulary = source.vocabulary
     reads = {"hidden": "hidden_in"} if loaded.head and drafts else {}
     return ModelRecord(
         source=checkpoint.source,
@@ -252,7 +251,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
         precision=precision,
         layers=layout.layers,
         kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim if on_gpu else cache_width(layout.head_dim),
+        head_dim=layout.head_dim,
         windows=sorted(set(layout.windows)),
         vocab_size=columns_of(context, loaded),
         capacity=context.capacity,

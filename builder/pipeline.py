@@ -10,7 +10,7 @@ import json
 import platform
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,6 @@ from .bundle_writer import (
     write_manifest,
 )
 from .check.bundle_check import MAX_DIVERGENCE, check, inspected, unrunnable
-from .check.exactness_classes import branch_rounding, record
 from .codegen import nvrtc
 from .codegen.tensorrt import check_machine
 from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compile_target, runs_quantized
@@ -144,10 +143,6 @@ def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) ->
     config, folder, references, layers = context.config, context.folder, target.references, dict[str, Any]()
     with context.stage("check"):
         missing = unrunnable(manifest) if config.descriptor.on_gpu else None
-        if not config.descriptor.on_gpu:
-            manifest = write_manifest(folder, replace(manifest, exactness=[record(folder)]))
-            bound = max(manifest.exactness_bound, 2 * branch_rounding(folder, references.texts))
-            manifest = write_manifest(folder, replace(manifest, exactness_bound=bound))
         if missing:
             exactness: dict[str, Any] = {"bound": manifest.exactness_bound, "cases": [], "not_run": missing}
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.quantize.assignment import assign, check_patterns
+from specbuild.runtime.backends.cpu.operators import operators
 from specbuild.runtime.bundle.atomic_output import check_output
 from specbuild.runtime.errors import OptionError
 
@@ -87,7 +88,10 @@ def prepare(config: BuildConfig) -> Sources:
     Raises:
         CheckpointError: A checkpoint cannot be used.
         OptionError: The options do not fit the checkpoints.
+        ExecutionError: The backend cannot run here, though its bundles are checked when they are built.
     """
+    if not config.descriptor.on_gpu:
+        operators()
     target, draft, head, vocabulary = checkpoints.find(config.target), None, None, None
     if config.own_draft:
         draft = target

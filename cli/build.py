@@ -15,7 +15,6 @@ from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildCo
 from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from specbuild.builder.config.quantize_options import AUTO_KL, MAX_KL, QuantizeOptions
 from specbuild.builder.targets import ARCHITECTURES
-from specbuild.measure.exactness import in_words as classes_in_words
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
@@ -256,8 +255,6 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
             click.echo(f"  kernels: {len(table)} for {name}, by {report['kernels']['compiler']}")
     for name, engine in report["engines"].items():
         click.echo(f"  {name} engine: {engine_layers.in_words(engine)}")
-    for line in classes_in_words(exactness.get("classes", []), exactness["bound"]):
-        click.echo(f"  {line}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
         plural = "s" if ties > 1 else ""

@@ -19,6 +19,7 @@ import onnxruntime
 
 from specbuild.builder.codegen.nvrtc import INSTALL, compiler_version
 from specbuild.builder.codegen.tensorrt import flavour
+from specbuild.runtime.backends.cpu.operators import operators
 from specbuild.runtime.backends.gpu.cuda import check_driver
 from specbuild.runtime.backends.kernels.library import PLUGIN, find_library
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, Backend
@@ -70,6 +71,8 @@ def _backend(backend: Backend, lacking: list[str]) -> str:
     package = _fault(lambda: flavour(backend.name)) if backend.compiles else None
     builds = ", ".join(lacking) or package or (None if backend.compiles_here else driver)
     runs = package or driver
+    if not backend.on_gpu:
+        builds, runs = builds or _fault(operators), _fault(operators)
     if backend.provider not in (None, *onnxruntime.get_available_providers()):
         runs = runs or "ONNX Runtime has no CUDA here: pip install onnxruntime-gpu"
     if backend.takes_plugins and backend.compiles and not find_library(PLUGIN):

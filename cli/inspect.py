@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from specbuild.builder.codegen import engine_layers
-from specbuild.measure import exactness
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.manifest import REPORT
 from specbuild.runtime.checked_json import JSON_BYTES, decode
@@ -110,8 +109,6 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         table.add_row("quantized", line)
     for line in in_words(report.get("tuning")):
         table.add_row("tuned", line)
-    for line in exactness.in_words(manifest.get("exactness", []), manifest["exactness_bound"]):
-        table.add_row("exactness", line)
     if "not_run" in report["exactness"]:
         table.add_row("checked", f"not run: {report['exactness']['not_run']}")
     for case in report["exactness"]["cases"]:

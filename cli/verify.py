@@ -98,7 +98,7 @@ def _tell_exactness(engine: Engine) -> None:
     """Print how strictly tokens are compared."""
     bound = engine.manifest.exactness_bound
     click.echo(
-        f"steps have an exactness class: every token must be equal (the bound of side branches is {bound:.2g} logits)"
+        "a token's logits do not depend on what is drafted or runs beside it: every token must be equal"
         if engine.exact
         else f"steps have no exactness class here: choices closer than {bound:.2g} may be others, as near-ties"
     )

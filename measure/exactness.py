@@ -6,7 +6,6 @@ precision's bound is a near-tie; any other is real. Where steps have an exactnes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -48,19 +47,6 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """Return the case as report.json stores it."""
         return asdict(self) | {"exact": self.exact}
-
-
-def in_words(records: Iterable[Mapping[str, Any]], bound: float) -> list[str]:
-    """Describe a bundle's exactness classes and the bound of all other steps, a line each."""
-    lines = []
-    for each in records:
-        machine = each["machine"]
-        where = f"{machine['processor']}, {machine['threads']} threads, ONNX Runtime {machine['onnxruntime']}"
-        shapes = f"steps of {each['rows']}·n rows, {each['sequence_rows']}·n of each sequence, agree in every bit"
-        promise = f"one seed gives one text, whatever is drafted, because {shapes}"
-        no_promise = "one seed may give another text at near-ties, because steps of no shape agree in every bit"
-        lines.append(f"{promise if each['rows'] else no_promise} ({where})")
-    return [*lines, f"a choice in a side branch that is closer than {bound:.2g} logits is left to the next round"]
 
 
 def compare(

@@ -39,8 +39,6 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Drafted tokens that came true.",
 }
 _OWN_COUNTERS = {
-    "unsettled_steps": "Rounds that ended before a near-tie.",
-    "recomputed_tokens": "Tokens of side branches, computed once more.",
     "promised_speedup_sum": "What rounds of `auto` promised over plain decoding, by the timing table.",
     "busy_seconds": "Shares of requests in the seconds of rounds.",
     "baseline_seconds": "What they would have been by plain decoding.",
@@ -174,8 +172,6 @@ class _Series:
         counters["spec_decode_num_drafts"].inc(stats.num_spec_steps)
         counters["spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens)
         counters["spec_decode_num_accepted_tokens"].inc(stats.num_accepted_draft_tokens)
-        counters["unsettled_steps"].inc(stats.num_unsettled_steps)
-        counters["recomputed_tokens"].inc(stats.num_recomputed_tokens)
         counters["promised_speedup_sum"].inc(stats.promised)
         counters["busy_seconds"].inc(max(own.busy_time, 0.0))
         if own.plain_time > 0:

@@ -12,7 +12,6 @@ import pytest
 
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.backends.agreement import read
-from specbuild.runtime.backends.cpu.exactness import find
 from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.executor import StepInput
 
@@ -106,7 +105,6 @@ def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, pre
 )
 def test_a_step_of_any_size_says_the_same_of_its_last_token(built: Callable[[str, str], Path], shape: str) -> None:
     executor = load_model(Bundle.open(built(shape, "fp32")), "target", 1, 1)
-    assert find(executor)
     text = random.Random(1).choices(range(4096), k=700)
     read(executor, 0, text, 64)
     for end in (256, 331, 700):

@@ -68,6 +68,7 @@ def start(tmp_path: Path, proxy: tuple[str, list[bytes]]) -> Iterator[Callable[.
     assert (list(home.iterdir()), proxy[1]) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["specbuild", "specbuild.runtime.engine.engine"])
 def test_a_program_of_the_library(start: Callable[..., subprocess.Popen[str]], bundle: Path, module: str) -> None:
     program = start(LIBRARY.format(module=module), bundle)
@@ -75,6 +76,7 @@ def test_a_program_of_the_library(start: Callable[..., subprocess.Popen[str]], b
     assert program.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [{}, {"HOME": "/dev/null/none"}], ids=["an empty home", "no home"])
 def test_generate(start: Callable[..., subprocess.Popen[str]], bundle: Path, home: dict[str, str]) -> None:
     program = start(COMMAND, "generate", bundle, "-p", "def main(", "-n", "8", **home)

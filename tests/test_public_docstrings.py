@@ -73,6 +73,7 @@ def test_those_that_every_program_needs_have_an_example() -> None:
     assert {"Engine", "AsyncEngine", "SamplingParams"} <= set(examples())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", examples())
 def test_an_example_runs(name: str, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "pycode.bundle").symlink_to(bundle)

@@ -72,6 +72,7 @@ def test_shell_block_runs(script: str, workplace: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", blocks("python"))
 def test_python_block_runs(script: str, workplace: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=workplace, capture_output=True, text=True)

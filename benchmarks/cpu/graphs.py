@@ -24,7 +24,7 @@ from specbuild.builder import passes
 from specbuild.builder.frontend import checkpoint
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
-from specbuild.builder.lower.onnxruntime import lower
+from specbuild.builder.lower.onnxruntime import lower, pack
 from specbuild.measure.divergence import kl
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu
@@ -70,7 +70,9 @@ def fusion() -> dict[str, Any]:
             if name == "fused":
                 passes.run_portable(graph)
             path = Path(folder) / f"{name}.onnx"
-            lowered = lower(graph, 1, CAPACITY)
+            packed = graph.clone()
+            pack(packed)
+            lowered = lower(packed, CAPACITY)
             counts[name] = sum(passes.census(lowered).values())
             ir.save(lowered, path)
             onnxruntime_cpu.OPTIMIZATION = level

@@ -22,7 +22,9 @@ TURNS = 15
 
 def save_plain(graph: ir.Model, capacity: int, folder: Path) -> None:
     """Lower a portable graph for one sequence and save it in `folder` as PLAIN."""
-    ir.save(onnxruntime.lower(graph, 1, capacity), folder / PLAIN, external_data="weights.bin")
+    packed = graph.clone()
+    onnxruntime.pack(packed)
+    ir.save(onnxruntime.lower(packed, capacity), folder / PLAIN, external_data="weights.bin")
 
 
 def step_times(

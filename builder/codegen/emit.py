@@ -95,7 +95,7 @@ def emit(
         ExecutionError: As `compile_engine` does.
     """
     if not config.descriptor.on_gpu:
-        return _lanes(folder, name, graph, config, caches.capacity, stored)
+        return _flat(folder, name, graph, config, caches.capacity, stored)
     (folder / name).mkdir(parents=True)
     of_plugin = (caches.scales, config.engine.block_size) if config.plugin else ()
     lowered = lowering(config).lower(graph, config.dtype_of(name), caches.capacity, *of_plugin)
@@ -152,14 +152,16 @@ def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
     return 2 * max(sum(map(bytes_of, {*node.inputs, *node.outputs})) for node in graph.graph)
 
 
-def _lanes(
+def _flat(
     folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored | None
 ) -> Emitted:
-    """Write a model for ONNX Runtime on a CPU: one graph file per batch size, beside one file of weights.
+    """Write a model for ONNX Runtime on a CPU: one graph file for all batch sizes, beside one file of weights.
 
     A draft that shares weights with the target is written to the target's folder, because a graph may not read files
     outside its own folder; shared tensors are stored once.
     """
+    lower, graph = lowering(config), graph.clone()
+    lower.pack(graph)
     shares, stored = stored is not None, dict(stored or {})
     own = shares and name == "draft"
     place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
@@ -179,13 +181,10 @@ def _lanes(
     for value in large:
         if value not in new:
             value.const_value = renamed(stored[keys[value]], str(value.name))
-    graphs, census = dict[str, str](), dict[str, int]()
-    for batch_size in config.batch_sizes:
-        graphs[str(batch_size)] = file = f"{place}/{prefix}batch{batch_size}.onnx"
-        lowered = lowering(config).lower(graph, batch_size, capacity)
-        census = census or passes.census(lowered)
-        ir.save(lowered, folder / file)
-    return Emitted(graphs, census, stored=stored if shares else None)
+    lowered, file = lower.lower(graph, capacity), f"{place}/{prefix}{GRAPH}"
+    ir.save(lowered, folder / file)
+    graphs = dict.fromkeys(map(str, config.batch_sizes), file)
+    return Emitted(graphs, passes.census(lowered), stored=stored if shares else None)
 
 
 def _content(tensor: ir.TensorProtocol) -> str:

@@ -1,9 +1,9 @@
-"""Lowers the portable graph for ONNX Runtime on a CPU: attention in lanes, its fused norms and block products.
+"""Lowers the portable graph for ONNX Runtime on a CPU: products and attention by specbuild's own operators.
 
-The lowered graph takes all sequences' nodes as one flat list `[1, T]`. Attention is split into one lane per cache slot
-(`lanes.py`); everything else is computed on T rows at once, without padding. `lane_sizes` has each lane's number of
-rows; `bias.w.j [1, 1, n, S]` encodes the tree and the window of w positions (0: none) as 0 or −inf per cache row of
-lane j; `last_row.j` is the last cache row that lane j writes.
+`pack` packs weights for the operators of `plugins/cpu`; `lower` takes all sequences' nodes as one flat list `[1, T]`,
+for any number of slots. Each node has a slot and a cache row; `committed[slots]` is the number of rows that all nodes
+of a slot see, `visible[T, W]` says which rows from there on a node sees, and `row_positions[slots, S]` has the
+positions of a slot's rows, for layers with a window. The operators write the caches in place.
 """
 
 from __future__ import annotations
@@ -12,68 +12,239 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.builder.passes import clean
-from specbuild.builder.passes.pattern import constant, dims, initializer, insert, renamed, replace
+from specbuild.builder.passes.pattern import (
+    constant,
+    dims,
+    initializer,
+    insert,
+    permutation,
+    producer,
+    replace,
+)
 
-from .lanes import cache_width, lower_attention, make_lanes, window_of
-from .standard import batch_of_tokens, swiglu
+from .panels import pack_codes, pack_factors, pack_floats
+from .standard import batch_of_tokens, graph_input, swiglu, window_of
 
-_MS = "com.microsoft"
+DOMAIN = "specbuild"
 INPUTS = {
     "tokens": "input_ids",
     "positions": "position_ids",
     "logit_nodes": "logit_nodes",
-    "attention_rows": "attention_rows",
-    "node_rows": "node_rows",
-    "lane_sizes": "lane_sizes",
-    "tree_bias": "bias.{window}.{slot}",
-    "last_row": "last_row.{slot}",
-    "past_key": "past_key.{layer}.{slot}",
-    "past_value": "past_value.{layer}.{slot}",
+    "slots": "slots",
+    "rows": "rows",
+    "committed": "committed",
+    "visible": "visible",
+    "row_positions": "row_positions",
+    "past_key": "keys.{layer}",
+    "past_value": "values.{layer}",
 }
-OUTPUTS = {
-    "logits": "logits",
-    "present_key": "present_key.{layer}.{slot}",
-    "present_value": "present_value.{layer}.{slot}",
-}
+OUTPUTS = {"logits": "logits"}
+_MIDDLE = {4: 8, 8: 128}  # the code that the operators take for 0
 
 
-def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
-    """Return a new model for `batch_size` lanes over caches of `capacity` rows; the portable one is not changed."""
+def pack(model: ir.Model) -> None:
+    """Replace every product with a weight, and lookups of the same or of quantized weights, by the operators."""
+    packed = dict[str, list[ir.Value]]()
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type in ("BlockMatMul", "BlockGather"):
+            _pack_blocks(graph, node, packed)
+        elif node.op_type in ("MatMul", "MatMulNT") and _is_weight(node.inputs[1]):
+            _pack_floats(graph, node, packed)
+    for node in list(graph):
+        if node.op_type == "Gather" and node.inputs[0] is not None and str(node.inputs[0].name) in packed:
+            _look_up(graph, node, packed[str(node.inputs[0].name)])
+    clean(model)
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and len(dims(value) or ()) == 2
+
+
+def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
+    x, codes, *factors = node.inputs
+    assert codes is not None
+    bits, block = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
+    name = str(codes.name).removesuffix("_codes")
+    if name not in packed:
+        numbers = _codes(codes, bits)
+        scales, *rest = (each.const_value.numpy() for each in factors)  # type: ignore[union-attr]
+        minima = None
+        if rest:
+            zeros = _unpacked(rest[0], bits)[:, : scales.shape[1]].astype(np.float32)
+            minima = scales * (zeros - _MIDDLE[bits]) - (rest[1] if len(rest) > 1 else 0)
+        arrays = {"codes": pack_codes(numbers, bits), "scales": pack_factors(scales)}
+        arrays |= {} if minima is None else {"minima": pack_factors(minima.astype(np.float32))}
+        packed[name] = [
+            initializer(graph, ir.tensor(each, name=f"{name}_panels_{part}")) for part, each in arrays.items()
+        ]
+    attributes = {
+        "inner": node.attributes["columns"].as_int(),
+        "columns": int(dims(codes)[0]),  # type: ignore[index]
+        "bits": bits,
+        "block": block,
+    }
+    if node.op_type == "BlockGather":
+        new = insert(node, "RowwiseGather", [x, *packed[name]], DOMAIN, attributes)
+    else:
+        attributes |= {"rounding": node.attributes["rounding"].as_int(), "instructions": -1}
+        new = insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes)
+    _put(graph, node, new.outputs[0])
+
+
+def _codes(codes: ir.Value, bits: int) -> np.ndarray:
+    """Return codes `[N, K]`, one a byte."""
+    numbers = codes.const_value.numpy()  # type: ignore[union-attr]
+    return _unpacked(numbers.reshape(len(numbers), -1), bits)
+
+
+def _unpacked(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return codes of 4 bits, two in a byte, one in each; those of 8 bits as they are."""
+    return numbers if bits == 8 else np.stack([numbers & 15, numbers >> 4], -1).reshape(len(numbers), -1)
+
+
+def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
+    x, weight = node.inputs
+    assert weight is not None
+    name, turned = str(weight.name), node.op_type == "MatMulNT"
+    rows, columns = (int(size) for size in dims(weight) or ())
+    inner, columns = (columns, rows) if turned else (rows, columns)
+    if name not in packed:
+        numbers = weight.const_value.numpy()  # type: ignore[union-attr]
+        panels = pack_floats(numbers if turned else numbers.T)
+        packed[name] = [initializer(graph, ir.tensor(panels, name=f"{name}_panels"))]
+    attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, "rounding": 32, "instructions": -1}
+    _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
+
+
+def _look_up(graph: ir.Graph, node: ir.Node, panels: list[ir.Value]) -> None:
+    """Look up rows of a weight that a product has packed already, so that it is stored once."""
+    rows, inner = (int(size) for size in dims(node.inputs[0]) or ())
+    attributes = {"inner": inner, "columns": rows, "bits": 32, "block": inner}
+    _put(graph, node, insert(node, "RowwiseGather", [node.inputs[1], *panels], DOMAIN, attributes).outputs[0])
+
+
+def _put(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
+    old = node.outputs[0]
+    new.shape, new.type = old.shape, old.type
+    replace(old, new)
+    graph.remove(node, safe=True)
+
+
+def lower(portable: ir.Model, capacity: int) -> ir.Model:
+    """Return a new model over caches of `capacity` rows for any number of slots; the portable one is not changed."""
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
-    positions = by_name["position_ids"]
     batch_of_tokens(graph)  # the portable cache inputs are removed below
-    attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    windows = sorted({window_of(node) for node in attentions})
-    lanes = make_lanes(attentions[0], positions, batch_size, capacity, windows)
+    attentions = [node for node in graph if node.op_type == "TreeAttention" and node.domain == DOMAIN]
+    place = {
+        "slots": graph_input("slots", ir.DataType.INT32, ["nodes"]),
+        "rows": graph_input("rows", ir.DataType.INT32, ["nodes"]),
+        "committed": graph_input("committed", ir.DataType.INT32, ["slots"]),
+        "visible": graph_input("visible", ir.DataType.BOOL, ["nodes", "width"]),
+    }
+    windows = graph_input("row_positions", ir.DataType.INT32, ["slots", capacity])
+    caches = list[ir.Value]()
     for layer, node in enumerate(attentions):
-        lower_attention(graph, node, layer, lanes)
+        caches += _lower_attention(graph, node, layer, [*place.values(), by_name["position_ids"]], windows, capacity)
     for node in list(graph):
         if node.op_type in _LOWERED:
-            outputs = _LOWERED[node.op_type](node)
-            for old, new in zip(node.outputs, outputs, strict=True):
+            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
                 replace(old, new)
             graph.remove(node, safe=True)
     (logits,) = (value for value in graph.outputs if value.name == "logits")
     hidden = [value for value in graph.outputs if value.name == "hidden"]
-    flat = [by_name["input_ids"], positions, by_name["logit_nodes"]]
+    flat = [by_name["input_ids"], by_name["position_ids"], by_name["logit_nodes"]]
     if "hidden_in" in by_name:
         flat.append(by_name["hidden_in"])
-    for value in (by_name["input_ids"], positions, *flat[3:], *hidden):
+    for value in (*flat[:2], *flat[3:], *hidden):
         value.shape = ir.Shape([1, "nodes", *(dims(value) or ())[2:]])
     logits.shape = ir.Shape([1, "logit_nodes", dims(logits)[-1]])  # type: ignore[index]
-    biases = [value for window in windows for value in lanes.bias[window]]
+    of_windows = [windows] if any(window_of(node) for node in attentions) else []
     graph.inputs.clear()
-    graph.inputs.extend(flat + lanes.shared + biases + lanes.last_row + lanes.caches)
+    graph.inputs.extend([*flat, *place.values(), *of_windows, *caches])
     graph.outputs.clear()
-    graph.outputs.extend([logits, *hidden, *lanes.presents])
+    graph.outputs.extend([logits, *hidden])
     clean(model)
     for node in graph:  # these shapes are the portable graph's: ONNX Runtime infers its own
         for output in node.outputs:
             if not output.is_graph_output():
                 output.shape = None
     return model
+
+
+def _lower_attention(
+    graph: ir.Graph, node: ir.Node, layer: int, place: list[ir.Value], row_positions: ir.Value, capacity: int
+) -> list[ir.Value]:
+    """Replace a portable `TreeAttention` by the operator's, and return its caches."""
+    (_, heads, _, size), (_, kv_heads, *_) = dims(node.inputs[0]), dims(node.inputs[1])  # type: ignore[misc]
+    value_size = dims(node.inputs[2])[3]  # type: ignore[index]
+    kinds = {"keys": size, "values": value_size}
+    caches = [
+        graph_input(f"{kind}.{layer}", ir.DataType.FLOAT, ["slots", kv_heads, capacity, width])
+        for kind, width in kinds.items()
+    ]
+    tables = list(node.inputs[9:11]) or [None, None]
+    window = window_of(node)
+    query_key_value = _packed([_rows(graph, node, each) for each in node.inputs[:3]])
+    inputs = [*query_key_value, *caches, *place, *tables, row_positions if window else None]
+    attributes = {
+        "heads": int(heads),
+        "kv_heads": int(kv_heads),
+        "key_size": int(size),
+        "value_size": int(value_size),
+        "window": window,
+        "scale": node.attributes["scale"].as_float(),
+        "softcap": node.attributes["softcap"].as_float(),
+        "instructions": -1,
+    }
+    attended = insert(node, "TreeAttention", inputs, DOMAIN, attributes).outputs[0]
+    attended.type = ir.TensorType(ir.DataType.FLOAT)
+    for old in node.outputs[1:]:
+        while old.is_graph_output():
+            graph.outputs.remove(old)
+    _hand_over(graph, node.outputs[0], attended)
+    graph.remove(node, safe=True)
+    return caches
+
+
+def _packed(rows: list[ir.Value]) -> list[ir.Value | None]:
+    """Return the merged projection if query, key and value are a Split of it: the operator takes it whole."""
+    split = producer(rows[0], "Split")
+    if split is not None and all(a is b for a, b in zip(split.outputs, rows, strict=True)):
+        return [split.inputs[0], None, None]
+    return list(rows)
+
+
+def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:
+    """Return `[B, H, N, D]` as `[B, N, H·D]`: the projection's own output where possible."""
+    assert value is not None
+    heads, size = dims(value)[1], dims(value)[3]  # type: ignore[index]
+    transpose = producer(value, "Transpose")
+    if transpose is not None and permutation(transpose) == (0, 2, 1, 3):
+        value = transpose.inputs[0]
+    else:
+        value = insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]
+    reshape = producer(value, "Reshape")
+    if reshape is not None and len(dims(reshape.inputs[0]) or []) == 3:
+        return reshape.inputs[0]  # type: ignore[return-value]
+    return insert(before, "Reshape", [value, _shape(graph, int(heads) * int(size))]).outputs[0]
+
+
+def _hand_over(graph: ir.Graph, heads: ir.Value, rows: ir.Value) -> None:
+    """Give the result `[B, N, H·D]` to users that reshape it to that; reshape it to `[B, N, H, D]` for the others."""
+    for reshape in [use.node for use in heads.uses()]:
+        if reshape.op_type == "Reshape" and len(dims(reshape.outputs[0]) or ()) == 3:
+            replace(reshape.outputs[0], rows)
+            graph.remove(reshape, safe=True)
+    if heads.uses():
+        shape = _shape(graph, *(int(dim) for dim in (dims(heads) or [])[2:]))
+        replace(heads, insert(heads.producer(), "Reshape", [rows, shape]).outputs[0])  # type: ignore[arg-type]
+
+
+def _shape(graph: ir.Graph, *sizes: int) -> ir.Value:
+    return constant(graph, f"rows_{'_'.join(map(str, sizes))}", np.array([0, 0, *sizes], dtype=np.int64))
 
 
 def _norm(node: ir.Node) -> list[ir.Value]:
@@ -85,7 +256,7 @@ def _norm(node: ir.Node) -> list[ir.Value]:
 def residual_norm(node: ir.Node) -> list[ir.Value]:
     """Lower AddRMSNorm to ONNX Runtime's own kernel."""
     attributes = {"epsilon": node.attributes["epsilon"].as_float()}
-    new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, _MS, attributes, outputs=4)
+    new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, "com.microsoft", attributes, outputs=4)
     for unused in new.outputs[1:3]:
         unused.name = ""
     return [new.outputs[0], new.outputs[3]]
@@ -93,27 +264,7 @@ def residual_norm(node: ir.Node) -> list[ir.Value]:
 
 def transposed_product(node: ir.Node) -> list[ir.Value]:
     """Lower a product with a transposed weight to ONNX Runtime's own kernel, which reads it as it is stored."""
-    return list(insert(node, "FusedMatMul", node.inputs, _MS, {"transB": 1}).outputs)
-
-
-def _block_product(node: ir.Node) -> list[ir.Value]:
-    """Lower `BlockMatMul` to MatMulNBits.
-
-    Activations are quantized per block and row, too, except for weight-only schemes, in which INT8 is slow.
-    """
-    x, codes, scales, *zeros = node.inputs
-    columns, bits, size, exact = (node.attributes[name].as_int() for name in ("columns", "bits", "block", "exact"))
-    attributes = {"K": columns, "N": int(dims(codes)[0]), "bits": bits, "block_size": size}  # type: ignore[index]
-    attributes["accuracy_level"] = 1 if exact else 4
-    return list(insert(node, "MatMulNBits", [x, codes, scales, *zeros], _MS, attributes).outputs)
-
-
-def _block_gather(node: ir.Node) -> list[ir.Value]:
-    data, weight, scales, *zeros = node.inputs
-    attributes = {"bits": node.attributes["bits"].as_int(), "block_size": node.attributes["block"].as_int()}
-    attributes |= {"gather_axis": 0, "quantize_axis": 1}
-    rows = _as_rows(node.graph, weight)  # type: ignore[arg-type]
-    return list(insert(node, "GatherBlockQuantized", [rows, data, scales, *zeros], _MS, attributes).outputs)
+    return list(insert(node, "FusedMatMul", node.inputs, "com.microsoft", {"transB": 1}).outputs)
 
 
 def _scaled_product(node: ir.Node) -> list[ir.Value]:
@@ -128,28 +279,13 @@ def _scaled_product(node: ir.Node) -> list[ir.Value]:
     codes = weight.const_value.numpy().view(np.uint8) ^ 128  # type: ignore[union-attr]
     unsigned = initializer(node.graph, ir.tensor(codes, name=f"{weight.name}_unsigned"))  # type: ignore
     inputs = [rounded, unsigned, input_scale, scales, zero, zero]
-    return list(insert(node, "MatMulIntegerToFloat", inputs, _MS).outputs)
+    return list(insert(node, "MatMulIntegerToFloat", inputs, "com.microsoft").outputs)
 
 
-def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
-    """Return packed codes `[N, blocks, bytes]` as `[N, blocks · bytes]` over the same bytes, for the lookup."""
-    stored, name = weight.const_value, f"{weight.name}_rows"
-    rows, blocks, size = (int(dim) for dim in dims(weight) or ())
-    shape = ir.Shape([rows, blocks * size])
-    if isinstance(stored, ir.ExternalTensor):
-        tensor: ir.TensorProtocol = renamed(stored, name, shape)
-    else:
-        tensor = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)  # type: ignore[union-attr]
-    return initializer(graph, tensor)
-
-
-__all__ = ["INPUTS", "OUTPUTS", "cache_width", "lower", "residual_norm", "transposed_product"]
 _LOWERED = {
     "RMSNormalization": _norm,
     "AddRMSNorm": residual_norm,
     "SwiGLU": swiglu,
     "MatMulNT": transposed_product,
-    "BlockMatMul": _block_product,
-    "BlockGather": _block_gather,
     "ScaledMatMul": _scaled_product,
 }

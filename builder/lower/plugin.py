@@ -18,8 +18,7 @@ from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import OptionError
 
-from .lanes import window_of
-from .standard import convert, expand, graph_input, narrow
+from .standard import convert, expand, graph_input, narrow, window_of
 
 OPSET = 23
 DOMAIN = "trt.plugins"  # marks a plugin for other tools; TensorRT's parser looks at operator and attributes

@@ -18,7 +18,6 @@ from specbuild.builder.passes import clean
 from specbuild.builder.passes.pattern import constant, dims, insert, replace
 from specbuild.runtime.errors import OptionError
 
-from .lanes import window_of
 from .quantized import block_product, scaled_product
 
 OPSET = 24
@@ -82,6 +81,11 @@ def batch_of_tokens(graph: ir.Graph) -> None:
 def graph_input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
     """Return a new input, which is not in a graph yet."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
+
+def window_of(attention: ir.Node) -> int:
+    """Return how many positions a node of this attention sees; 0: all."""
+    return attention.attributes["window"].as_int()
 
 
 def _lower_attention(

@@ -18,7 +18,6 @@ from specbuild.builder.config.scheme import BLOCKS, Scheme
 
 from .linears import groups, rows
 from .numbers import Quantized, fit
-from .offsets import rounded
 
 METHOD = "grid"
 _APART = 1e-3  # values of a block that differ by less than this fraction of its range are equal
@@ -154,12 +153,9 @@ def _anywhere(grid: _Grid, bits: int) -> _Places | None:
 
 
 def _beside(grid: _Grid, bits: int) -> _Places | None:
-    """Give each block the zero point nearest to 0, and an offset by the rest; None if that is too far for offsets."""
+    """Give each block the zero point nearest to 0, and an offset by the rest."""
     zeros = (-grid.low / grid.steps).round().clamp(0, (1 << bits) - 1)
-    exact = grid.low + zeros * grid.steps
-    offsets = rounded(exact, bits)
-    off = (offsets - exact).abs().amax(-1) / grid.steps.amax(-1)
-    return (grid.codes, grid.steps, zeros.byte(), offsets) if off.max() <= _NEAR[0] else None
+    return grid.codes, grid.steps, zeros.byte(), (grid.low + zeros * grid.steps).float()
 
 
 _PLACES: tuple[_Place, ...] = (_in_the_middle, _anywhere, _beside)

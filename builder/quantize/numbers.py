@@ -48,7 +48,7 @@ class Quantized:
         zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
         smooth: float32 `[K]`, by which inputs are divided; None for 1.
         input_scale: The scale of static activations.
-        offsets: float32 `[N, blocks]`, as `offsets.rounded` returns them; None for 0.
+        offsets: float32 `[N, blocks]`, only with zero points; None for 0.
     """
 
     scheme: Scheme
@@ -75,10 +75,7 @@ class Quantized:
         x = x if self.smooth is None else x / self.smooth
         if self.scheme.activations in ("dynamic", "wide"):
             blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
-            rounded = _in_8_bits(blocks)
-            if self.scheme.activations == "wide":
-                rounded = rounded + _in_8_bits(blocks - rounded)
-            x = rounded.reshape(x.shape)
+            x = _rounded_inputs(blocks, 16 if self.scheme.activations == "wide" else 8).reshape(x.shape)
         elif self.input_scale is not None:
             scaled = x / self.input_scale
             if self.scheme.kind == "fp8":
@@ -93,12 +90,19 @@ def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
     """Return parts of a weight, rows or (`axis` 1) blocks of columns, as one; all have zero points, or none has."""
     codes, scales = torch.cat([part.codes for part in parts], axis), torch.cat([part.scales for part in parts], axis)
     zeros = [part.zeros for part in parts if part.zeros is not None]
-    return replace(parts[0], codes=codes, scales=scales, zeros=torch.cat(zeros, axis) if zeros else None)
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    return replace(
+        parts[0],
+        codes=codes,
+        scales=scales,
+        zeros=torch.cat(zeros, axis) if zeros else None,
+        offsets=torch.cat(offsets, axis) if offsets else None,
+    )
 
 
-def _in_8_bits(blocks: Tensor) -> Tensor:
-    """Round blocks `[…, size]` of inputs to 8 bits, each with a step of its own."""
-    steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
+def _rounded_inputs(blocks: Tensor, bits: int) -> Tensor:
+    """Round blocks `[…, size]` of inputs to so many bits, each with a step of its own."""
+    steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / ((1 << bits - 1) - 1)
     return (blocks / steps).round() * steps
 
 

@@ -1,10 +1,11 @@
 """Puts quantized weights into the portable graph.
 
-`MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros])`, codes `uint8[N, blocks,
-size · bits / 8]`, two 4-bit codes in a byte, the first in the low bits. With static activations they become
-`specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`, scales `[N]`. The embedding's
-Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors by which an input is divided
-are folded into the weight of the norm before it, or become a Mul.
+`MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros[, offsets]])`, codes
+`uint8[N, blocks, size · bits / 8]`, two 4-bit codes in a byte, the first in the low bits, offsets float32 `[N,
+blocks]`; its attribute `rounding` says to how many bits each block of x is rounded (32: not at all). With static
+activations they become `specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`,
+scales `[N]`. The embedding's Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors
+by which an input is divided are folded into the weight of the norm before it, or become a Mul.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, constant, dims, initializer, insert, replace
+from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, replace
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
 from .numbers import Quantized, joined
-from .offsets import in_columns, room
 
+ROUNDINGS = {"dynamic": 8, "wide": 16, "weight-only": 32}  # bits of an input's numbers, by the scheme's activations
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
 
 
@@ -56,19 +57,14 @@ class Quantize(FusionPass):
             made = _block_weight if parts[0].input_scale is None else _scaled_weight
             inputs += made(graph, f"{weight.name}{'_lookup' if lookup else ''}", parts)
         columns, size = parts[0].codes[0].numel(), parts[0].codes.shape[2]
-        wide, x = scheme.activations == "wide" and not lookup, self._divide(graph, node, x, parts[0].smooth)
-        if parts[0].offsets is not None:
-            x, columns = _with_sums(graph, node, x, parts[0], wide)
+        x = self._divide(graph, node, x, parts[0].smooth)
         attributes: dict[str, object] = {"columns": columns}
         if parts[0].input_scale is None:
             operator = "BlockGather" if lookup else "BlockMatMul"
-            attributes |= {"bits": scheme.bits, "block": size, "exact": int(scheme.activations == "weight-only")}
+            attributes |= {"bits": scheme.bits, "block": size, "rounding": ROUNDINGS[scheme.activations]}
         else:
             operator = "ScaledMatMul"
-        given = _twice(graph, node, x, size) if wide else x
-        result = insert(node, operator, [given, *inputs], "specbuild", attributes).outputs[0]
-        result = _halves_added(graph, node, result) if wide else result
-        replace(node.outputs[0], result)
+        replace(node.outputs[0], insert(node, operator, [x, *inputs], "specbuild", attributes).outputs[0])
         graph.remove(node, safe=True)
 
     def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
@@ -102,52 +98,9 @@ class Quantize(FusionPass):
         return product
 
 
-def _twice(graph: ir.Graph, node: ir.Node, x: ir.Value, size: int) -> ir.Value:
-    """Return inputs `[B, T, K]` as `[2 B, T, K]`: rounded to 8 bits in blocks of `size`, and the remainders.
-
-    The MatMul rounds both again, which leaves the first half unchanged and keeps 8 bits of the second.
-    """
-    blocks = _shaped(graph, node, x, [0, 0, -1, size])
-    largest = _of(node, "ReduceMax", _of(node, "Abs", blocks), _constant(graph, "last_axis", [-1]))
-    least = _constant(graph, "least_of_8_bits", 1e-30)
-    steps = _of(node, "Mul", _of(node, "Max", largest, least), _constant(graph, "step_of_8_bits", 1 / 127))
-    rounded = _of(node, "Mul", _of(node, "Round", _of(node, "Div", blocks, steps)), steps)
-    first = _shaped(graph, node, rounded, [0, 0, -1])
-    return _of(node, "Concat", first, _of(node, "Sub", x, first), axis=0)
-
-
-def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value:
-    """Add the halves of a product `[2 B, T, N]` of `_twice`'s inputs: `[B, T, N]`."""
-    first, second = insert(node, "Split", [product], attributes={"axis": 0, "num_outputs": 2}, outputs=2).outputs
-    return _of(node, "Add", first, second)
-
-
-def _with_sums(graph: ir.Graph, node: ir.Node, x: ir.Value, part: Quantized, whole: bool) -> tuple[ir.Value, int]:
-    """Append to inputs `[B, T, K]` the sums of their blocks for `in_columns`; return also how many columns these are.
-
-    If blocks have to be `whole`, zeros fill up the last one.
-    """
-    _, blocks, size = part.codes.shape
-    each, (copies, added) = _shaped(graph, node, x, [0, 0, -1, size]), room(blocks, size)
-    sums = _of(node, "ReduceSum", each, _constant(graph, "last_axis", [-1]), keepdims=0)
-    longer, columns = _of(node, "Concat", x, *[sums] * copies, axis=-1), blocks * (size + copies)
-    if whole and (left := (blocks + added) * size - columns):
-        return _of(node, "Pad", longer, _constant(graph, f"pads_{left}", [0] * 5 + [left])), columns + left
-    return longer, columns
-
-
 def _of(node: ir.Node, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
     """Insert an operator before a node and return its output."""
     return insert(node, operator, inputs, attributes=attributes).outputs[0]
-
-
-def _shaped(graph: ir.Graph, node: ir.Node, x: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """Reshape `x`; 0 keeps an axis, −1 is inferred."""
-    return _of(node, "Reshape", x, _constant(graph, f"shape_{'_'.join(map(str, shape))}", shape))
-
-
-def _constant(graph: ir.Graph, name: str, numbers: Sequence[int] | float) -> ir.Value:
-    return constant(graph, name, np.array(numbers, dtype=np.float32 if isinstance(numbers, float) else np.int64))
 
 
 def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:
@@ -185,10 +138,12 @@ def _tokens(x: ir.Value) -> bool:
 
 
 def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
-    whole = joined([in_columns(part) for part in parts])
+    whole = joined(parts)
     arrays = {"codes": pack(whole.codes.numpy(), whole.scheme.bits), "scales": whole.scales.numpy()}
     if whole.zeros is not None:
         arrays["zeros"] = pack(whole.zeros.numpy(), whole.scheme.bits)
+    if whole.offsets is not None:
+        arrays["offsets"] = whole.offsets.numpy()
     return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
 
 

@@ -20,7 +20,6 @@ from specbuild.runtime.errors import ExecutionError
 from .calibrate import Found
 from .linears import Names, groups, no_grad, rows, simulated
 from .numbers import Quantized
-from .offsets import room
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
@@ -66,8 +65,7 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
         total: float = weight.numel() * item
         if each is not None:
             count, blocks, size = each.codes.shape
-            blocks += 0 if each.offsets is None else room(blocks, size)[1]
-            total = count * blocks * ((size + (each.zeros is not None)) * each.scheme.bits / 8 + item)
+            total = count * blocks * (size * each.scheme.bits / 8 + item * (1 + (each.zeros is not None)))
         sizes[weight.data_ptr(), id(each)] = total
     return math.ceil(sum(sizes.values()))
 

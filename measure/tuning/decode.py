@@ -86,7 +86,7 @@ class Decoder:
         text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
         loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
         if policy:
-            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, loop.bound)
+            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, loop.trunk)
             text.policy = policy.for_request(temperature)
         if self._ahead and speculation == AHEAD:
             loop = self._ahead

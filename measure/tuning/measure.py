@@ -103,8 +103,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
             if batch == 1:
                 table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
                 turns = _in_time(prompts, asked.seconds / 3, AUTO, progress)
-                free = loop.exactness.rows - 1 if loop.exactness else 0
-                policy = Policy(TimingTable.of(table, largest + 1), drafts, free=free)
+                policy = Policy(TimingTable.of(table, largest + 1), drafts)
                 contenders = [OFF, AUTO, AHEAD] if overlaps else [OFF, AUTO]
                 auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}

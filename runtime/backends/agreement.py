@@ -1,8 +1,4 @@
-"""Test whether an executor's logits are bitwise equal in steps of many shapes, on fixed random tokens.
-
-`agree` computes every row of short sequences. `agree_far` looks at longer ones: it repeats rows that are in the cache,
-because attention adds up whatever they hold in the same order.
-"""
+"""Test whether an executor's logits are bitwise equal in steps of many shapes, on fixed random tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .exactness import MAX_ROWS
-from .executor import Executor, ModelSpec, StepInput, share_rows
+from .executor import Executor, StepInput
 
 LENGTH, CHUNK = 160, 64  # tokens of a test sequence, and of each step in its first read
 READS = ((1, 20), (3, 20), (33, LENGTH), (LENGTH, LENGTH))  # step size, tokens read; the likeliest to differ first
 STEPS = (150, 129, 128, 127, 100, 65, 64, 63, 40, 31, 17, 16, 15, 6, 2, 1)  # start rows of the small steps
 SIZES = (1, 2, 3, 5, 8)  # nodes of the small steps
-FAR = 64  # rows from one tested place of a long sequence to the next: kernels' tiles are as large, or larger
-BEFORE, AFTER = 3, 5  # rows that are compared before and after each place
-WIDE = 136  # nodes of a step that ends in another tile than the small ones: kernels treat up to 64 columns otherwise
 Logits = NDArray[np.float32]
 Part = tuple[int, int, Logits]  # slot, index of the first token, logits after that token and the following ones
 
@@ -54,58 +46,6 @@ def agree(
         if slot == 0 and not same(_reads(executor, text, (min_nodes, max_nodes), READS[:: 1 if every == 1 else 3])):
             return None
     return expected[0] if same(_steps(executor, several, (min_nodes, max_nodes), every)) else None
-
-
-def agree_far(executor: Executor, every: int = 1) -> bool:
-    """Return whether small steps agree bitwise with a large one at every place of `places`; see `agree` for the slots.
-
-    Args:
-        executor: The executor to test.
-        every: Stride through the places.
-    """
-    spec, random = executor.spec, np.random.default_rng(22)
-    tokens = random.integers(0, spec.vocab_size, WIDE).tolist()
-    slots, filled = range(executor.batch_size), CHUNK
-    read(executor, 0, texts(executor, CHUNK)[0], CHUNK)
-    for place in places(spec)[::every]:
-        start = place - BEFORE
-        filled = _lengthen(executor, filled, start)
-        size = min(WIDE, spec.max_nodes, _end(spec) - start)
-        expected = executor.step([_input(0, tokens, 0, size, start)])[0][: BEFORE + AFTER].copy()
-        for slot in slots:
-            share_rows(executor, slot, 0, start + len(expected))
-        for first in range(len(expected)):
-            inputs = list[StepInput]()
-            for slot in slots:
-                executor.commit(slot, (), start + first)
-                count = int(random.choice([size for size in SIZES if first + size <= len(expected)]))
-                inputs.append(_input(slot, tokens, first, count, start))
-            for given, logits in zip(inputs, executor.step(inputs), strict=True):
-                if not np.array_equal(logits, expected[first : first + len(given.tokens)]):
-                    return False
-    return True
-
-
-def places(spec: ModelSpec) -> list[int]:
-    """Return the lengths at which kernels may change their ways: each multiple of 64, windows, and the longest."""
-    first, longest = CHUNK + BEFORE + 1, _end(spec) - AFTER
-    around = {each for window in spec.windows if window for each in (window - 1, window, window + BEFORE)}
-    return sorted(each for each in {*range(2 * FAR, longest, FAR), *around, longest} if first <= each <= longest)
-
-
-def _end(spec: ModelSpec) -> int:
-    """Return the row after the last that a step may have, with room for the rows of its class."""
-    return min(spec.capacity - MAX_ROWS, spec.max_positions)
-
-
-def _lengthen(executor: Executor, filled: int, length: int) -> int:
-    """Repeat the first slot's rows until it has `length` of them; return that."""
-    while filled < length:
-        count = min(filled, length - filled)
-        executor.commit(0, range(count), filled)
-        filled += count
-    executor.commit(0, (), length)
-    return length
 
 
 def texts(executor: Executor, longest: int = LENGTH) -> list[list[int]]:

@@ -20,7 +20,7 @@ class SlotRows:
 
     def __init__(self, spec: ModelSpec, batch_size: int) -> None:
         self.spec, self.ends = spec, [0] * batch_size
-        self.positions = np.tile(np.arange(spec.capacity), (batch_size, 1))
+        self.positions = np.tile(np.arange(spec.capacity, dtype=np.int32), (batch_size, 1))
         self.hidden = np.zeros((batch_size, spec.capacity, spec.hidden), dtype=np.float32)
         self._windowed = any(spec.windows)
 

@@ -22,7 +22,7 @@ from specbuild.runtime.errors import BundleError
 
 from .backend import Backend, find_backend
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST, REPORT = "manifest.json", "report.json"
 GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, if it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out
@@ -116,19 +116,6 @@ class EngineRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ExactnessRecord:
-    """The target's exactness class on one machine (`identity` and vector units); `rows` is 0 if it has none.
-
-    `digest`: the sha256 of a fixed sequence's logits there; machines with the same digest compute the same bits.
-    """
-
-    machine: Annotated[dict[Text, Text | int], Meta(max_length=64)]
-    rows: Annotated[int, Meta(ge=0, le=8)]
-    sequence_rows: Annotated[int, Meta(ge=0, le=8)]
-    digest: Text
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The contents of a bundle; files are named by their paths relative to its folder.
 
@@ -138,7 +125,7 @@ class Manifest:
         libraries: Version of each library that took part in the build, by name.
         backend: Name of the backend that runs the bundle.
         precision: Precision of the target's weights.
-        exactness_bound: The gap, in logits, below which rounding may turn a choice outside an exactness class.
+        exactness_bound: The gap, in logits, below which rounding may turn a choice that was computed elsewhere.
         max_seq_len: Maximum tokens of a text, prompt and output together.
         max_batch_size: Maximum sequences in a step.
         buckets: Node counts of steps, root included, ascending; the largest bounds trees and chunks.
@@ -151,7 +138,6 @@ class Manifest:
         files: Size and sha256 of every file of the bundle but the manifest and its signature.
         kernels: The cubins by file; the JSON leaves them out if there are none.
         engines: The compiled plans by file; the JSON leaves them out if there are none.
-        exactness: The target's exactness class by machine; the JSON leaves it out if it is empty.
     """
 
     schema_version: int
@@ -172,7 +158,6 @@ class Manifest:
     files: Annotated[dict[Name, FileRecord], Meta(max_length=1 << 16)]
     kernels: Annotated[dict[Name, KernelRecord], Meta(max_length=1 << 12)] = field(default_factory=dict)
     engines: Annotated[dict[Name, EngineRecord], Meta(max_length=64)] = field(default_factory=dict)
-    exactness: Annotated[list[ExactnessRecord], Meta(max_length=64)] = field(default_factory=list)
 
     @property
     def descriptor(self) -> Backend:
@@ -191,7 +176,7 @@ class Manifest:
 
     def _body(self) -> dict[str, Any]:
         body = asdict(self)
-        for name in ("kernels", "engines", "exactness"):
+        for name in ("kernels", "engines"):
             if not body[name]:
                 del body[name]
         for part, defaults in (("engines", _LINEAR), ("models", _PLAIN)):

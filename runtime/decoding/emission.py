@@ -24,14 +24,6 @@ class Emission:
         self.note(sequence, row, token)
         return token
 
-    def settled(self, sequence: Sequence, row: NDArray[np.float32], position: int, bound: float) -> int | None:
-        """Like `choose`, but return None if the choice could change when logits lie up to `bound` farther apart."""
-        token = sequence.sampler.choose(row, position, ())
-        if not sequence.sampler.settles(row, position, token, bound):
-            return None
-        self.note(sequence, row, token)
-        return token
-
     def note(self, sequence: Sequence, row: NDArray[np.float32], token: int) -> None:
         """Record the log-probability of a choice if asked to; raise ExecutionError if its logit is not finite."""
         if not math.isfinite(row[token]):

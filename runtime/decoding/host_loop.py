@@ -63,7 +63,7 @@ class HostLoop:
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, max_nodes), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.exactness, self.live = options.exactness, options.live
-        self.bound = options.bound if options.exactness else 0.0
+        self.trunk = False
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.check, self.pick, self.release = self.planner.check, self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
@@ -123,22 +123,11 @@ class HostLoop:
         return left
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
-        """Walk the tree along the target's choices, emit them, and commit the path in both caches.
+        """Walk the tree along the target's choices, emit them, and commit the path in both caches."""
+        root, drafted, path = len(sequence.tokens) - 1, sequence.shape, list[int]()
 
-        If steps have an exactness class, nodes of side branches are outside it. The walk then ends before a choice in a
-        side branch that rounding could change, and the next step recomputes the accepted side-branch nodes in the
-        class.
-        """
-        root, drafted, bound = len(sequence.tokens) - 1, sequence.shape, self.bound
-        path, unsettled = list[int](), list[int]()
-        exact = tree.trunk if self.exactness else len(tree)  # the first nodes, which are in the class
-
-        def choose(node: int) -> int | None:
-            given = sequence, logits[node], root + tree.depths[node]
-            token = self.emission.choose(*given) if node < exact else self.emission.settled(*given, bound)
-            if token is None:
-                unsettled.append(node)
-            return token
+        def choose(node: int) -> int:
+            return self.emission.choose(sequence, logits[node], root + tree.depths[node])
 
         began = time.perf_counter()
         for node, token in walk(tree, choose):
@@ -149,11 +138,10 @@ class HostLoop:
         walked = time.perf_counter()
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
-        sequence.metrics.speculative_decoding.num_recomputed_tokens += root - sequence.cached
-        sequence.cached = root + sum(node < exact for node in path)
+        sequence.cached = root + len(path)
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
-            self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths), unsettled)
+            self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths))
         elif sequence.policy and sequence.policy.rest.due and isinstance(self.drafter, LookupDrafter):
             self.drafter.texts.reflect(sequence, sequence.policy.rest)
         self.tally.accept += walked - began

@@ -34,9 +34,7 @@ class LoopOptions:
         prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
         lone_chunk: Prefill chunk when only one sequence runs; None: the same as otherwise.
         exactness: The class that the target's steps are padded to; None: there is none.
-        bound: How much farther apart two logits may lie outside the class; a device accepts no node outside it.
-        sequence_nodes: Maximum nodes of a drafting sequence in a step, recomputed ones included; None: the target's
-            maximum.
+        sequence_nodes: Maximum nodes of a drafting sequence in a step; None: the target's maximum.
         step_nodes: Maximum nodes of all sequences in a step; None: no limit.
         live: Live timings, which are told what steps and rounds take; None: there are none.
     """
@@ -45,7 +43,6 @@ class LoopOptions:
     prefix_caching: bool = True
     lone_chunk: int | None = None
     exactness: ExactnessClass | None = None
-    bound: float = 0.0
     sequence_nodes: int | None = None
     step_nodes: int | None = None
     live: LiveTimings | None = None
@@ -61,7 +58,7 @@ class Loop(Protocol):
     page_tokens: int | None  # tokens that all pages hold together; None: each slot has rows of its own
     exactness: ExactnessClass | None  # if set, a seed gives one text, whatever is drafted or runs beside it
     planner: Planner  # decides which sequences draft; its limits may change between rounds
-    bound: float  # how far apart logits must be for a choice in a side branch; 0: all are made
+    trunk: bool  # whether nothing is accepted beyond a tree's first side branch
 
     @property
     def stats(self) -> RunStats:
@@ -175,16 +172,15 @@ class _State(NamedTuple):
     def of(cls, sequence: Sequence) -> _State:
         """Return a sequence's present state."""
         stats, metrics = sequence.metrics.speculative_decoding, sequence.metrics
-        drafted = stats.num_draft_tokens + stats.num_recomputed_tokens
         read = sequence.cached - metrics.num_cached_tokens
-        return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, drafted)
+        return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, stats.num_draft_tokens)
 
     def after(self, was: _State) -> tuple[_State, _State]:
         """Return both states; one that drafted did decode, even if it entered in this round with a cached prompt."""
         return was._replace(decodes=True) if self.drafts > was.drafts else was, self
 
     def rows_since(self, was: _State) -> int:
-        """Return its rows in a round's step: prompt tokens, or the last token, drafted and recomputed ones."""
+        """Return its rows in a round's step: prompt tokens, or the last token and drafted ones."""
         return 1 + self.drafted - was.drafted if was.decodes else max(self.read - was.read, 1)
 
 

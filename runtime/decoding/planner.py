@@ -68,9 +68,7 @@ class Planner:
         return drafting
 
     @staticmethod
-    def record(
-        sequence: Sequence, nodes: int, path: Seq[int], token: int, levels: int | None = None, unsettled: Seq[int] = ()
-    ) -> None:
+    def record(sequence: Sequence, nodes: int, path: Seq[int], token: int, levels: int | None = None) -> None:
         """Record the result of a round in a sequence's metrics and policy.
 
         Args:
@@ -79,12 +77,10 @@ class Planner:
             path: The accepted nodes, the root first.
             token: The first emitted token.
             levels: Levels of the tree below the root; None: not known.
-            unsettled: The accepted node, if any, whose own choice was left to the next round.
         """
         told = sequence.metrics.speculative_decoding
         if nodes:
             told.record(nodes, len(path) - 1, levels)
-            told.num_unsettled_steps += len(unsettled)
         if sequence.policy:
             sequence.policy.record(path, token)
             told.decide(sequence.policy.now.kind, sequence.policy.promised)

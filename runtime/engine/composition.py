@@ -70,14 +70,13 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
 
 def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
     """Return a loop over a bundle's models on this CPU, and its policy if the bundle was tuned."""
-    from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, keep_to_class, load_model
+    from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, exactness_class, load_model
 
     manifest, threads, model = bundle.manifest, options.threads or cores(), None
     with ExitStack() as undo:
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
-        exactness = keep_to_class(bundle, target)
-        policy = _policy(bundle, options, target, exactness.rows - 1 if exactness else 0)
+        policy = _policy(bundle, options, target, 0)
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
@@ -93,9 +92,9 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
         chunk, lone_chunk = (min(size, options.max_num_batched_tokens) for size in (chunk, lone_chunk))
         asked = limits.max_draft_tokens
         limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
-    live, bound = policy.live if policy else None, manifest.exactness_bound
+    live = policy.live if policy else None
     step = options.max_num_batched_tokens
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, bound, each, step, live)
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness_class(), each, step, live)
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 

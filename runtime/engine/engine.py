@@ -73,7 +73,7 @@ class Engine(EngineView):
         """Serve a loop. Of `options` only max_waiting, max_model_len, on_finish and stall_timeout are used."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
         self._loop = loop
-        self._validator = Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len)
+        self._validator = Validator(manifest, tokenizer, loop.check, policy, loop.trunk, options.max_model_len)
         self.timings = policy.timings if policy else None  # None: the bundle was never tuned
         self._live = policy.live if policy else None
         observer = Observer(options.on_finish) if options.on_finish else None

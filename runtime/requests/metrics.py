@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-_DRAFTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
-_COUNTS = *_DRAFTED, "num_unsettled_steps", "num_recomputed_tokens"
+_COUNTS = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 
 
 @dataclass(slots=True)
@@ -18,8 +17,6 @@ class SpeculationStats:
         num_spec_steps: Rounds that drafted.
         num_draft_tokens: Drafted tokens.
         num_accepted_draft_tokens: Drafted tokens that were accepted.
-        num_unsettled_steps: Rounds that stopped before a choice that rounding might have turned.
-        num_recomputed_tokens: Tokens accepted in a side branch, and so computed once more in the next round.
         acceptance_histogram: By k, the number of rounds that accepted k drafted tokens.
         depth_histogram: By d, the number of rounds whose tree had d levels below the root, where that is known.
         decisions: With "auto" in a tuned bundle: the number of rounds by what the policy decided.
@@ -29,8 +26,6 @@ class SpeculationStats:
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    num_unsettled_steps: int = 0
-    num_recomputed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     depth_histogram: list[int] = field(default_factory=list)
     decisions: dict[str, int] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class Sequence:
         Args:
             limits: The operator's limits.
             batch: Number of sequences that draft in the round, this one included.
-            max_nodes: Maximum nodes of its part of a step, root and recomputed tokens included.
+            max_nodes: Maximum nodes of its part of a step, root included.
         """
         self.room = max_nodes - self.pending
         if self.policy:

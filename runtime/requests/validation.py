@@ -24,7 +24,6 @@ from .result import Chunk, Result
 from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer, too_long
 
-WIDEST_BOUND = 0.5  # logits: if those of side branches may be off by more, most choices there stay unsettled
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
 Errors = Literal["raise", "return"]
@@ -39,7 +38,7 @@ class Validator:
         tokenizer: Tokenizer,
         fits: Callable[[Sequence], None],
         policy: Policy | None = None,
-        bound: float = 0.0,
+        trunk: bool = False,
         max_model_len: int | None = None,
     ) -> None:
         """Make the validator of an engine.
@@ -49,11 +48,11 @@ class Validator:
             tokenizer: The bundle's tokenizer.
             fits: Raises OptionError for a sequence that can never run: see `Loop.check`.
             policy: Chooses the trees of requests with speculation "auto"; None: they get the bundle's default tree.
-            bound: See `Loop`.
+            trunk: See `Loop`.
             max_model_len: See `LoadOptions`.
         """
         self.max_model_len = max_model_len or manifest.max_seq_len
-        self._manifest, self._tokenizer, self._bound = manifest, tokenizer, bound
+        self._manifest, self._tokenizer, self._trunk = manifest, tokenizer, trunk
         self._fits, self._policy, self.grammars = fits, policy, Grammars(self._vocabulary)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
@@ -176,22 +175,22 @@ class Validator:
         default = self._policy.timings.widest if self._policy else self._manifest.default_tree
         if speculation != "auto":
             return TreeSpec.parse(speculation).check(self._manifest.buckets[-1])
-        return auto_tree(self._manifest, default, self._bound)
+        return auto_tree(self._manifest, default, self._trunk)
 
 
-def auto_tree(manifest: Manifest, widest: str, bound: float) -> TreeSpec:
-    """Return the largest tree that "auto" grows: a chain if few choices in side branches could be settled.
+def auto_tree(manifest: Manifest, widest: str, trunk: bool) -> TreeSpec:
+    """Return the largest tree that "auto" grows: a chain if side branches are not accepted.
 
     Args:
         manifest: The bundle's manifest.
         widest: The tree that "auto" may grow otherwise.
-        bound: See `Loop`.
+        trunk: See `Loop`.
 
     Raises:
         OptionError: `widest` is not a tree, or the bundle cannot verify it.
     """
     tree = TreeSpec.parse(widest).check(manifest.buckets[-1])
-    return tree.trunk if bound > WIDEST_BOUND else tree
+    return tree.trunk if trunk else tree
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:

@@ -57,36 +57,6 @@ class CutOffs:
         """Return whether top-p leaves tokens with this logit, given that top-k does."""
         return self._top_p >= 1 or self._mass_above(value) < self._top_p
 
-    def surely(self, token: int, moved: float) -> bool | None:
-        """Return whether a token stays if the gap between any two logits changes by up to a bound.
-
-        Args:
-            token: The token id.
-            moved: The bound, in processed logits.
-
-        Returns:
-            True if it always stays, False if it never does, None if it depends on the change.
-        """
-        if self._leaves(token, moved):
-            return True
-        return None if self._leaves(token, -moved) else False
-
-    def _leaves(self, token: int, moved: float) -> bool:
-        """Return whether every cut-off leaves a token if all others gain `moved` on it, or lose if `moved` < 0."""
-        value = self._row.value(token) - moved
-        if value < self._floor:
-            return False
-        above = self._row.reaching(value).nonzero()[0]
-        values = self._row.of(above)
-        values = values[(values > value) & (above != token)]
-        if self._kth > -math.inf and values.size >= self._top_k:
-            return False
-        if self._top_p >= 1:
-            return True
-        found = float(self._weigh(values).sum(dtype=np.float64))
-        mass = found * math.exp(min(moved, 700.0))
-        return mass < self._top_p * (mass + self._total - found)
-
     def slacks(self, token: int) -> list[float]:
         """Return how far inside each active cut-off a token is, negative if outside; in logits, top-p in mass."""
         value, slacks = self._row.value(token), []

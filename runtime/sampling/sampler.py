@@ -20,10 +20,9 @@ from .constraint import Constraint, Explaining, Foreseeing, Matcher, ask, only, 
 from .cut_offs import CutOffs
 from .noise import SMALL, Noise
 from .parameters import SamplingParams as SamplingParams
-from .ranking import Contenders, ranking
+from .ranking import ranking
 from .row import Logits, Row
 
-RIVALS = 64  # maximum rivals of a choice that `settles` looks at one by one
 MAX_ALONE = 128  # if top-p leaves only tokens among so many likeliest, no others need noise
 
 
@@ -244,29 +243,6 @@ class Sampler:
 
     def _cut_offs(self, row: Row) -> CutOffs:
         return CutOffs(row, self.params.top_k, self.params.top_p, self.params.min_p)
-
-    def settles(self, logits: Logits, position: int, token: int, bound: float) -> bool:
-        """Return whether the choice stays the same if the gap between any two logits changes by up to `bound`.
-
-        Args:
-            logits: Logits `float32[V]` of the last emitted token's node.
-            position: Absolute position of that node, in tokens.
-            token: The choice.
-            bound: Largest change of a gap, in logits.
-        """
-        p, row = self.params, self._row(logits, ())
-        moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
-        found = Contenders(row, self.noise(position) if p.temperature > 0 else None)
-        score = float(found.scores(np.array([token]))[0])
-        if score == -np.inf:
-            return False
-        rivals, _ = found.reaching(score - moved)
-        rivals = rivals[rivals != token]
-        if not self._cuts:
-            return not rivals.size
-        cut_offs = self._cut_offs(row)
-        few = rivals.size <= RIVALS and cut_offs.surely(token, moved) is True
-        return few and all(cut_offs.surely(int(rival), moved) is False for rival in rivals)
 
     def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
         """Return how much rounding would have to move for the choice to become another token.

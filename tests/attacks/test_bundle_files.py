@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.runtime import Engine
+from specbuild.runtime.backends.cpu.operators import register
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST
@@ -63,7 +64,7 @@ def test_weights_that_are_not_listed_are_not_loaded(bundle_copy: Path) -> None:
         Engine.load(bundle_copy)
 
 
-@pytest.mark.parametrize("name", ["target/batch1.onnx", "target/weights.bin", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["target/model.onnx", "target/weights.bin", "tokenizer.json"])
 def test_a_file_that_is_swapped_after_it_was_hashed_is_not_used(bundle_copy: Path, name: str) -> None:
     opened = Bundle.open(bundle_copy)
     before = (bundle_copy / name).read_bytes()
@@ -80,8 +81,9 @@ def test_a_file_that_is_swapped_after_it_was_hashed_is_not_used(bundle_copy: Pat
 def test_onnx_runtime_opens_no_file_of_a_bundle(bundle_copy: Path) -> None:
     import onnxruntime
 
-    graph = GraphFile.of(opened := Bundle.open(bundle_copy), "target/batch1.onnx")
+    graph = GraphFile.of(opened := Bundle.open(bundle_copy), "target/model.onnx")
     with opened.verified():
         for path in (bundle_copy / "target").iterdir():
             path.unlink()
-        open_session(graph, onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+        register(options := onnxruntime.SessionOptions())
+        open_session(graph, options, ["CPUExecutionProvider"])

@@ -24,6 +24,7 @@ def fresh(like: Any, **options: Any) -> Any:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [False, True])
 def test_a_dropped_engine_is_closed(hash_engine: Any, twin: bool) -> None:
     before, engine = set(threading.enumerate()), fresh(hash_engine())
@@ -59,6 +60,7 @@ def test_an_engine_that_was_never_used_is_freed_at_once(hash_engine: Any) -> Non
     assert closed.is_set()
 
 
+@pytest.mark.slow
 def test_a_service_that_its_engine_tells_results_is_dropped_with_it(hash_engine: Any) -> None:
     like, before = hash_engine(), set(threading.enumerate())
 
@@ -89,6 +91,7 @@ def test_a_service_that_its_engine_tells_results_is_dropped_with_it(hash_engine:
     settled(before)
 
 
+@pytest.mark.slow
 def test_a_stream_keeps_its_engine(hash_engine: Any) -> None:
     engine = fresh(hash_engine())
     stream, closed = engine.stream("ab", LONG), engine.closed

@@ -164,6 +164,7 @@ def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
     at_rest(engine)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
     engine.scheduler.stall_timeout, told = 0.05, queue.SimpleQueue[logging.LogRecord]()

@@ -66,6 +66,7 @@ print("parent unharmed")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [True, False])
 def test_a_child_of_a_process_with_an_engine(used: bool) -> None:
     """Forked on a thread: that is the child's only one then, whatever the others held."""
@@ -96,6 +97,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=("used",))
 @pytest.mark.parametrize("how", ["used", "unused", "dropped"])
 def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: str) -> None:

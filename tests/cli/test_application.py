@@ -63,6 +63,7 @@ def test_a_warning_is_told_once_and_on_one_line(specbuild: Specbuild, monkeypatc
     assert specbuild("doctor").err == "specbuild: take care\n"
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands_and_flags(tmp_path: Path) -> None:
     """As docs/reference/commands.md says."""
     for words, found in (("specbuild gen", "generate"), ("specbuild generate --draft-m", "--draft-max")):

@@ -59,6 +59,7 @@ def test_tables_without_a_draft(specbuild: Specbuild, tiny_bundle: Path, tmp_pat
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_questions_go_through_the_chat_template(specbuild: Specbuild, tiny_bundle: Path, tmp_path: Path) -> None:
     asked = ["--prompts", "spec_bench", "--dataset-path", questions(tmp_path, "os", "re"), "-n", 1]
     outcome = specbuild("bench", tiny_bundle, *asked)
@@ -68,6 +69,7 @@ def test_questions_go_through_the_chat_template(specbuild: Specbuild, tiny_bundl
     assert "4 of 4 prompts ended after one token: a speedup on them means nothing" in said
 
 
+@pytest.mark.slow
 def test_plots_need_their_package(specbuild: Specbuild, tiny_bundle: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = specbuild("bench", tiny_bundle, "--html", tmp_path / "r.html")

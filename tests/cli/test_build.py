@@ -139,6 +139,7 @@ def test_a_bad_checkpoint_is_refused(specbuild: Specbuild, checkpoint: Path, pla
     assert snapshot(place) == {}
 
 
+@pytest.mark.slow
 def test_what_is_at_the_output_stays_unless_a_build_succeeds(
     specbuild: Specbuild, tiny: Path, tiny_bundle: Path, checkpoint: Path, place: Path
 ) -> None:
@@ -217,6 +218,7 @@ def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, plac
     assert snapshot(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_the_summary(specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place: Path) -> None:
     shutil.copytree(tiny_bundle, place / "b")

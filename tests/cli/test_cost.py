@@ -34,6 +34,7 @@ def test_json_in_another_price(specbuild: Specbuild, ledger: Path) -> None:
     assert found["total"]["cost"] == pytest.approx(0.6)
 
 
+@pytest.mark.slow
 def test_files(specbuild: Specbuild, ledger: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("rows.csv", "groups.parquet", "page.html")]
     done = specbuild("cost", ledger, "--by", "user", "--focus", "1.2", "--out", files[0], "--parquet", files[1],

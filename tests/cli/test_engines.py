@@ -108,6 +108,7 @@ def test_engines_that_are_not_what_was_built(specbuild: Specbuild, engines: Path
     assert "target/model.plan" in specbuild("inspect", copy).refusal()
 
 
+@pytest.mark.slow
 def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Specbuild, pair: Path, tmp_path: Path) -> None:
     recipe = pair.parent / "pycode-jetson-orin.toml"
     options = ("--recipe", recipe, "-o", tmp_path / "x.bundle", "--dry-run", "--json")

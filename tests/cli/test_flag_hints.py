@@ -65,6 +65,7 @@ def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, 
             assert ours in FLAGS[place], said
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),

@@ -101,6 +101,7 @@ def test_prompts_and_samples_come_in_order_and_are_what_they_are_alone(
     assert shown == "".join(f"=== {r['index'] + 1}.{r['sample'] + 1} ===\n{r['text']}\n" for r in together)
 
 
+@pytest.mark.slow
 def test_one_prompt_streams_its_text_and_statistics_go_to_stderr(
     specbuild: Specbuild, bundle: Path, generate: Generate
 ) -> None:
@@ -148,6 +149,7 @@ def test_every_sampling_flag_counts(generate: Generate) -> None:
         assert tokens(generate(*SAMPLED, flag, value)) != tokens(expected), flag
 
 
+@pytest.mark.slow
 def test_what_ends_a_text(specbuild: Specbuild, generate: Generate, tiny_bundle: Path) -> None:
     (whole,) = generate("-n", 40)
     stop = whole["text"][5:8]

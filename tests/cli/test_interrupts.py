@@ -44,6 +44,7 @@ signal.raise_signal(signal.{name})
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{kind}\n" * 2, "")
 
 
+@pytest.mark.slow
 def test_one_that_ended_nothing_comes_again() -> None:
     """Closing a file in its destructor drops whatever is raised meanwhile, without a word."""
     done = run("""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from specbuild.cli.ray_flags import OPTIONS, taken
 
 GIVEN = {str(option.name): None for option in OPTIONS} | {"use_ray": True}
@@ -17,6 +19,7 @@ def test_flags_become_options() -> None:
     assert options.downscale_delay_s == 3.0
 
 
+@pytest.mark.slow
 def test_ray_is_not_imported_until_it_is_asked_for() -> None:
     code = """
 import sys

@@ -48,6 +48,7 @@ def test_a_bad_file_of_options_is_refused(specbuild: Specbuild, bundle: Path, tm
     assert "cannot be read as YAML" in specbuild("serve", bundle, "--config", tmp_path).refusal()
 
 
+@pytest.mark.slow
 def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "serve.yaml").write_text(
         "port: 0\nmax-model-len: 64\nmax_num_seqs: 1\nserved-model-name: [one, two]\nreturn-token-ids: true\n"

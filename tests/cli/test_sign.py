@@ -16,6 +16,7 @@ from specbuild.cli.sign import command
 from specbuild.runtime.errors import BundleError
 
 
+@pytest.mark.slow
 def test_a_bundle_is_signed_and_verified(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     secret = pem.BestAvailableEncryption(b"open")

@@ -31,6 +31,7 @@ def test_an_exact_bundle(specbuild: Specbuild, bundle: Path, pair: Path, file: P
     assert max(case["mean_acceptance_length"] for case in cases if "model" in case["name"]) > 1.5
 
 
+@pytest.mark.slow
 def test_another_model_is_a_real_divergence(specbuild: Specbuild, bundle: Path, tiny: Path, file: Path) -> None:
     outcome = specbuild("verify", bundle, "--hf", tiny, "--prompts", file, "-n", 4)
     assert (outcome.status, outcome.err) == (1, "")

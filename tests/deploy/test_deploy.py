@@ -86,6 +86,7 @@ def test_the_images_serve_as_nobody_in_particular(name: str) -> None:
     assert copied == ["."]
 
 
+@pytest.mark.slow
 def test_a_check_loads_and_ends(bundle: Path) -> None:
     done = CliRunner().invoke(command, [str(bundle), "--check", "--port", "1"])
     assert done.exit_code == 0

@@ -12,6 +12,7 @@ import pytest
 from specbuild.runtime import Engine, SamplingParams
 
 
+@pytest.mark.slow
 def test_a_line_for_each_line(example: Any, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = [f"def f{i}(" for i in range(70)]  # more than the window
     lines = [json.dumps({"prompt": prompt, "max_new_tokens": 4}) for prompt in prompts]

@@ -33,6 +33,7 @@ def test_an_impossible_token_counts_only_where_the_reference_has_it() -> None:
     assert kl(logits([0.0, 0.0, 0.0]), logits([0.0, 0.0, never])).tolist() == [np.inf]
 
 
+@pytest.mark.slow
 def test_rows_are_each_as_alone_however_many_and_of_however_many_texts() -> None:
     rng = np.random.default_rng(2)
     a, b = (rng.standard_normal((9, 1 << 20), dtype=np.float32) for _ in range(2))  # more than are read at once

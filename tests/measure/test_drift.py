@@ -71,6 +71,7 @@ def test_a_constant_has_drifted_only_when_it_changes() -> None:
     assert [each for each in [1.0] * 500 if constant.add(each)]
 
 
+@pytest.mark.slow
 @pytest.mark.soak(only=("20",))
 @pytest.mark.parametrize("days", [1, 20])
 def test_quiet_days_have_one_false_alarm_at_most(days: int) -> None:

@@ -25,6 +25,7 @@ def engine(bundle: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_speculation_compared_with_plain_decoding_is_exact(engine: Engine) -> None:
     """And each prompt is decoded with its own parameters."""
     params = [replace(PARAMS, temperature=1.0, ignore_eos=True), replace(PARAMS, max_new_tokens=5)]
@@ -37,6 +38,7 @@ def test_speculation_compared_with_plain_decoding_is_exact(engine: Engine) -> No
     assert case.to_dict()["exact"] is True
 
 
+@pytest.mark.slow
 def test_a_changed_token_is_a_real_divergence(engine: Engine) -> None:
     expected = plain(engine, PROMPTS, [PARAMS, PARAMS])
     right = expected[1][4]

@@ -76,6 +76,7 @@ def test_equal_arms_are_rolled_back_no_more_often_than_alpha_and_are_promoted() 
     assert (on < back).sum() >= 180
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_more_often_is_rolled_back() -> None:
     assert np.isfinite(run(20, 1000, seed=3, failing=0.05)[0]).sum() >= 19
 
@@ -117,6 +118,7 @@ def test_what_is_lower_or_other_is_harm_where_it_is_so_said() -> None:
     assert (cut.fine, tokens.means[1]) == (None, pytest.approx(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("candidate", "baseline", "back", "on"),
     [(0.05, 0.02, 0.95, 0), (0.005, 0.5, 0, 0.95), (0.02, 0.02, 0, 0)],

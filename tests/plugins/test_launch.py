@@ -38,6 +38,7 @@ def counts(harness: Any) -> dict[str, int]:
     return dict(zip(NAMES, numbers, strict=True))
 
 
+@pytest.mark.slow
 def test_a_kernel_is_asked_for_once_on_each_device(harness: Any) -> None:
     for turn in range(3):
         for device in (0, 1):
@@ -49,6 +50,7 @@ def test_a_kernel_is_asked_for_once_on_each_device(harness: Any) -> None:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_shared_memory_is_asked_for_where_it_grows(harness: Any) -> None:
     for shared, allowed in ((FREE + 1, 1), (FREE + 1, 1), (FREE, 1), (70_000, 2), (FREE + 1, 2), (70_000, 2)):
         assert harness.harness_launch(FIRST, 0, shared, 0) == 0

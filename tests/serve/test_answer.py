@@ -18,6 +18,7 @@ from specbuild.serve.generation import EventStream
 PLAIN = {"speculation": "off"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_tokens_without_text_come_with_an_empty_one(client: RouteClient, path: str) -> None:
     """All that is said may become a stop string, until the end: clients read the text of every event."""
@@ -30,6 +31,7 @@ def test_tokens_without_text_come_with_an_empty_one(client: RouteClient, path: s
     assert len(parts) > 1
 
 
+@pytest.mark.slow
 def test_each_token_says_whether_it_was_drafted(client: RouteClient) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "return_token_sources": True}
     drafted = fields | {"speculation": "chain:4"}
@@ -41,6 +43,7 @@ def test_each_token_says_whether_it_was_drafted(client: RouteClient) -> None:
     assert not client.choice()["token_sources"]
 
 
+@pytest.mark.slow
 def test_a_stream_is_logged_when_it_has_ended(make_client: Callable[..., RouteClient], log: Log) -> None:
     """Prompts and texts are in the log where that is asked for."""
     client = make_client(log_requests=True)

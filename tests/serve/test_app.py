@@ -26,6 +26,7 @@ def test_a_completion_is_the_engines(client: RouteClient, engine: Engine) -> Non
     assert (reply["object"], reply["model"], reply["id"][:5]) == ("text_completion", "pycode", "cmpl-")
 
 
+@pytest.mark.slow
 def test_a_chat_is_the_engines(client: RouteClient, engine: Engine) -> None:
     (want,) = engine.generate(Chat(SAID), SamplingParams(max_new_tokens=12))
     message = client.ask(CHATS)["choices"][0]["message"]
@@ -37,6 +38,7 @@ def test_a_chat_is_the_engines(client: RouteClient, engine: Engine) -> None:
     assert roles == ["assistant", *[None] * (len(roles) - 1)]
 
 
+@pytest.mark.slow
 def test_samples_of_several_prompts_come_in_order(client: RouteClient) -> None:
     texts = [each["text"] for each in client.choices(prompt=["def main(", "import os"], **SAMPLED)]
     assert texts[2:] == [each["text"] for each in client.choices(prompt="import os", **SAMPLED)]
@@ -115,6 +117,7 @@ def test_caches_are_apart_by_key(make_client: Make, share: bool, keys: str, cach
     assert found == cached
 
 
+@pytest.mark.slow
 def test_a_full_queue_and_a_draining_server(client: RouteClient) -> None:
     def refused() -> int:
         reply = client.post(COMPLETIONS, json=ASKED[COMPLETIONS])
@@ -131,6 +134,7 @@ def test_a_full_queue_and_a_draining_server(client: RouteClient) -> None:
     assert [name.split('"')[3] for name in rejections] == ["queue_full", "draining"]
 
 
+@pytest.mark.slow
 def test_deadlines(make_client: Make) -> None:
     assert make_client(request_timeout=1e-6).refusal(COMPLETIONS, prompt="x")[0] == 408
     (cut,) = make_client().ask(max_tokens=900, ignore_eos=True, deadline=0.3)["choices"]
@@ -147,7 +151,7 @@ def test_request_ids_and_the_log(client: RouteClient, log: Log) -> None:
     assert len(client.get("/version", headers={"X-Request-Id": "two words"}).headers["x-request-id"]) == 32
 
 
-@pytest.mark.parametrize(("how", "names"), [("none", 0), ("summary", 7), ("detailed", 9)])
+@pytest.mark.parametrize(("how", "names"), [("none", 0), ("summary", 5), ("detailed", 7)])
 def test_metrics_of_a_request(make_client: Make, how: str, names: int) -> None:
     reply = make_client(spec_metrics=how).ask()
     for told in (reply, reply["choices"][0]):

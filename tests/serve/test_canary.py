@@ -107,6 +107,7 @@ def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, act
         assert assigned(canary) == (canary.baseline, None, None)
 
 
+@pytest.mark.slow
 def test_a_good_one_is_promoted_where_that_is_asked_for(log: Log) -> None:
     canary = canary_of(log, action="promote", margin=0.5, objective=("ttft=5,p90", "errors=0.1"))
     traffic(canary, 1500, slower=0.7)

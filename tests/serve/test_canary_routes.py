@@ -35,6 +35,7 @@ def gauge(client: RouteClient, name: str, label: str = "") -> float:
     return value
 
 
+@pytest.mark.slow
 def test_both_arms_give_one_text_and_are_counted(client: RouteClient) -> None:
     answers = [client.ask(**SAMPLED) for _ in range(8)]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
@@ -60,6 +61,7 @@ def test_orders(client: RouteClient) -> None:
     assert client.post("/canary/delete").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_server_without_one_has_none_and_keys_are_asked_for(make_client: Make) -> None:
     assert make_client().get("/canary").status_code == 404
     keyed = make_client(canary=CanaryOptions(candidate="speculation=off"), api_keys=("k",))

@@ -71,6 +71,7 @@ def test_headers_that_trickle_are_ended(serve: Callable[..., None], before: byte
     serve(client)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_in_time_may_take_longer(serve: Callable[..., None]) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):

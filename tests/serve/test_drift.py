@@ -51,6 +51,7 @@ def collected(drift: Drift, signal: str = "tokens") -> list[float]:
     return drift.watched[MODELS.all[0].name].collected[signal]
 
 
+@pytest.mark.slow
 def test_a_stale_draft_is_told_with_what_to_do(log: Log, drift_of: Callable[..., Drift]) -> None:
     drift = drift_of()
     traffic(drift, SIZE + 200)

@@ -105,6 +105,7 @@ def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, 
     return text, offsets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("echo", [False, True])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))

@@ -93,6 +93,7 @@ def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
     assert [line["message"] for line in lines(stream)] == ["inner", "outer"]
 
 
+@pytest.mark.slow
 def test_threads_do_not_mix_their_lines() -> None:
     class Stream(io.StringIO):
         def write(self, text: str) -> int:

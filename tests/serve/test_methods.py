@@ -35,6 +35,7 @@ def test_every_path_says_what_it_allows(make_client: Make, root: str) -> None:
             assert (refused.status_code, refused.headers["allow"]) == (405, told.headers["allow"]), (method, path)
 
 
+@pytest.mark.slow
 def test_head_is_get_without_a_body(make_client: Make) -> None:
     client = make_client(ui=True)
     for path in (path for path, methods in routes(client).items() if "GET" in methods):
@@ -48,6 +49,7 @@ def test_head_is_get_without_a_body(make_client: Make) -> None:
     assert client.head("/nowhere").status_code == client.options("/nowhere").status_code == 404
 
 
+@pytest.mark.slow
 def test_keys_open_all_but_probes_which_are_not_logged(make_client: Make, log: Log) -> None:
     client = make_client(api_keys=("key", "other"), health_route="/alive", ui=True)
     for path in ("/health", "/health/live", "/health/ready", "/ping", "/alive"):

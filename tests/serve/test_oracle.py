@@ -47,6 +47,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sampler, "choose", chosen)
 
 
+@pytest.mark.slow
 def test_honest_texts_are_equal_and_counted_apart(make_client: Make, log: Log) -> None:
     client, tokens = make_client(shadow=1.0), 'specbuild:generation_tokens_total{model_name="pycode"}'
     for asked in ({}, {"n": 2, "temperature": 0}, {"stream": True}, {"speculation": "off"}):
@@ -58,6 +59,7 @@ def test_honest_texts_are_equal_and_counted_apart(make_client: Make, log: Log) -
     assert not [line for line in log.lines if line.get("level")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lie")
 @pytest.mark.parametrize("keeps", [False, True])
 def test_one_that_differs_is_kept_and_ends_speculation(

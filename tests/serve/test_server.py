@@ -58,6 +58,7 @@ def connected(server: Server) -> Iterator[socket.socket]:
         yield raw
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     with server.client() as client:
         with begun(client, LONG):
@@ -80,6 +81,7 @@ def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
         until(lambda: load(server)[0] == 0)  # what it does not read is kept for it, and no slot
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> None:
     with (
         start("--max-num-seqs", "1") as server,

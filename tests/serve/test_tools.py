@@ -57,6 +57,7 @@ def test_who_reads_a_text(choice: Any, text: str, content: str, called: list[str
     assert (turn.content, [call.name for call in turn.calls]) == (content, called)
 
 
+@pytest.mark.slow
 def test_what_comes_back_has_objects_for_arguments(client: RouteClient) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     assert read_back([call])[0]["function"] == {"name": "f", "arguments": {"a": 1}}

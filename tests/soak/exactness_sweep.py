@@ -27,7 +27,7 @@ from specbuild.runtime.requests.prompt_file import read
 TEMPERATURES = (0.0, 0.8)
 WAYS = ("off", "auto", "chain:4", "best:16")
 PLACES = ((1, True, 1), (4, False, 1), (4, True, 2))  # batch size, prefix cache, repetitions of all requests
-TOLD = ("num_unsettled_steps", "num_recomputed_tokens", "num_spec_steps", "num_accepted_draft_tokens")
+TOLD = ("num_spec_steps", "num_accepted_draft_tokens")
 Texts = list[list[int]]
 
 
@@ -99,7 +99,7 @@ def main() -> int:
         listed = [Chat([{"role": "user", "content": each}]) if isinstance(each, str) else each for each in listed]
     result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     result |= {"precision": manifest.precision, "bound": manifest.exactness_bound, "prompts": len(listed)}
-    result |= {"classes": [asdict(each) for each in manifest.exactness], "max_new_tokens": options.max_new_tokens}
+    result["max_new_tokens"] = options.max_new_tokens
     result["machine"] = machine()
     expected: dict[int, list[Texts]] = {}
     for run in runs(options.threads or [cores(), 1], "draft" in manifest.models):

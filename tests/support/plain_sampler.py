@@ -96,10 +96,3 @@ class PlainSampler:
     def choose(self, logits: Any, position: int, path: Sequence[int]) -> int:
         best = next(self.ranked(logits, position, path), None)
         return best[0] if best else int(logits.argmax())
-
-    def settles(self, logits: Any, position: int, token: int, bound: float) -> bool:
-        """Where no cut-off is on."""
-        p, processed = self.params, self.processed(logits, ())
-        moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
-        scores = processed + gumbel(self.seed, position, self.vocab_size) if p.temperature > 0 else processed
-        return int(np.count_nonzero(scores >= scores[token] - moved)) == 1

@@ -19,9 +19,10 @@ class KVCache:
         self.rows: NDArray[np.float32] = np.zeros((2 * layers, slots, heads, capacity, head_dim), dtype=np.float32)
         self.layers, self.slots, self.capacity = layers, slots, capacity
 
-    def view(self, layer: int, value: bool, slot: int) -> NDArray[np.float32]:
-        """Return a view of one layer's keys or values in one slot: `[1, heads, capacity, head_dim]`, contiguous."""
-        return self.rows[2 * layer + value, slot : slot + 1]
+    def view(self, layer: int, value: bool) -> NDArray[np.float32]:
+        """Return a view of one layer's keys or values: `[slots, heads, capacity, head_dim]`, contiguous."""
+        rows: NDArray[np.float32] = self.rows[2 * layer + value]
+        return rows
 
     def gather(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move `rows` to rows `start, start + 1, …` in every layer, which commits an accepted path."""

@@ -10,33 +10,27 @@ from specbuild.runtime.errors import BundleError
 Tensor = tuple[str, tuple[int | None, ...]]  # ONNX Runtime's type name, and a shape; None: any size
 
 
-def expected_tensors(spec: ModelSpec, batch_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def expected_tensors(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the inputs and the outputs that a graph must have, by name."""
-    cache = "tensor(float)", (1, spec.kv_heads, spec.capacity, spec.head_dim)
+    cache = "tensor(float)", (None, spec.kv_heads, spec.capacity, spec.head_dim)
     hidden = "tensor(float)", (1, None, spec.hidden)
     inputs: dict[str, Tensor] = {
-        "input_ids": ("tensor(int64)", (1, None)),
-        "position_ids": ("tensor(int64)", (1, None)),
-        **dict.fromkeys(("logit_nodes", "attention_rows", "node_rows"), ("tensor(int64)", (None,))),
+        **dict.fromkeys(("input_ids", "position_ids"), ("tensor(int64)", (1, None))),
+        "logit_nodes": ("tensor(int64)", (None,)),
+        **dict.fromkeys(("slots", "rows", "committed"), ("tensor(int32)", (None,))),
+        "visible": ("tensor(bool)", (None, None)),
+        **({"row_positions": ("tensor(int32)", (None, spec.capacity))} if any(spec.windows) else {}),
         **({"hidden_in": hidden} if spec.reads_hidden else {}),
-        **({"lane_sizes": ("tensor(int64)", (batch_size,))} if batch_size > 1 else {}),
     }
+    for layer in range(spec.layers):
+        inputs |= dict.fromkeys((f"keys.{layer}", f"values.{layer}"), cache)
     outputs: dict[str, Tensor] = {"logits": ("tensor(float)", (1, None, spec.vocab_size))}
-    outputs |= {"hidden": hidden} if spec.hidden else {}
-    for slot in range(batch_size):
-        bias = "tensor(float)", (1, 1, None, spec.capacity)
-        inputs |= {f"bias.{window}.{slot}": bias for window in spec.windows}
-        inputs[f"last_row.{slot}"] = "tensor(int32)", (1,)
-        for name in (f"{kind}.{layer}.{slot}" for layer in range(spec.layers) for kind in ("key", "value")):
-            inputs[f"past_{name}"] = outputs[f"present_{name}"] = cache
-    return inputs, outputs
+    return inputs, outputs | ({"hidden": hidden} if spec.hidden else {})
 
 
-def check_tensors(session: Any, spec: ModelSpec, batch_size: int) -> None:
+def check_tensors(session: Any, spec: ModelSpec) -> None:
     """Raise BundleError for the first tensor of a session's graph that is not as the manifest says."""
-    for expected, found in zip(
-        expected_tensors(spec, batch_size), (session.get_inputs(), session.get_outputs()), strict=True
-    ):
+    for expected, found in zip(expected_tensors(spec), (session.get_inputs(), session.get_outputs()), strict=True):
         has = {each.name: each for each in found}
         for name in sorted(expected.keys() ^ has.keys()):
             what = "lacks" if name in expected else "has, and should not,"

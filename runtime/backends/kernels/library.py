@@ -1,4 +1,4 @@
-"""Find the compiled libraries of this installation, if it has them: the kernels and the TensorRT plugin."""
+"""Find the compiled libraries of this installation, if it has them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 LIBRARY, PLUGIN = "libspecbuild_kernels.so", "libspecbuild_plugin.so"
+OPERATORS = "libspecbuild_cpu.so"  # for ONNX Runtime on a CPU
 
 
 def find_library(name: str = LIBRARY) -> Path | None:
-    """Return the path of a library that `SPECBUILD_CUDA=1 pip install .` compiled, editable or not; None without it."""
+    """Return the path of a library that was compiled when specbuild was installed, editable or not; None without it."""
     try:
         path = Path(str(distribution("specbuild-trt").locate_file(f"specbuild/runtime/lib/{name}")))
     except PackageNotFoundError:

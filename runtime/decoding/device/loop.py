@@ -7,7 +7,6 @@ can grow, and continues texts where the device does not do that by itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager, suppress
@@ -69,7 +68,7 @@ class DeviceLoop:
         """
         self.target, self.tally, self.hosted, self.exactness = target, RunStats(), hosted, options.exactness
         self.target.keep_to(self.exactness)
-        self.bound = math.inf if self.exactness else 0.0
+        self.trunk = self.exactness is not None
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
         self.emission, self.planner = Emission(eos), Planner(options.limits, on_host=False)
         self.reader = Reader(target, self.emission, target.model.chunk)

@@ -45,6 +45,7 @@ def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
     assert model.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_16_bits_widen_it(model: Any, graph: ir.Model) -> None:
     references = References.of(model, PROMPTS, 4, [])
     found = check_graph(graph, CAPACITY, model, "bf16", references)
@@ -52,6 +53,7 @@ def test_16_bits_widen_it(model: Any, graph: ir.Model) -> None:
     assert model.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_another_models_graph_is_refused(model: Any, graph: ir.Model) -> None:
     other = References.of(model, PROMPTS, 4, [])
     for logits in other.logits:

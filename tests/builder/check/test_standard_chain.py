@@ -32,6 +32,7 @@ def chain(model: Any) -> Iterator[Any]:
         yield compute
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(only=("many",))
 @pytest.mark.parametrize("text", [[7], list(range(3, 23)), [96] * 24], ids=["a token", "many", "as many as fit"])
 def test_logits_are_pytorchs(model: Any, chain: Any, text: list[int]) -> None:

@@ -14,6 +14,7 @@ from specbuild.runtime.backends.executor import ModelSpec
 CAPACITY = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("largest", "sizes"), [(8, ["1", "8"]), (1, ["1"])])
 def test_each_graph_is_timed_by_nodes(tmp_path: Path, largest: int, sizes: list[str]) -> None:
     model = random_model("llama", num_hidden_layers=1)

@@ -192,7 +192,7 @@ def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ([], 0, "nothing to compile"),
+        ([], 0, "no CUDA kernels"),
         (["-DSPECBUILD_TENSORRT=ON", "-DTensorRT_ROOT=/nonexistent", "-DCMAKE_CUDA_ARCHITECTURES=80"], 1, "NvInfer"),
     ],
 )

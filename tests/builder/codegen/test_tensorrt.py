@@ -53,6 +53,7 @@ def graphs(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=("draft, fp16-2",))
 @needs_rtx
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> N
     assert kinds.items() <= found.items()
 
 
+@pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("after", [0, 5])
 def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after: int) -> None:

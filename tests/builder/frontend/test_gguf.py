@@ -28,6 +28,7 @@ def weights(source: Path) -> dict[str, torch.Tensor]:
     return dict(load(find(str(source)), "sdpa").state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=("Q4_1",))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
 def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(
@@ -138,6 +139,7 @@ def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path)
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.999, 0.5, 0.3])
 def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, temporary: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf")

@@ -136,6 +136,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=("3 bits", "no scales"))
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:

@@ -98,6 +98,7 @@ def test_logits_over_fp8_caches(name: str) -> None:
         check(model, graph, 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("fp8", [False, True], ids=["own type", "fp8"])
 def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> None:
@@ -139,6 +140,7 @@ def attentions(model: ir.Model) -> list[tuple[list[str], ir.Node]]:
     return [(node.attributes["inputs"].as_string().split(","), node) for node in nodes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", DTYPES)
 def test_numbers_are_of_the_type_that_is_computed_in(llama: tuple[Any, ir.Model], precision: str) -> None:
     """But for tables, logits, and what counts."""

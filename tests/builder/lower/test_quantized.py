@@ -80,6 +80,7 @@ def exact(model: Any, found: dict[str, Quantized]) -> np.ndarray:
         return reference(model, HELD_OUT)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(only=[f"tied head-{precision}" for precision in SCHEMES])
 @pytest.mark.parametrize("precision", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
@@ -94,6 +95,7 @@ def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, 
     assert moved > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8:static", "int4:32", "fp8"])
 @pytest.mark.parametrize("fp8_caches", [False, True], ids=["own type", "fp8 caches"])
 def test_logits_with_the_plugin(

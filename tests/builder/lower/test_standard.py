@@ -89,6 +89,7 @@ def check(model: Any, session: Session) -> None:
             np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.soak(only=("mha, tied", "llama3"))
 @pytest.mark.nightly(but=("gqa",))
 @pytest.mark.parametrize("name", VARIANTS)
@@ -122,6 +123,7 @@ def test_other_attentions(tmp_path: Path, model_type: str, window: int, fields: 
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx", window))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", DTYPES)
 def test_numbers_are_of_the_type_that_is_computed_in(make_model: Make, precision: str) -> None:
     """And the portable graph is as it was."""

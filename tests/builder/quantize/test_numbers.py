@@ -141,6 +141,7 @@ def test_gptq_is_what_its_paper_says() -> None:
     assert (found - expected).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_wide_weights_are_looked_at_in_spans(method: str) -> None:
     """Of so many columns that their moments are of two spans."""

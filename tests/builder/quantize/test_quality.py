@@ -121,6 +121,7 @@ def decoded(draft: Any, references: Sequence[Reference]) -> float:
     return tokens / rounds
 
 
+@pytest.mark.slow
 def test_acceptance_is_that_of_chains_really_drafted(model: Any) -> None:
     references = greedy(model, TEXTS, 24, [])
     found = rounded(model, Scheme("int4", "fp32", 32))

@@ -47,6 +47,7 @@ def refused(model: Any, precision: str, max_kl: float) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
     before = Before.of(model, HELD_OUT, [], 64)
     kls = {each: distance(model, before, found=numbers(model, each)) for each in ("int8:static", "int8", "int8:wide")}

@@ -156,6 +156,7 @@ def test_weights_without_a_block_are_named() -> None:
     assert found.left == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int8:gptq"])
 def test_a_tied_weights_numbers_are_stored_once(precision: str) -> None:
     case = Case(tie_word_embeddings=True)

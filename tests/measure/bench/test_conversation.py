@@ -74,6 +74,7 @@ def test_without_a_template_the_text_goes_on(engine: Engine) -> None:
     assert told == [1, answers_needed(questions)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_with_a_template_turns_are_a_user_s_messages(chatting: Engine) -> None:
     messages = list[dict[str, str]]()
     for turn, case in zip(TURNS, converse(chatting, [question(*TURNS)]), strict=True):
@@ -83,6 +84,7 @@ def test_with_a_template_turns_are_a_user_s_messages(chatting: Engine) -> None:
         messages.append({"role": "assistant", "content": answer(chatting, Chat(messages))})
 
 
+@pytest.mark.slow
 def test_answers_end_where_the_text_ends(chatting: Engine) -> None:
     """`--ignore-eos` makes what is measured longer, not what was said before."""
     ending = replace(PARAMS, ignore_eos=True, logit_bias={chatting.manifest.eos_token_ids[0]: 100.0})

@@ -13,6 +13,7 @@ from specbuild.measure.bench import html
 from specbuild.runtime.errors import OptionError
 
 
+@pytest.mark.slow
 def test_a_tuned_bundles_policy_and_timing_table_are_drawn(untuned_and_tuned: tuple[Any, Any]) -> None:
     for result, title in zip(untuned_and_tuned, ("auto 5 nodes", "auto what pays"), strict=True):
         page = html.render(result)
@@ -23,6 +24,7 @@ def test_a_tuned_bundles_policy_and_timing_table_are_drawn(untuned_and_tuned: tu
         assert found == (result is untuned_and_tuned[1]) == ("Timing table" in page)
 
 
+@pytest.mark.slow
 def test_a_page_is_whole_and_shows_what_was_asked_as_text(result: Any) -> None:
     """Of plain decoding alone, whose acceptance is not drawn, and of whose latencies one is not known."""
     result |= {"command": "specbuild bench <b> & 'more'", "runs": result["runs"][:1]}

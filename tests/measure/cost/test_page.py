@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from html_page import Page
 from ledgers import DAY, machine, request
 
@@ -11,6 +12,7 @@ from specbuild.measure.cost.rows import Rows
 from specbuild.measure.cost.spent import spend
 
 
+@pytest.mark.slow
 def test_a_page_has_tables_and_plots_and_fetches_nothing() -> None:
     users = "ann", "<script>alert(1)</script>"
     rows = [request(n, user=users[n % 2], time=DAY.format(1 + n % 3, 3)) for n in range(6)]

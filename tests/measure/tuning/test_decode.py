@@ -12,6 +12,7 @@ from specbuild.measure.tuning.decode import AHEAD, OFF, Decoded, Decoder, drafte
 from specbuild.runtime import Engine
 
 
+@pytest.mark.slow
 def test_a_replayed_text_tells_what_was_accepted(bundle: Path) -> None:
     """Of rounds with such trees, decoded for real: as many, with as many tokens in all, greedy and sampled."""
     with Engine.load(bundle, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:

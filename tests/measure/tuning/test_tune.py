@@ -49,6 +49,7 @@ def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return Tuned(folder, report, progress, order)
 
 
+@pytest.mark.slow
 def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
     folder, report = tuned.folder, tuned.report
     assert [p.name for p in folder.parent.iterdir()] == ["b"]
@@ -71,6 +72,7 @@ def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
     assert 0 <= report["greedy"]["calibration_error"] < 0.2
 
 
+@pytest.mark.slow
 def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) -> None:
     """Each by every contender, another one first."""
     assert tuned.report["prompts"] == 2

@@ -74,6 +74,7 @@ def test_a_file_that_is_not_listed_is_not_read(bundle_copy: Path) -> None:
             read("more")
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_found(bundle_copy: Path) -> None:
     """By an engine that loads it, too."""
     rng = random.Random(0)

@@ -201,9 +201,9 @@ def test_whatever_is_used_has_a_hash(small: Path) -> None:
 
 
 def test_every_field_is_needed_unless_there_is_none_of_it(small: Path) -> None:
-    """Kernels, engines and classes alone may be missing; and are, where there are none."""
+    """Kernels and engines alone may be missing; and are, where there are none."""
     body = body_of(small)
-    assert {field.name for field in dataclasses.fields(Manifest)} - body.keys() == {"engines", "exactness"}
+    assert {field.name for field in dataclasses.fields(Manifest)} - body.keys() == {"engines"}
     for name in body.keys() - {"kernels", "digest"}:
         assert name in refused(small, sealed({n: value for n, value in body.items() if n != name}))
     del body["models"]["draft"]["capacity"]

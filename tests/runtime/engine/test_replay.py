@@ -46,7 +46,6 @@ def test_what_was_served_is_proven_elsewhere(engine: Engine, other: Engine, prom
         made = engine.receipt(engine.tokenizer.encode(text), params, result)
         assert made.bundle == engine.manifest.digest
         assert made.exactness
-        assert made.exactness.digest == engine.manifest.exactness[0].digest
         found = other.replay(Receipt.from_dict(json.loads(json.dumps(made.to_dict()))), text)
         assert found.proven, found.to_dict()
         assert found.same_class

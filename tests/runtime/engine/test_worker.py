@@ -46,6 +46,7 @@ def test_it_works_when_it_is_woken_and_ends_when_all_is_over() -> None:
     assert worker.doing() == "nothing"
 
 
+@pytest.mark.slow
 def test_neither_thread_keeps_what_it_drives() -> None:
     work = Work()
     worker, ref = Worker(work, 0.01), weakref.ref(work)

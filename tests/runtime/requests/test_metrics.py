@@ -32,8 +32,6 @@ def test_counts_of_rounds() -> None:
         "num_spec_steps": 4,
         "num_draft_tokens": 15,
         "num_accepted_draft_tokens": 8,
-        "num_unsettled_steps": 0,
-        "num_recomputed_tokens": 0,
         "decisions": {"plain": 2, "model": 2},
     }
     assert stats.depth_histogram == recorded(*first, *second).depth_histogram == [0, 1, 0, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -143,15 +142,15 @@ def tuned(widest: str = "best:6") -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("bound", "default", "own"),
-    [(math.inf, "chain:5", "chain:6"), (0.6, "chain:5", "chain:6"), (0, "best:5", "best:6")],
+    ("trunk", "default", "own"),
+    [(True, "chain:5", "chain:6"), (False, "best:5", "best:6")],
 )
-def test_auto_grows_chains_where_side_branches_could_not_be_settled(
-    make: Make, bound: float, default: str, own: str
+def test_auto_grows_chains_where_side_branches_are_not_accepted(
+    make: Make, trunk: bool, default: str, own: str
 ) -> None:
     """Who asks for a tree has it."""
     for policy, grown, name in ((None, default, default), (tuned(), own, "auto")):
-        validator = make(bound=bound, policy=policy)
+        validator = make(trunk=trunk, policy=policy)
         (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
         assert (str(auto.tree), auto.metrics.speculation, str(asked.tree)) == (grown, name, "best:3")
 

@@ -47,6 +47,7 @@ def instance(way: list[int], kind: str) -> dict[str, Any]:
     return {"type": ["object"], "additionalProperties": {"allOf": parts}, "required": ["any"]} if parts else {}
 
 
+@pytest.mark.slow
 @given(bodies, st.data())
 def test_of_schemas(rules: Bodies, data: st.DataObject) -> None:
     kinds = st.sampled_from(["object", "array", "other"])

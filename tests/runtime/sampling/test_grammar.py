@@ -114,6 +114,7 @@ def made(of: Grammars, regex: str, **more: Any) -> Grammar | Free:
     return of.constraint(StructuredOutputs(regex=regex, **more), {",": 6}.get)
 
 
+@pytest.mark.slow
 def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays() -> None:
     kept, compiler = grammars(1 << 20, 2 << 20)
     held = made(kept, "a")

@@ -66,6 +66,7 @@ def test_each_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert said.removesuffix(": leave it out") in found["error"]
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
     compiler = Compiler(vocabulary, seconds=0.3)
     compiler.check(SOUND)
@@ -125,6 +126,7 @@ def test_hostile_ones_are_taken_or_refused_in_time(fields: dict[str, Any]) -> No
     compiler.close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_gives_back() -> None:
     compiler = Compiler(vocabulary, seconds=1.0)
     compiler.check(SOUND)

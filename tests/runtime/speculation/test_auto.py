@@ -20,6 +20,7 @@ STEEP = LARGE | {"verify": [[1, 10.0], [64, 640.0]]}  # a row costs a step
 CYCLE = [1, 2, 3, 4, 5, 6, 7, 8] * 3
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     row=st.floats(0.0, 12.0),

@@ -44,6 +44,7 @@ def test_what_can_hardly_be_better_is_not_tried() -> None:
     assert simulated(Depths(), {24: 1.0, 4: 1.0, 0: 1.0}, 0.99, 50)[0] == 0
 
 
+@pytest.mark.slow
 def test_texts_that_change_are_noticed() -> None:
     """Drafts that never came true do so from now on."""
     depths, seconds = Depths(), {24: 1.6, 4: 1.5, 0: 1.0}

@@ -73,6 +73,7 @@ def test_what_is_no_tree_is_refused_in_one_line(text: Any) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(trees())
 def test_a_tree_against_a_naive_recomputation(tree: Tree) -> None:

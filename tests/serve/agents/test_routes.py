@@ -30,6 +30,7 @@ def shape(body: dict[str, Any]) -> list[Any]:
     return [item.get("content") or (item["name"], item["arguments"]) for item in body["output"]]
 
 
+@pytest.mark.slow
 def test_a_response_is_the_chats_text(client: RouteClient) -> None:
     said, body, events = client.choice(CHATS)["text"], client.ask(RESPONSES), client.events(RESPONSES)
     assert body["output"][0]["content"][0]["text"] == said
@@ -41,6 +42,7 @@ def test_a_response_is_the_chats_text(client: RouteClient) -> None:
     assert shape(events[-1]["response"]) == shape(body)
 
 
+@pytest.mark.slow
 def test_a_response_has_every_field_that_open_responses_requires(client: RouteClient) -> None:
     """It says what was asked; numbers say how tokens were chosen, also where that was left to the model."""
     asked: dict[str, Any] = {"metadata": {"a": "b"}, "instructions": "brief", "user": "me", "temperature": None}
@@ -84,6 +86,7 @@ def test_a_conversation_goes_on_and_can_be_deleted(client: RouteClient) -> None:
     assert client.get(f"{RESPONSES}/{client.ask(RESPONSES, store=False)['id']}").status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(
     make_client: Callable[..., RouteClient], background: bool

@@ -67,6 +67,7 @@ def test_what_serves(client: RouteClient) -> None:
     assert (told["model_id"], told["router"]) == ("pycode", "specbuild")
 
 
+@pytest.mark.slow
 def test_hugging_face_s_client(server: Server) -> None:
     client = InferenceClient(server.url)
     text = client.text_generation(PROMPT, max_new_tokens=16)

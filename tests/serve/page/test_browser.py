@@ -46,6 +46,7 @@ def answers(browser: Any) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(browser: Any, server: Server) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -75,6 +76,7 @@ def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(bro
     assert told == [], "no error, nothing that the policy forbids"
 
 
+@pytest.mark.slow
 def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -88,6 +90,7 @@ def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) 
     assert wanted <= seen
 
 
+@pytest.mark.slow
 def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -107,6 +110,7 @@ def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None
     assert not browser.find_elements("css selector", ".error")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_on_the_page(browser: Any, server: Server) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -128,6 +132,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, serve
         assert browser.find_element("id", name).is_displayed()
 
 
+@pytest.mark.slow
 def test_from_a_file_it_asks_the_server_that_it_is_told(browser: Any, server: Server) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable
 
+import pytest
 from route_client import RouteClient
 
 from specbuild.serve.page.routes import PAGE
@@ -19,6 +20,7 @@ def test_without_the_flag_there_is_no_page(client: RouteClient) -> None:
     assert client.get("/ui/models").status_code == 404
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_key_and_what_it_asks_needs_one(make_client: Make) -> None:
     client = make_client(ui=True, api_keys=("secret",))
     page = client.get("/")
@@ -30,6 +32,7 @@ def test_the_page_needs_no_key_and_what_it_asks_needs_one(make_client: Make) -> 
     assert reply.json() == [{"name": "pycode", "chats": True}]
 
 
+@pytest.mark.slow
 def test_the_page_asks_nobody_else(make_client: Make) -> None:
     page = make_client(ui=True).get("/")
     assert not re.search(r"(src|href)\s*=\s*[\"'](?!data:,)|@import", page.text), "no file besides"

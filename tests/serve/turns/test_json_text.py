@@ -13,6 +13,7 @@ from turn_texts import json_objects
 from specbuild.serve.turns.json_text import CallText, ObjectText
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(json_objects, st.sampled_from([None, 1]), st.booleans())
 def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:

@@ -107,6 +107,7 @@ def test_calls_and_content(name: str, text: str, content: str, called: list[tupl
     assert (turn.content, calls(turn)) == (content, called)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("fg"), json_objects), min_size=1, max_size=3), st.floats(0, 1), cuts)
 def test_a_list_that_a_limit_cuts_is_calls_alone(given_calls: list[Any], share: float, sizes: list[int]) -> None:

@@ -27,6 +27,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return lambda name, batch_size: executor(name, HostDevice(), folder, batch_size)
 
 
+@pytest.mark.slow
 def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
     made, texts = make("target", 3), [[(7 * i + k) % VOCAB for i in range(40)] for k in range(3)]
     done = [0, 5, 0]
@@ -49,6 +50,7 @@ def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
     check([(2, 20, 1), (0, 40 - CHUNK, 1)])
 
 
+@pytest.mark.slow
 def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
     """By its own clock: not what it does before a step, not copies, and not how long the host waits."""
     made, now = make("target", 2), [0.0]

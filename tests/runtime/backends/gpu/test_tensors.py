@@ -48,6 +48,7 @@ def test_tensors_as_expected(cache: str, hidden: set[str], attention: str) -> No
             check_tensors(SPEC, tensors, attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["native", "plugin"])
 @given(data=st.data())
 def test_tensors_that_differ(attention: str, data: Any) -> None:

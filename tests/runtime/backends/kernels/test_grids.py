@@ -107,6 +107,7 @@ def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
     return note
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(case=structs())
 def test_grids_refusals_and_workspaces_are_the_librarys(

@@ -139,6 +139,7 @@ def test_a_host_that_reads_out_of_order(host: KernelLibrary, folder: Path, monke
         resident(host, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """Two leave one after the other, or the loop is closed in the middle of rounds."""

@@ -52,6 +52,7 @@ def test_rows_that_a_sequence_may_ever_write(tree: str, drafted: int, alone: int
     assert Room(executor_of(), None).needed(sequence) == tokens + 30 + alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["best:5", "best:7"])
 def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tree: str) -> None:
     """Without a fault, in models' own caches; with one token more nothing is. What is verified always fits."""

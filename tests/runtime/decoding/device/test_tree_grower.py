@@ -14,6 +14,7 @@ from specbuild.runtime.decoding.device.tree_grower import TreeGrower
 from specbuild.runtime.errors import BundleError
 
 
+@pytest.mark.slow
 def test_a_text_is_read_once_but_for_its_last_two_tokens(host: KernelLibrary, folder: Path) -> None:
     """In as few steps as there may be; then a pair of nodes and a step for each further level, whatever came true."""
     made = Made(host, folder, 1)

@@ -1,0 +1,37 @@
+// AVX-512: 16 lanes are one vector.
+#pragma once
+
+#include <immintrin.h>
+
+#include "tiles.h"
+
+namespace specbuild {
+namespace {
+
+struct Avx512 {
+  static constexpr bool kBytes = false;
+  static constexpr int kRows = 8;
+  using Ints = __m512i;
+  using Floats = __m512;
+
+  static Ints load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Floats load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+  static Ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }
+  static Floats broadcast(float x) { return _mm512_set1_ps(x); }
+  static Ints zero(Ints) { return _mm512_setzero_si512(); }
+  static Floats zero(Floats) { return _mm512_setzero_ps(); }
+  static Ints both(Ints x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
+  template <int kBits>
+  static Ints right(Ints x) {
+    return _mm512_srli_epi32(x, kBits);
+  }
+  static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
+  static Ints dot_pairs(Ints sum, Ints x, Ints y) { return _mm512_add_epi32(sum, _mm512_madd_epi16(x, y)); }
+  static Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
+  static Floats times(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
+  static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
+};
+
+}  // namespace
+}  // namespace specbuild

@@ -1,0 +1,159 @@
+// RowwiseMatMul(x [..., K], codes uint8, scales, minima?) -> [..., N]: products.h.
+// RowwiseGather(ids int64 [...], codes, scales, minima?) -> [..., K]: columns of the same weights, in float32.
+//
+// Attributes: inner (K), columns (N), bits, block; of RowwiseMatMul also rounding (8, 16 or 32) and, for tests,
+// instructions: an index into `all_instructions`, -1 for the fastest that the processor has.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "operators.h"
+
+namespace specbuild {
+namespace {
+
+constexpr int64_t kTaskBytes = 128 * 1024;  // of weights that a thread takes at a time: they stay in its cache
+constexpr int64_t kRowBytes = 128 * 1024;   // of rows that are computed with them before the next rows
+
+// What both operators know of their weights.
+struct Packing {
+  explicit Packing(const OrtKernelInfo* info) {
+    weights.inner = attribute(info, "inner");
+    weights.columns = attribute(info, "columns");
+    weights.bits = static_cast<int>(attribute(info, "bits"));
+    weights.block = static_cast<int>(attribute(info, "block"));
+    const int block = weights.block;
+    require(weights.bits == 4 || weights.bits == 8 || weights.bits == 32, "bits must be 4, 8 or 32");
+    require(weights.inner > 0 && weights.columns > 0 && block > 0, "inner, columns and block must be positive");
+    require(weights.bits == 32 || (block <= 128 && block % 8 == 0), "block must be a multiple of 8 up to 128");
+    require(weights.inner % block == 0, "inner must be whole blocks");
+  }
+
+  Weights of(OrtKernelContext* context) const {
+    const Tensor codes = input(context, 1), scales = input(context, 2), minima = input(context, 3);
+    Weights found = weights;
+    const int64_t blocks = found.panels() * found.blocks() * kColumns;
+    require(product(codes.shape) == found.panels() * found.panel_bytes(), "codes are not as many as the attributes say");
+    require(found.bits == 32 || product(scales.shape) == blocks, "scales are not as many as the attributes say");
+    require(!minima.data || product(minima.shape) == blocks, "minima are not as many as the attributes say");
+    found.codes = static_cast<const uint8_t*>(codes.data);
+    found.scales = static_cast<const float*>(scales.data);
+    found.minima = static_cast<const float*>(minima.data);
+    return found;
+  }
+
+  Weights weights{};
+};
+
+struct MatMul {
+  static constexpr const char* kName = "RowwiseMatMul";
+  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtFloat, kOrtFloat};
+  static constexpr size_t kRequired = 2;
+
+  explicit MatMul(const OrtKernelInfo* info)
+      : packing(info), rounding(Rounding(attribute(info, "rounding"))), uses(instructions_of(attribute(info, "instructions"))) {
+    const int64_t bits = attribute(info, "rounding");
+    require(bits == 8 || bits == 16 || bits == 32, "rounding must be 8, 16 or 32");
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Weights w = packing.of(context);
+    const Tensor x = input(context, 0);
+    require(!x.shape.empty() && x.shape.back() == w.inner, "the input's last axis must be `inner` long");
+    std::vector<int64_t> shape = x.shape;
+    shape.back() = w.columns;
+    float* y = output(context, shape);
+    const int64_t rows = product(x.shape) / w.inner;
+    if (rows) multiply(context, w, static_cast<const float*>(x.data), rows, y);
+  }
+
+  // Rows of x as the instructions take them, in memory of its own.
+  struct Rounded {
+    std::unique_ptr<char[]> words;
+    std::unique_ptr<float[]> scales;
+    Rows rows;
+  };
+
+  int64_t word_bytes() const { return rounding == Rounding::kBits8 && uses.bytes ? 1 : 2; }
+
+  Rounded round(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows) const {
+    Rounded rounded;
+    rounded.rows.words = x;
+    if (w.bits == 32) return rounded;
+    const int64_t blocks = rows * w.blocks(), row_bytes = rounding == Rounding::kNone ? 0 : w.inner * word_bytes();
+    rounded.words.reset(new char[rows * row_bytes]);
+    rounded.scales.reset(new float[2 * blocks]);
+    float* const scales = rounded.scales.get();
+    const int64_t rows_at_once = std::max<int64_t>(1, kTaskBytes / (4 * w.inner));
+    parallel(context, (rows + rows_at_once - 1) / rows_at_once, [&](int64_t part) {
+      const int64_t first = part * rows_at_once, count = std::min(rows_at_once, rows - first);
+      float* const to = scales + first * w.blocks();
+      uses.round(w, x + first * w.inner, count, rounding, rounded.words.get() + first * row_bytes, to, to + blocks);
+    });
+    rounded.rows = {rounding == Rounding::kNone ? static_cast<const void*>(x) : rounded.words.get(), scales, scales + blocks};
+    return rounded;
+  }
+
+  void multiply(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows, float* y) const {
+    const Rounded rounded = round(context, w, x, rows);
+    const int64_t row_bytes = w.inner * (rounding == Rounding::kNone ? 4 : word_bytes());
+    const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes());
+    const int64_t rows_in_cache = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16);
+    parallel(context, (w.panels() + panels - 1) / panels, [&](int64_t task) {
+      const int64_t end = std::min(w.panels(), (task + 1) * panels);
+      for (int64_t row = 0; row < rows; row += rows_in_cache)
+        for (int64_t panel = task * panels; panel < end; ++panel)
+          uses.panel(w, panel, rounded.rows, row, std::min(rows, row + rows_in_cache), rounding, y);
+    });
+  }
+
+  Packing packing;
+  Rounding rounding;
+  const Instructions& uses;
+};
+
+struct Gather {
+  static constexpr const char* kName = "RowwiseGather";
+  static constexpr OrtElementType kInputs[] = {kOrtInt64, kOrtUint8, kOrtFloat, kOrtFloat};
+  static constexpr size_t kRequired = 2;
+
+  explicit Gather(const OrtKernelInfo* info) : packing(info) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Weights w = packing.of(context);
+    const Tensor ids = input(context, 0);
+    std::vector<int64_t> shape = ids.shape;
+    shape.push_back(w.inner);
+    float* y = output(context, shape);
+    const auto* column = static_cast<const int64_t*>(ids.data);
+    for (int64_t at = 0, count = product(ids.shape); at < count; ++at, y += w.inner) {
+      require(column[at] >= 0 && column[at] < w.columns, "an id is out of range");
+      copy(w, column[at], y);
+    }
+  }
+
+  static void copy(const Weights& w, int64_t column, float* y) {
+    const int64_t panel = column / kColumns, lane = column % kColumns, group = w.bits == 4 ? 8 : 4;
+    const uint8_t* codes = w.codes + panel * w.panel_bytes() + 4 * lane;
+    if (w.bits == 32) {
+      for (int64_t k = 0; k < w.inner; ++k) std::memcpy(y + k, codes + 64 * k, 4);
+      return;
+    }
+    for (int64_t k = 0; k < w.inner; ++k) {
+      const uint8_t byte = codes[k / group * 64 + k % 4];
+      const int code = w.bits == 8 ? byte - 128 : (k % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+      const int64_t at = (panel * w.blocks() + k / w.block) * kColumns + lane;
+      const float number = static_cast<float>(code) * w.scales[at];
+      y[k] = w.minima ? number - w.minima[at] : number;
+    }
+  }
+
+  Packing packing;
+};
+
+}  // namespace
+
+OrtCustomOp rowwise_mat_mul() { return describe<MatMul>(); }
+OrtCustomOp rowwise_gather() { return describe<Gather>(); }
+
+}  // namespace specbuild

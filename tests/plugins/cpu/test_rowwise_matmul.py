@@ -1,0 +1,158 @@
+"""RowwiseMatMul and RowwiseGather: what they compute, and that a row's bits are those of the row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from specbuild.builder.lower.panels import pack_codes, pack_factors, pack_floats
+
+Operator = Callable[..., onnxruntime.InferenceSession]
+ROWS = 70
+
+
+@dataclass
+class Product:
+    """A drawn weight, and inputs for it."""
+
+    bits: int
+    block: int
+    rounding: int
+    codes: NDArray[Any]  # [N, K]: uint8, or the weight itself in float32
+    scales: NDArray[np.float32]
+    minima: NDArray[np.float32] | None
+    x: NDArray[np.float32]  # [ROWS, K]
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        columns, inner = self.codes.shape
+        return {"inner": inner, "columns": columns, "bits": self.bits, "block": self.block}
+
+    @property
+    def feeds(self) -> dict[str, NDArray[Any]]:
+        if self.bits == 32:
+            return {"codes": pack_floats(self.codes)}
+        factors = {"scales": self.scales} if self.minima is None else {"scales": self.scales, "minima": self.minima}
+        return {"codes": pack_codes(self.codes, self.bits)} | {
+            name: pack_factors(each) for name, each in factors.items()
+        }
+
+    @property
+    def weight(self) -> NDArray[np.float64]:
+        if self.bits == 32:
+            return self.codes.astype(np.float64)
+        blocks = self.codes.reshape(*self.scales.shape, self.block) - float(1 << self.bits - 1)
+        blocks = blocks * self.scales[..., None] - (0 if self.minima is None else self.minima[..., None])
+        return blocks.reshape(self.codes.shape)
+
+    def session(self, operator: Operator, threads: int = 2) -> onnxruntime.InferenceSession:
+        names = {"codes": TensorProto.UINT8, "scales": TensorProto.FLOAT, "minima": TensorProto.FLOAT}
+        inputs = {name: (kind, self.feeds[name].shape) if name in self.feeds else None for name, kind in names.items()}
+        inputs = {"x": (TensorProto.FLOAT, ["rows", self.codes.shape[1]])} | inputs
+        return operator("RowwiseMatMul", inputs, threads, rounding=self.rounding, **self.attributes)
+
+    def run(self, session: onnxruntime.InferenceSession, x: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        found: list[NDArray[np.float32]] = session.run(None, {"x": x} | self.feeds)
+        return found
+
+
+@st.composite
+def products(draw: st.DrawFn) -> Product:
+    chance = np.random.default_rng(draw(st.integers(0, 2**32)))
+    bits, rounding = draw(st.sampled_from([(4, 8), (8, 8), (4, 16), (8, 16), (4, 32), (8, 32), (32, 32)]))
+    block, columns = draw(st.sampled_from([16, 32, 64, 128])), draw(st.integers(1, 90))
+    blocks = draw(st.integers(1, 1200 // block))
+    shape = columns, block * blocks
+    block = shape[1] if bits == 32 else block
+    minima = draw(st.booleans()) and bits < 32
+    codes = chance.standard_normal(shape, np.float32) if bits == 32 else chance.integers(0, 1 << bits, shape, np.uint8)
+    return Product(
+        bits,
+        block,
+        rounding,
+        codes,
+        chance.random((columns, shape[1] // block), np.float32),
+        chance.standard_normal((columns, blocks), np.float32) if minima else None,
+        (chance.standard_normal((ROWS, shape[1])) * np.exp(chance.standard_normal((ROWS, 1)) * 4)).astype(np.float32),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(products(), st.integers(1, ROWS), st.integers(1, 3))
+def test_a_rows_bits_are_those_of_the_row_alone(operator: Operator, drawn: Product, at_once: int, threads: int) -> None:
+    session = drawn.session(operator, threads)
+    alone = [drawn.run(session, drawn.x[row : row + 1]) for row in range(ROWS)]
+    together = [drawn.run(session, drawn.x[row : row + at_once]) for row in range(0, ROWS, at_once)]
+    expected = np.concatenate([each[0] for each in alone])
+    for results in (alone, together):
+        for numbers in zip(*results, strict=True):  # of one set of instructions
+            assert np.array_equal(np.concatenate(numbers), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(products())
+def test_products_are_those_of_the_rounded_numbers(operator: Operator, drawn: Product) -> None:
+    x = drawn.x.astype(np.float64)
+    if drawn.rounding < 32:
+        blocks = x.reshape(ROWS, -1, drawn.block)
+        steps = np.abs(blocks).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)
+        x = (np.round(blocks / steps) * steps).reshape(x.shape)
+    found = drawn.run(drawn.session(operator), drawn.x)[0]
+    step = np.abs(x).max(-1, keepdims=True) / (1 << drawn.rounding - 1)  # of a number that lies between two
+    allowed = 1e-5 * np.abs(x) @ np.abs(drawn.weight).T + (drawn.rounding < 32) * step * np.abs(drawn.weight).max(-1)
+    assert (np.abs(found - x @ drawn.weight.T) <= allowed).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(products())
+def test_a_lookup_returns_the_weights_numbers(operator: Operator, drawn: Product) -> None:
+    ids = np.arange(len(drawn.codes))[::-1]
+    inputs = {"ids": (TensorProto.INT64, ["n"])}
+    inputs |= {name: (1 if each.dtype == np.float32 else 2, each.shape) for name, each in drawn.feeds.items()}
+    found = operator("RowwiseGather", inputs, **drawn.attributes).run(None, {"ids": ids} | drawn.feeds)[0]
+    np.testing.assert_allclose(found, drawn.weight[ids], rtol=1e-6, atol=1e-5)
+
+
+def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(operator: Operator) -> None:
+    weight = np.ones((3, 64), np.float32)
+    for bits, rounding in ((8, 8), (8, 16), (32, 32)):
+        codes = weight if bits == 32 else np.full((3, 64), 129, np.uint8)
+        drawn = Product(bits, 64 if bits == 32 else 32, rounding, codes, np.ones((3, 2), np.float32), None, weight[:1])
+        x = np.stack([np.ones(64), np.full(64, np.inf), np.full(64, np.nan), np.zeros(64), np.full(64, 1e-38)])
+        for found in drawn.run(drawn.session(operator), x.astype(np.float32)):
+            np.testing.assert_allclose(found[[0, 3, 4], 0], [64, 0, 0], atol=1e-30)
+            assert not np.isfinite(found[1:3]).any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"bits": 5}, "bits must be"),
+        ({"block": 12}, "block must be"),
+        ({"block": 256}, "block must be"),
+        ({"inner": 48}, "whole blocks"),
+        ({"rounding": 7}, "rounding must be"),
+    ],
+)
+def test_wrong_attributes_are_refused(operator: Operator, wrong: dict[str, int], why: str) -> None:
+    inputs = {"x": (1, [1, 64]), "codes": (2, [1, 1024]), "scales": (1, [1, 2, 16]), "minima": None}
+    attributes = {"inner": 64, "columns": 16, "bits": 8, "block": 32, "rounding": 8} | wrong
+    with pytest.raises(Exception, match=why):
+        operator("RowwiseMatMul", inputs, **attributes)
+
+
+def test_weights_of_another_size_are_refused(operator: Operator) -> None:
+    inputs = {"x": (1, [1, 64]), "codes": (2, ["n"]), "scales": (1, [1, 2, 16]), "minima": None}
+    session = operator("RowwiseMatMul", inputs, inner=64, columns=16, bits=8, block=32, rounding=8)
+    feeds = {"x": np.zeros((1, 64), np.float32), "scales": np.zeros((1, 2, 16), np.float32)}
+    with pytest.raises(Exception, match="codes are not as many"):
+        session.run(None, feeds | {"codes": np.zeros(1000, np.uint8)})

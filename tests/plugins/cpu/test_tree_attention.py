@@ -1,0 +1,205 @@
+"""TreeAttention on a CPU: what it computes, and that a node's bits depend on its own path alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+Operator = Callable[..., onnxruntime.InferenceSession]
+SLOTS, CAPACITY = 2, 96
+
+
+@dataclass
+class Layer:
+    """A drawn layer, and its caches."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    window: int
+    softcap: float
+    rotated: int  # numbers of a head, halved
+    packed: bool
+    sinks: bool
+    seed: int
+    keys: NDArray[np.float32] = field(init=False)
+    values: NDArray[np.float32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        chance = np.random.default_rng(self.seed)
+        self.keys = np.zeros((SLOTS, self.kv_heads, CAPACITY, self.key_size), np.float32)
+        self.values = np.zeros((SLOTS, self.kv_heads, CAPACITY, self.value_size), np.float32)
+        angles = chance.random((CAPACITY, self.rotated)) * 6
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        self.sink = chance.standard_normal(self.heads).astype(np.float32)
+        self.sizes = self.heads * self.key_size, self.kv_heads * self.key_size, self.kv_heads * self.value_size
+
+    def session(self, operator: Operator) -> onnxruntime.InferenceSession:
+        real, whole, query = TensorProto.FLOAT, TensorProto.INT32, sum(self.sizes) if self.packed else self.sizes[0]
+        inputs = {
+            "query": (real, [1, "t", query]),
+            "key": None if self.packed else (real, [1, "t", self.sizes[1]]),
+            "value": None if self.packed else (real, [1, "t", self.sizes[2]]),
+            "keys": (real, self.keys.shape),
+            "values": (real, self.values.shape),
+            "slots": (whole, ["t"]),
+            "rows": (whole, ["t"]),
+            "committed": (whole, [SLOTS]),
+            "visible": (TensorProto.BOOL, ["t", "w"]),
+            "positions": (TensorProto.INT64, [1, "t"]),
+            "cos": (real, self.cos.shape) if self.rotated else None,
+            "sin": (real, self.sin.shape) if self.rotated else None,
+            "row_positions": (whole, [SLOTS, CAPACITY]) if self.window else None,
+            "sinks": (real, [self.heads]) if self.sinks else None,
+        }
+        self.names = [name for name, each in inputs.items() if each]
+        attributes = {
+            name: getattr(self, name) for name in ("heads", "kv_heads", "key_size", "value_size", "window", "softcap")
+        }
+        return operator("TreeAttention", inputs, scale=self.key_size**-0.5, **attributes)
+
+    def step(
+        self,
+        session: onnxruntime.InferenceSession,
+        numbers: NDArray[np.float32],  # [T, query, key and value]
+        places: Sequence[tuple[int, int, int]],  # slot, row and position of each node
+        committed: Sequence[int],
+        visible: NDArray[np.bool_],
+        row_positions: NDArray[np.int32],
+    ) -> list[NDArray[np.float32]]:
+        query, key, value = np.split(numbers[None], np.cumsum(self.sizes)[:2], -1)
+        slots, rows, positions = np.array(places, np.int32).reshape(-1, 3).T
+        feeds: dict[str, Any] = {
+            "query": numbers[None] if self.packed else query,
+            "key": key,
+            "value": value,
+            "keys": onnxruntime.OrtValue.ortvalue_from_numpy(self.keys),  # over the same memory
+            "values": onnxruntime.OrtValue.ortvalue_from_numpy(self.values),
+            "slots": slots,
+            "rows": rows,
+            "committed": np.array(committed, np.int32),
+            "visible": visible,
+            "positions": positions[None].astype(np.int64),
+            "cos": self.cos,
+            "sin": self.sin,
+            "row_positions": row_positions,
+            "sinks": self.sink,
+        }
+        feeds = {
+            name: np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each for name, each in feeds.items()
+        }
+        binding = session.io_binding()
+        for name in self.names:
+            each = feeds[name]
+            value_ = each if isinstance(each, onnxruntime.OrtValue) else onnxruntime.OrtValue.ortvalue_from_numpy(each)
+            binding.bind_ortvalue_input(name, value_)
+        for output in session.get_outputs():
+            binding.bind_output(output.name)
+        session.run_with_iobinding(binding)
+        found: list[NDArray[np.float32]] = [each[0] for each in binding.copy_outputs_to_cpu()]
+        return found
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    kv_heads, key_size = draw(st.integers(1, 3)), draw(st.sampled_from([8, 24, 64, 80, 128]))
+    return Layer(
+        heads=kv_heads * draw(st.integers(1, 4)),
+        kv_heads=kv_heads,
+        key_size=key_size,
+        value_size=draw(st.sampled_from([key_size, 40])),
+        window=draw(st.sampled_from([0, 0, 5, 30])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 20.0])),
+        rotated=draw(st.sampled_from([0, key_size // 4, key_size // 2])),
+        packed=draw(st.booleans()),
+        sinks=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(layers(), st.data())
+def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: Layer, data: st.DataObject) -> None:
+    chance, session = np.random.default_rng(layer.seed), layer.session(operator)
+    prompt, nodes = data.draw(st.integers(0, 60)), data.draw(st.integers(1, 12))
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(nodes)]
+    paths = list[list[int]]()
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    numbers = chance.standard_normal((prompt + nodes, sum(layer.sizes))).astype(np.float32)
+    row_positions = np.tile(np.arange(CAPACITY, dtype=np.int32), (SLOTS, 1))
+    alone, tree = 0, 1  # slots
+
+    def read(slot: int, first: int, last: int) -> None:
+        """Read a part of the prompt in one step."""
+        places = [(slot, row, row) for row in range(first, last)]
+        committed = [first if each == slot else 0 for each in range(SLOTS)]
+        triangle = np.tri(last - first, dtype=bool)
+        layer.step(session, numbers[first:last], places, committed, triangle, row_positions)
+
+    cut = data.draw(st.integers(0, prompt))
+    read(tree, 0, cut)
+    read(tree, cut, prompt)
+    for row in range(prompt):
+        read(alone, row, row + 1)
+    visible = np.zeros((nodes, nodes), bool)
+    for node, path in enumerate(paths):
+        visible[node, path] = True
+        row_positions[tree, prompt + node] = prompt + len(path) - 1
+    places = [(tree, prompt + node, prompt + len(path) - 1) for node, path in enumerate(paths)]
+    together = layer.step(session, numbers[prompt:], places, [0, prompt], visible, row_positions)
+    for node, path in enumerate(paths):
+        for row, each in enumerate(path, prompt):
+            one = layer.step(
+                session,
+                numbers[prompt + each][None],
+                [(alone, row, row)],
+                [row, 0],
+                np.ones((1, 1), bool),
+                row_positions,
+            )
+        for found, expected in zip(together, one, strict=True):
+            assert np.array_equal(found[node], expected[0])
+        assert all(np.array_equal(each[node], together[0][node]) for each in together), "sets of instructions differ"
+
+
+@settings(max_examples=20, deadline=None)
+@given(layers(), st.integers(1, 40))
+def test_attention_is_the_weighted_mean_of_the_values(operator: Operator, layer: Layer, length: int) -> None:
+    numbers = np.random.default_rng(layer.seed).standard_normal((length, sum(layer.sizes))).astype(np.float32)
+    positions, seen = np.arange(length), np.tri(length, dtype=bool)
+    row_positions = np.tile(np.arange(CAPACITY, dtype=np.int32), (SLOTS, 1))
+    places = [(1, row, row) for row in range(length)]
+    found = layer.step(layer.session(operator), numbers, places, [0, 0], seen, row_positions)[0]
+    if layer.window:
+        seen = seen & (positions[:, None] - positions < layer.window)
+    query, key, value = np.split(numbers.astype(np.float64), np.cumsum(layer.sizes)[:2], -1)
+    query, key = (_rotate(layer, each.reshape(length, -1, layer.key_size)) for each in (query, key))
+    value = value.reshape(length, layer.kv_heads, layer.value_size)
+    for head in range(layer.heads):
+        kv_head = head // (layer.heads // layer.kv_heads)
+        scores = query[:, head] @ key[:, kv_head].T * layer.key_size**-0.5
+        if layer.softcap:
+            scores = layer.softcap * np.tanh(scores / layer.softcap)
+        weights = np.exp(np.where(seen, scores, -np.inf))
+        total = weights.sum(-1, keepdims=True) + (np.exp(layer.sink[head]) if layer.sinks else 0)
+        part = slice(head * layer.value_size, (head + 1) * layer.value_size)
+        np.testing.assert_allclose(found[:, part], weights / total @ value[:, kv_head], atol=2e-5)
+
+
+def _rotate(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rotate heads `[T, heads, size]`, node t to position t."""
+    cos, sin, half = layer.cos[: len(x), None], layer.sin[: len(x), None], layer.rotated
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
