@@ -45,14 +45,16 @@ class Offsets:
         """
         self._tokenizer, self._shows = tokenizer, shows
         self._decoder, self._length = tokenizer.decoder(prompt, skip_special_tokens=False), 0  # in whole characters
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # knows the bytes of a character that has begun
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # holds the bytes that the text does not have yet
 
     def next(self, token: int) -> int:
         """Return where the next token begins."""
         if self._is_special(token) and not self._shows(self._tokenizer.token_text(token), self._length):
             return self._length
-        data, begun = self._tokenizer.token_bytes(token), self._utf8.getstate()[0]
-        offset = self._length + (begun != b"" and not _joins(begun, data))
+        data, held = self._tokenizer.token_bytes(token), self._utf8.getstate()[0]
+        begun = _unfinished(held)
+        ended = held[: len(held) - len(begun)].decode(errors="replace")
+        offset = self._length + len(ended) + (begun != b"" and not _joins(begun, data))
         self._utf8.decode(data)
         self._length += len(self._decoder.feed((token,)))
         return offset
@@ -64,8 +66,21 @@ class Offsets:
 
 def _joins(begun: bytes, data: bytes) -> bool:
     """Return whether the first of these bytes is of the character that has begun."""
-    text, count = codecs.utf_8_decode(begun + data[:1], "replace", False)
-    return not text or (len(text) == 1 and count > len(begun))
+    return len((begun + data[:1]).decode(errors="replace")) == 1
+
+
+def _unfinished(data: bytes) -> bytes:
+    """Return the last bytes if they begin a character that more bytes may end.
+
+    Python's incremental decoder also holds a surrogate's first two bytes, which no byte can make a character.
+    """
+    for size in (3, 2, 1):
+        try:
+            data[-size:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return data[-size:]
+    return b""
 
 
 def completion(engine: Engine, tokens: Iterable[tuple[int, TokenLogprobs | None, int]]) -> CompletionLogprobs:
