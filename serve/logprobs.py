@@ -49,12 +49,13 @@ class Offsets:
 
     def next(self, token: int) -> int:
         """Return where the next token begins."""
-        if self._is_special(token) and not self._shows(self._tokenizer.token_text(token), self._length):
-            return self._length
-        data, held = self._tokenizer.token_bytes(token), self._utf8.getstate()[0]
+        held = self._utf8.getstate()[0]
         begun = _unfinished(held)
-        ended = held[: len(held) - len(begun)].decode(errors="replace")
-        offset = self._length + len(ended) + (begun != b"" and not _joins(begun, data))
+        here = self._length + len(held[: len(held) - len(begun)].decode(errors="replace"))
+        if self._is_special(token) and not self._shows(self._tokenizer.token_text(token), here):
+            return here
+        data = self._tokenizer.token_bytes(token)
+        offset = here + (begun != b"" and not _joins(begun, data))
         self._utf8.decode(data)
         self._length += len(self._decoder.feed((token,)))
         return offset
