@@ -13,6 +13,7 @@ namespace specbuild {
 namespace {
 
 constexpr int64_t kTaskBytes = 128 * 1024;  // of weights that a thread takes at a time: they stay in its cache
+constexpr int64_t kMostNumbers = 1 << 24;   // of a side of a weight
 constexpr int64_t kRowBytes = 128 * 1024;   // of rows that are computed with them before the next rows
 
 // What both operators know of their weights.
@@ -25,6 +26,7 @@ struct Packing {
     const int block = weights.block;
     require(weights.bits == 4 || weights.bits == 8 || weights.bits == 32, "bits must be 4, 8 or 32");
     require(weights.inner > 0 && weights.columns > 0 && block > 0, "inner, columns and block must be positive");
+    require(weights.inner <= kMostNumbers && weights.columns <= kMostNumbers, "inner or columns is too large");
     require(weights.bits == 32 || (block <= 128 && block % 8 == 0), "block must be a multiple of 8 up to 128");
     require(weights.inner % block == 0, "inner must be whole blocks");
   }

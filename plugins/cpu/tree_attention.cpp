@@ -34,6 +34,7 @@ struct TreeAttention {
         uses(instructions_of(attribute(info, "instructions"))) {
     require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(key_size > 0 && value_size > 0, "heads must have a size");
+    require(heads <= kMost && key_size <= kMost && value_size <= kMost, "there are too many heads, or they are too large");
   }
 
   // What a step gives: pointers into the inputs.
@@ -70,6 +71,7 @@ struct TreeAttention {
 
  private:
   static constexpr int64_t kTasks = 64;
+  static constexpr int64_t kMost = 1 << 16;
 
   Step read(OrtKernelContext* context) const {
     const Tensor query = input(context, 0), key = input(context, 1), value = input(context, 2);
@@ -79,6 +81,7 @@ struct TreeAttention {
     const Tensor sinks = input(context, 13);
     Step step{};
     require(keys.data && values.data && slot.data && row.data && committed.data && positions.data, "an input is missing");
+    require(!key.data == !value.data, "key and value come together");
     require(keys.shape.size() == 4 && values.shape.size() == 4 && visible.shape.size() == 2, "an input has a wrong shape");
     step.nodes = product(slot.shape);
     step.slots = keys.shape[0];

@@ -140,6 +140,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(operator: Operator
         ({"block": 12}, "block must be"),
         ({"block": 256}, "block must be"),
         ({"inner": 48}, "whole blocks"),
+        ({"inner": 1 << 40}, "too large"),
         ({"rounding": 7}, "rounding must be"),
     ],
 )
