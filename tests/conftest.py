@@ -30,6 +30,7 @@ SKIPS = (  # what CI's machine lacks
     "TensorRT's headers",
     "tensorrt_lean",
     "Ray is not installed",
+    "no compiler and emulator for aarch64",
 )
 LONG = (  # begun first and in this order, to end together
     *("test_one_text.py", "test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),

@@ -1,0 +1,78 @@
+// Holds every set of instructions that the processor has against plain C++, bit by bit; prints their names.
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "products.h"
+
+using namespace specbuild;
+
+namespace {
+
+std::mt19937 chance(7);
+
+std::vector<float> normal(size_t count) {
+  std::normal_distribution<float> draw;
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = draw(chance);
+  return numbers;
+}
+
+std::vector<float> product(const Instructions& set, const Weights& w, const std::vector<float>& x, int64_t rows, Rounding rounding) {
+  std::vector<char> words(rows * w.inner * 2);
+  std::vector<float> scales(rows * w.blocks()), sums(scales.size()), y(rows * w.columns);
+  if (w.bits != 32) set.round(w, x.data(), rows, rounding, words.data(), scales.data(), sums.data());
+  const bool given = w.bits == 32 || rounding == Rounding::kNone;
+  const Rows rounded{given ? static_cast<const void*>(x.data()) : words.data(), scales.data(), sums.data()};
+  for (int64_t panel = 0; panel < w.panels(); ++panel) set.panel(w, panel, rounded, 0, rows, rounding, y.data());
+  return y;
+}
+
+std::vector<float> attended(const Instructions& set, int64_t size, float softcap, std::vector<float> keys, std::vector<float> values) {
+  const int64_t count = keys.size() / size;
+  std::vector<int32_t> rows;
+  for (int32_t row = 0; row < count; row += 1 + row % 3) rows.push_back(row);
+  std::vector<float> scores(rows.size()), y(size), q(keys.begin(), keys.begin() + size);
+  const Attention a{1, 1, size, size, count, 0.1f, softcap, keys.data(), values.data(), nullptr};
+  set.attend(a, 0, 0, q.data(), rows.data(), rows.size(), scores.data(), y.data());
+  return y;
+}
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool agrees(const Instructions& set) {
+  for (int draw = 0; draw < 60; ++draw) {
+    const int bits = draw % 3 == 0 ? 4 : draw % 3 == 1 ? 8 : 32, block = 16 << draw % 4;
+    const int64_t inner = block * (1 + draw % 7), columns = 1 + draw * 5 % 50, rows = 1 + draw % 13;
+    Weights w{nullptr, nullptr, nullptr, inner, columns, bits, bits == 32 ? static_cast<int>(inner) : block};
+    std::vector<uint8_t> codes(w.panels() * w.panel_bytes());
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(chance());
+    const auto floats = normal(codes.size() / 4), scales = normal(w.panels() * w.blocks() * kColumns), minima = normal(scales.size());
+    w.codes = bits == 32 ? reinterpret_cast<const uint8_t*>(floats.data()) : codes.data();
+    w.scales = scales.data();
+    w.minima = draw % 2 && bits != 32 ? minima.data() : nullptr;
+    const auto x = normal(rows * inner);
+    for (Rounding rounding : {Rounding::kBits8, Rounding::kBits16, Rounding::kNone})
+      if (!same(product(set, w, x, rows, rounding), product(kPortable, w, x, rows, rounding))) return false;
+    const int64_t size = 8 * (1 + draw % 17);
+    const auto keys = normal(size * (1 + draw)), values = normal(keys.size());
+    const float softcap = draw % 2 ? 20.0f : 0.0f;
+    if (!same(attended(set, size, softcap, keys, values), attended(kPortable, size, softcap, keys, values))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main() {
+  int count;
+  const auto* all = all_instructions(&count);
+  for (int index = 0; index < count; ++index) {
+    if (!all[index]->usable()) continue;
+    if (!agrees(*all[index])) return std::printf("%s differs\n", all[index]->name), 1;
+    std::printf("%s\n", all[index]->name);
+  }
+}
