@@ -60,9 +60,10 @@ struct Numbers {
   }
 };
 
-// Adds the products of all rows with one part of 4 codes after the other, which keeps few numbers in registers.
+// Adds the products of all rows with one part of 4 codes after the other, which keeps few numbers in registers. A call
+// would keep the sums in memory.
 template <class V, class X, int kRows, int kPart = 0>
-void add_parts(typename X::Sum* sums, typename V::Ints codes, int center, const void* words, int64_t at, int64_t stride) {
+__attribute__((always_inline)) inline void add_parts(typename X::Sum* sums, typename V::Ints codes, int center, const void* words, int64_t at, int64_t stride) {
   const auto part = X::template part<kPart>(codes, center);
   for (int row = 0; row < kRows; ++row) sums[row] = X::add(sums[row], part, words, at + kPart + row * stride);
   if constexpr (kPart + 1 < X::kWords) add_parts<V, X, kRows, kPart + 1>(sums, codes, center, words, at, stride);
