@@ -17,6 +17,8 @@ from other_tokenizers import edit
 
 from specbuild import Engine, OptionError, PromptError, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 ROWS, HOLES = 4224, 300
 SIZES = {"vocab_size": ROWS, "num_hidden_layers": 1, "max_position_embeddings": 192}
 TREES = ("off", "chain:4", "topk:2,3", "best:7")

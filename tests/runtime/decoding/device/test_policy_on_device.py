@@ -14,6 +14,8 @@ from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.requests.sequence import Sequence
 
+pytestmark = pytest.mark.slow
+
 
 def told(sequence: Sequence) -> Any:
     return sequence.metrics.speculative_decoding
