@@ -7,9 +7,10 @@
 | int4 | 4 bits | columns of a block; asym or sym; gptq, rtn, awq; activations |
 | fp8 | E4M3 | the rows that share a scale: channel, tensor |
 
-Activations: `dynamic`, rounded to 8 bits by block and row when they are computed; `wide`, to 16 bits; `weight-only`, not
-rounded; `static`, rounded by one calibrated scale, after SmoothQuant. DTYPE: the type of everything that is not quantized. If a checkpoint's weights lie on a grid already, that
-grid is used in place of rtn, gptq and awq: see `quantize.grids`.
+Activations: `dynamic`, rounded to 8 bits by block and row when they are computed; `wide`, to 16 bits; `weight-only`,
+not rounded; `static`, rounded by one calibrated scale, after SmoothQuant. DTYPE: the type of everything that is not
+quantized. If a checkpoint's weights lie on a grid already, that grid is used in place of rtn, gptq and awq: see
+`quantize.grids`.
 """
 
 from __future__ import annotations

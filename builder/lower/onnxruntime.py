@@ -12,17 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.builder.passes import clean
-from specbuild.builder.passes.pattern import (
-    constant,
-    dims,
-    initializer,
-    insert,
-    permutation,
-    producer,
-    replace,
-)
+from specbuild.builder.passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
 
 from .panels import pack_codes, pack_factors, pack_floats
+from .quantized import unpack
 from .standard import batch_of_tokens, graph_input, swiglu, window_of
 
 DOMAIN = "specbuild"
@@ -67,11 +60,12 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     bits, block = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
     name = str(codes.name).removesuffix("_codes")
     if name not in packed:
-        numbers = _codes(codes, bits)
+        numbers = codes.const_value.numpy()  # type: ignore[union-attr]
+        numbers = unpack(numbers.reshape(len(numbers), -1), bits)
         scales, *rest = (each.const_value.numpy() for each in factors)  # type: ignore[union-attr]
         minima = None
         if rest:
-            zeros = _unpacked(rest[0], bits)[:, : scales.shape[1]].astype(np.float32)
+            zeros = unpack(rest[0], bits)[:, : scales.shape[1]].astype(np.float32)
             minima = scales * (zeros - _MIDDLE[bits]) - (rest[1] if len(rest) > 1 else 0)
         arrays = {"codes": pack_codes(numbers, bits), "scales": pack_factors(scales)}
         arrays |= {} if minima is None else {"minima": pack_factors(minima.astype(np.float32))}
@@ -90,17 +84,6 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
         attributes |= {"rounding": node.attributes["rounding"].as_int(), "instructions": -1}
         new = insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes)
     _put(graph, node, new.outputs[0])
-
-
-def _codes(codes: ir.Value, bits: int) -> np.ndarray:
-    """Return codes `[N, K]`, one a byte."""
-    numbers = codes.const_value.numpy()  # type: ignore[union-attr]
-    return _unpacked(numbers.reshape(len(numbers), -1), bits)
-
-
-def _unpacked(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Return codes of 4 bits, two in a byte, one in each; those of 8 bits as they are."""
-    return numbers if bits == 8 else np.stack([numbers & 15, numbers >> 4], -1).reshape(len(numbers), -1)
 
 
 def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
@@ -262,11 +245,6 @@ def residual_norm(node: ir.Node) -> list[ir.Value]:
     return [new.outputs[0], new.outputs[3]]
 
 
-def transposed_product(node: ir.Node) -> list[ir.Value]:
-    """Lower a product with a transposed weight to ONNX Runtime's own kernel, which reads it as it is stored."""
-    return list(insert(node, "FusedMatMul", node.inputs, "com.microsoft", {"transB": 1}).outputs)
-
-
 def _scaled_product(node: ir.Node) -> list[ir.Value]:
     """Lower `ScaledMatMul` to a product of two unsigned integer tensors.
 
@@ -286,6 +264,5 @@ _LOWERED = {
     "RMSNormalization": _norm,
     "AddRMSNorm": residual_norm,
     "SwiGLU": swiglu,
-    "MatMulNT": transposed_product,
     "ScaledMatMul": _scaled_product,
 }

@@ -12,13 +12,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from specbuild.builder.passes.pattern import replace
+from specbuild.builder.passes.pattern import insert, replace
 
 from . import plugin
-from .onnxruntime import residual_norm, transposed_product
+from .onnxruntime import residual_norm
 from .plugin import DTYPES, INPUTS, OUTPUTS
 
-_FUSED = {"AddRMSNorm": residual_norm, "MatMulNT": transposed_product}  # ONNX Runtime's own kernels
+
+def _transposed_product(node: ir.Node) -> list[ir.Value]:
+    """Lower a product with a transposed weight to ONNX Runtime's own kernel, which reads it as it is stored."""
+    return list(insert(node, "FusedMatMul", node.inputs, "com.microsoft", {"transB": 1}).outputs)
+
+
+_FUSED = {"AddRMSNorm": residual_norm, "MatMulNT": _transposed_product}  # ONNX Runtime's own kernels
 _STATES = "past_", "present_"  # caches, which the kernel reads and writes in place
 
 

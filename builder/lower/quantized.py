@@ -63,9 +63,13 @@ def _then(
     return new.outputs[0]
 
 
+def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Return codes of 4 bits, two in a byte, one in each; those of 8 bits as they are."""
+    return packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
 def _signed(packed: np.ndarray, bits: int) -> np.ndarray:
     """Convert codes in which the middle of the range stands for 0 to signed numbers of as many bits."""
     if bits == 8:
         return (packed.astype(np.int16) - 128).astype(np.int8)
-    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
-    return (codes.astype(np.int8) - 8).astype(ml_dtypes.int4)
+    return (unpack(packed, bits).astype(np.int8) - 8).astype(ml_dtypes.int4)

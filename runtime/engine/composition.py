@@ -76,7 +76,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
     with ExitStack() as undo:
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
-        policy = _policy(bundle, options, target, 0)
+        policy = _policy(bundle, options, target)
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
