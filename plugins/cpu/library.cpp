@@ -43,16 +43,13 @@ SPECBUILD_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
   static OrtCustomOpDomain* domain = nullptr;
   g_api = base->GetApi(kOrtVersion);
   if (!g_api) return Ort(base->GetApi(1)).status("specbuild's operators need ONNX Runtime 1.23 or later");
-  try {
+  return status_of([&] {
     if (!domain) {
       check(ort().create_domain("specbuild", &domain));
       for (OrtCustomOp& each : operators) check(ort().add_operator(domain, &each));
     }
     check(ort().add_domain(options, domain));
-    return nullptr;
-  } catch (const Failure& failure) {
-    return failure.status;
-  }
+  });
 }
 
 // The name of a set of instructions by index: empty if this processor has it not, null after the last.

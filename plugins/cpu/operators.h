@@ -27,14 +27,9 @@ inline void require(bool holds, const char* message) {
   if (!holds) throw Failure{ort().status(message)};
 }
 
-inline int64_t attribute(const OrtKernelInfo* info, const char* name) {
-  int64_t number = 0;
-  check(ort().attribute(info, name, &number));
-  return number;
-}
-
-inline float float_attribute(const OrtKernelInfo* info, const char* name) {
-  float number = 0;
+template <class Number = int64_t>
+Number attribute(const OrtKernelInfo* info, const char* name) {
+  Number number{};
   check(ort().attribute(info, name, &number));
   return number;
 }
@@ -89,7 +84,20 @@ inline void parallel(OrtKernelContext* context, int64_t total, const Work& work)
   check(ort().parallel(context, call, static_cast<size_t>(total), const_cast<Work*>(&work)));
 }
 
-// Describes `Kernel` to ONNX Runtime; no exception leaves it.
+// Returns what went wrong in a call of ONNX Runtime's, or null: no exception leaves it.
+template <class Work>
+OrtStatus* status_of(const Work& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const Failure& failure) {
+    return failure.status;
+  } catch (const std::exception& error) {
+    return ort().status(error.what());
+  }
+}
+
+// Describes `Kernel` to ONNX Runtime.
 template <class Kernel>
 OrtCustomOp describe() {
   OrtCustomOp op{};
@@ -109,25 +117,11 @@ OrtCustomOp describe() {
   op.GetVariadicOutputMinArity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, void** kernel) -> OrtStatus* {
-    try {
-      *kernel = new Kernel(info);
-      return nullptr;
-    } catch (const Failure& failure) {
-      return failure.status;
-    } catch (const std::exception& error) {
-      return ort().status(error.what());
-    }
+  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, void** kernel) {
+    return status_of([&] { *kernel = new Kernel(info); });
   };
-  op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) -> OrtStatus* {
-    try {
-      static_cast<const Kernel*>(kernel)->compute(context);
-      return nullptr;
-    } catch (const Failure& failure) {
-      return failure.status;
-    } catch (const std::exception& error) {
-      return ort().status(error.what());
-    }
+  op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+    return status_of([&] { static_cast<const Kernel*>(kernel)->compute(context); });
   };
   op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   return op;

@@ -29,8 +29,8 @@ struct TreeAttention {
         key_size(attribute(info, "key_size")),
         value_size(attribute(info, "value_size")),
         window(attribute(info, "window")),
-        scale(float_attribute(info, "scale")),
-        softcap(float_attribute(info, "softcap")),
+        scale(attribute<float>(info, "scale")),
+        softcap(attribute<float>(info, "softcap")),
         uses(instructions_of(attribute(info, "instructions"))) {
     require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(key_size > 0 && value_size > 0, "heads must have a size");
