@@ -7,7 +7,7 @@
 | int4 | 4 bits | columns of a block; asym or sym; gptq, rtn, awq; activations |
 | fp8 | E4M3 | the rows that share a scale: channel, tensor |
 
-Activations: `dynamic`, rounded to 8 bits by block and row when they are computed; `wide`, to 16 bits; `weight-only`,
+Activations: `wide`, rounded to 16 bits by block and row when they are computed; `dynamic`, to 8 bits; `weight-only`,
 not rounded; `static`, rounded by one calibrated scale, after SmoothQuant. DTYPE: the type of everything that is not
 quantized. If a checkpoint's weights lie on a grid already, that grid is used in place of rtn, gptq and awq: see
 `quantize.grids`.
@@ -23,7 +23,7 @@ from specbuild.runtime.errors import OptionError, shown
 BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
-ACTIVATIONS = ("dynamic", "wide", "weight-only", "static")
+ACTIVATIONS = ("wide", "dynamic", "weight-only", "static")
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
 
 
@@ -150,9 +150,9 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
 _KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
 _DEFAULTS = {  # by kind, and whether it is for a CPU
-    ("int8", True): Scheme("int8", "fp32", 32, activations="dynamic"),
+    ("int8", True): Scheme("int8", "fp32", 32, activations="wide"),
     ("int8", False): Scheme("int8", "fp16"),
-    ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic"),
+    ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="wide"),
     ("int4", False): Scheme("int4", "fp16", 128, method="gptq"),
     ("fp8", False): Scheme("fp8", "fp16", activations="static"),
 }

@@ -71,8 +71,7 @@ def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
     if BACKENDS[backend].on_gpu and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
-        head = replace(parse("int8", backend), dtype=scheme.dtype)
-        return replace(head, activations="wide") if scheme.activations == "wide" else head
+        return replace(parse("int8", backend), dtype=scheme.dtype)
     return replace(scheme, method="rtn") if tied else scheme  # the same as the embedding's, so that it is stored once
 
 

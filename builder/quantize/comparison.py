@@ -17,7 +17,7 @@ from .linears import simulated
 from .quality import Before, moved
 
 EXACT = "fp32"
-PLAIN_STEP = "2"  # nodes of the step by which speeds are compared
+PLAIN_STEP = "1"  # nodes of the step by which speeds are compared
 Steps = dict[str, float]  # milliseconds by number of nodes
 Time = Callable[[Mapping[str, Found]], dict[str, Steps]]  # times the steps of all precisions in turns
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
 from .quality import Before
 from .sensitivity import distance, least_alike
 from .texts import Texts
 
-WIDER = ("int8", "int8:wide")  # precisions to try instead, the narrowest first
+WIDER = "int8"  # the precision to try instead
 GLANCE, GLANCED = 128, 6  # `check_early`: tokens per text, and calibration texts
 Numbers = Callable[[str], Found]  # returns a model's quantized weights in a precision
 
@@ -35,7 +35,7 @@ def check_cost(
 ) -> None:
     """Raise ExecutionError if quantized weights, simulated, cost more than `factor * max_kl` nats per token.
 
-    The error names the layers whose outputs change most, and the narrowest precision in WIDER that would do.
+    The error names the layers whose outputs change most, and says whether WIDER would do.
 
     Args:
         model: The float32 target.
@@ -51,14 +51,9 @@ def check_cost(
         return
     worst = ", ".join(name for name, _ in least_alike(model, found, before)[:3])
     told = f"{precision} moves the target by {cost:.2g} nats a token, more than --max-kl {max_kl:g}, most by {worst}"
-    for wider in (each for each in WIDER if each != precision):
-        try:
-            found = numbers(wider)
-        except OptionError:  # this backend does not have it
-            continue
-        instead = distance(model, before, found=found)
-        if instead <= max_kl:
-            raise ExecutionError(
-                f"{told}: nothing was written, use --precision {wider}, which moves it by {instead:.2g}, or allow more"
-            )
-    raise ExecutionError(f"{told}: nothing was written, use --precision fp32, or allow more")
+    instead = float("inf") if precision == WIDER else distance(model, before, found=numbers(WIDER))
+    if instead <= max_kl:
+        told += f": nothing was written, use --precision {WIDER}, which moves it by {instead:.2g}, or allow more"
+    else:
+        told += ": nothing was written, use --precision fp32, or allow more"
+    raise ExecutionError(told)

@@ -24,7 +24,6 @@ from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
 TOKENS = 32  # tokens of the longest held-out text, enough to rank layers
-WIDE_COST = 1.3  # a step's time with wide activations, relative to one with as many bytes
 LEAST_ACCEPTANCE = 0.98  # minimum fraction of its acceptance length that a quantized draft keeps
 
 
@@ -156,7 +155,7 @@ def within(
     for found in rungs:
         each = {tuple(c.names): c.kl for c in costs(model, found, split, before, progress)} if split else {}
         kls.append([each.get(tuple(names), 0.0) for names in split])
-        sizes.append([_size(model, found, names, _item(rungs[0])) for names in split])
+        sizes.append([stored(found, model, names, _item(rungs[0])) for names in split])
     at, budget = [0] * len(split), bound
     while True:
         while sum(kls[rung][unit] for unit, rung in enumerate(at)) > budget:
@@ -183,12 +182,6 @@ def within(
         budget *= min(0.9, 0.9 * bound / moved)
         if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # no measured cost is left to choose a unit by
             at = [len(rungs) - 1] * len(split)
-
-
-def _size(model: PreTrainedModel, found: Found, unit: Sequence[str], item: int) -> float:
-    """Return a unit's bytes, times WIDE_COST for wide activations, whose steps take longer."""
-    wide = any(name in found and found[name].scheme.activations == "wide" for name in unit)
-    return stored(found, model, unit, item) * (WIDE_COST if wide else 1)
 
 
 def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, chooses
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.reference import Reference, text_logits
-from specbuild.runtime.bundle.backend import BACKENDS
 
 from .assignment import assign
 from .calibrate import Found, Keep, calibrate
@@ -26,7 +25,7 @@ from .sensitivity import Cost, costs, narrowest, stored, units, within
 from .texts import Texts
 
 Progress = Callable[[str, float], None]
-RUNGS = {False: ("int4", "int8", "int8:wide"), True: ("int4", "int8")}  # auto's precisions, by `on_gpu`
+RUNGS = ("int4", "int8")  # auto's precisions
 HOPELESS = 1.75  # times max_kl: above it a few texts suffice to refuse, as more texts improve calibration by a third
 SIMULATED = 0.9  # fraction of max_kl that auto spends: the final graph diverges a little more than the simulation
 
@@ -96,8 +95,7 @@ class Request:
 class _Numbers:
     """Quantizes a model in several precisions.
 
-    `identity` is the checkpoint's sha256, for the calibration cache. `made` holds quantized weights by name and scheme:
-    schemes that differ only in activations share them, because rounding does not depend on activations.
+    `identity` is the checkpoint's sha256, for the calibration cache.
     """
 
     model: PreTrainedModel
@@ -105,7 +103,6 @@ class _Numbers:
     names: Names
     identity: str
     progress: Progress
-    made: dict[tuple[str, Scheme], Quantized] = field(default_factory=dict)
 
     def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> Found:
         """Quantize weights by their schemes, calibrated on the request's texts, or on `texts` without a cache."""
@@ -113,10 +110,8 @@ class _Numbers:
         if (folder := request.options.calibration_cache) and texts is None:
             told = {weight: str(scheme) for weight, scheme in schemes.items()}
             keep = Keep(folder, self.identity, version("specbuild-trt"), request.texts.sha256, told)
-        found = {weight: each for weight, scheme in schemes.items() if (each := self._again(weight, scheme))}
+        found = own_grids(self.model, schemes)
         rest = {weight: scheme for weight, scheme in schemes.items() if weight not in found}
-        found |= own_grids(self.model, rest)
-        rest = {weight: scheme for weight, scheme in rest.items() if weight not in found}
         head, embedding = str(names.head), names.embedding
         once = names.tied and head in rest and rest[head] == rest.get(embedding) and not rest[head].calibrated
         if once:
@@ -126,13 +121,7 @@ class _Numbers:
             found |= calibrate(self.model, rest, given, keep, self.progress)
         if head in found and (once or (names.tied and _shape(found, head) == _shape(found, embedding))):
             found[embedding] = found[head]  # stored once
-        self.made.update({(weight, _of_any(schemes[weight])): each for weight, each in found.items() if _alone(each)})
         return found
-
-    def _again(self, weight: str, scheme: Scheme) -> Quantized | None:
-        """Return a weight that was quantized before for other activations, if any."""
-        each = self.made.get((weight, _of_any(scheme)))
-        return each and replace(each, scheme=replace(each.scheme, activations=scheme.activations))
 
     def like(self, precision: str) -> Found:
         """Quantize in another precision all weights whose scheme is not given by name."""
@@ -170,12 +159,11 @@ def quantize_model(
     numbers, split = _Numbers(model, request, names, identity, progress), units(model, names, names.weights)
     compared: dict[str, Any] = {}
     if chooses(request.precision):
-        kinds = RUNGS[BACKENDS[request.backend].on_gpu]
-        rungs = [numbers.like(kind) for kind in kinds]
+        rungs = [numbers.like(kind) for kind in RUNGS]
         free = [unit for unit in split if not any(each in asked for each in unit)]
         if request.model == "target" and request.precision != AUTO:
             assert request.comparing is not None
-            found, compared = request.comparing(numbers.of(asked), dict(zip(kinds, rungs, strict=True)), before)
+            found, compared = request.comparing(numbers.of(asked), dict(zip(RUNGS, rungs, strict=True)), before)
         elif request.model == "target":
             found = within(model, rungs, free, before, SIMULATED * request.max_kl, progress)
         else:
@@ -216,11 +204,6 @@ def check_early(model: PreTrainedModel, request: Request, names: Names, asked: M
     numbers, before = _Numbers(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
     found = numbers.of(asked, [text[:GLANCE] for text in request.texts.calibration[:GLANCED]])
     check_cost(model, found, before, request.precision, request.max_kl, numbers.like, HOPELESS)
-
-
-def _of_any(scheme: Scheme) -> Scheme:
-    """Return a scheme without its activations, unless they are static, for which the weight is smoothed."""
-    return scheme if scheme.activations == "static" else replace(scheme, activations="")
 
 
 def _alone(each: Quantized) -> bool:

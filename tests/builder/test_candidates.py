@@ -29,7 +29,7 @@ def test_a_build_takes_the_best(
     target = build(config)["quality"]["models"]["target"]
     rows = {row["precision"]: row for row in target["compared"]["precisions"]}
     assert list(rows) == sorted(rows, key=lambda name: rows[name]["bytes"])
-    assert set(rows) == {"int4", "int8", "int8:wide", "fp32"}
+    assert set(rows) == {"int4", "int8", "fp32"}
     assert all(set(row["steps"]) == {"1", "2", "8", "32"} for row in rows.values())
     assert target["compared"]["chosen"] == next(iter(rows))
     assert target["weight_bytes"] == rows[target["compared"]["chosen"]]["bytes"]
@@ -40,7 +40,6 @@ def test_a_build_takes_the_best(
     monkeypatch.setenv("COLUMNS", "300")
     told = specbuild("inspect", tmp_path / "b", "--quality").out
     assert "best:size chose" in told
-    assert "int8:wide" in told
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from specbuild.runtime.errors import ExecutionError
 
 
 def row(precision: str, size: int, kl: float, step: float) -> Compared:
-    return Compared(precision, size, {"texts": kl / 2, "chat": kl}, {}, None, [], {"1": 0.0, "2": step})
+    return Compared(precision, size, {"texts": kl / 2, "chat": kl}, {}, None, [], {"1": step, "2": 0.0})
 
 
 ROWS = [
     row("int4", 10, 0.03, 5.0),
     row("int8", 20, 0.004, 4.0),
-    row("int8:wide", 20, 0.0002, 6.0),
+    row("int8:gptq", 20, 0.0002, 6.0),
     row(EXACT, 80, 0.0, 9.0),
 ]
 
@@ -35,8 +35,8 @@ ROWS = [
         ("best:size", 0.05, "int4"),
         ("best:size", 1e-9, EXACT),
         ("best:speed", 0.05, "int8"),
-        ("best:speed", 0.001, "int8:wide"),
-        ("best:kl", 1e-9, "int8:wide"),
+        ("best:speed", 0.001, "int8:gptq"),
+        ("best:kl", 1e-9, "int8:gptq"),
     ],
 )
 def test_the_best(wanted: str, max_kl: float, chosen: str) -> None:

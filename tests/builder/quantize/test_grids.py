@@ -63,7 +63,7 @@ GRIDS = [  # kind, size, scheme, where its zero points lie
     ("Q4_0", 32, "int4", "middle"),
     ("Q4_1", 32, "int4", "offsets"),
     ("Q4_0", 32, "int8:128,asym", "middle"),
-    ("Q8_0", 32, "int8:wide", "middle"),
+    ("Q8_0", 32, "int8", "middle"),
     ("GPTQ", 128, "int4:128", "zeros"),
     ("GPTQ", 64, "int4:128", "zeros"),
 ]

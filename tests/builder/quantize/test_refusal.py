@@ -50,13 +50,13 @@ def refused(model: Any, precision: str, max_kl: float) -> str:
 @pytest.mark.slow
 def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
     before = Before.of(model, HELD_OUT, [], 64)
-    kls = {each: distance(model, before, found=numbers(model, each)) for each in ("int8:static", "int8", "int8:wide")}
-    assert kls["int8:wide"] < kls["int8"] < kls["int8:static"]
+    precisions = "int8:static", "int8:dynamic", "int8"
+    kls = {each: distance(model, before, found=numbers(model, each)) for each in precisions}
+    assert kls["int8"] < kls["int8:dynamic"] < kls["int8:static"]
     told = refused(model, "int8:static", (kls["int8"] + kls["int8:static"]) / 2)
     assert re.match(r"int8:static moves the target by \S+ nats .* --max-kl \S+, most by (model\S+, ){2}", told)
     assert f"use --precision int8, which moves it by {kls['int8']:.2g}, or allow more" in told
-    assert "use --precision int8:wide" in refused(model, "int8", (kls["int8:wide"] + kls["int8"]) / 2)
-    assert "use --precision fp32" in refused(model, "int8:wide", kls["int8:wide"] / 2)
+    assert "use --precision fp32" in refused(model, "int8", kls["int8"] / 2)
 
 
 def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:

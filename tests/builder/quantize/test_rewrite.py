@@ -182,8 +182,8 @@ def distance(logits: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize(
     "precision",
     [
-        *("int8", "int8:16", "int8:64,asym", "int8:gptq", "int8:wide", "int8:weight-only", "int8:static"),
-        *("int4:wide", "int4:16", "int4:32,asym", "int4:128,asym", "int4:64,sym", "int4:awq"),
+        *("int8", "int8:16", "int8:64,asym", "int8:gptq", "int8:dynamic", "int8:weight-only", "int8:static"),
+        *("int4:dynamic", "int4:16", "int4:32,asym", "int4:128,asym", "int4:64,sym", "int4:awq"),
         *("int4:weight-only", "int4:sym,rtn,weight-only", "int4:awq,weight-only"),
     ],
 )
@@ -196,8 +196,8 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(only=("int4", "int8:128,wide"))
-@pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
+@pytest.mark.nightly(only=("int4", "int8:128,dynamic"))
+@pytest.mark.parametrize("precision", ["int4", "int4:dynamic", "int4:weight-only", "int8", "int8:128,dynamic"])
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
     """Of 4 bits with offsets, of 8 bits with zeros; products of one input made one."""
     model, names = made("grid")[0], Names.of(made("grid")[0])

@@ -121,12 +121,12 @@ def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case) -> None:
 def test_auto_has_what_was_asked_for_and_stays_within_its_bound(case: Case, model: str) -> None:
     """A target's divergence, a draft's acceptance."""
     found = quantized(case, "auto", model, max_kl=0.02, tensor_type=("layers.0.mlp.down_proj=int8:64",))
-    assert str(found.found["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,dynamic"
+    assert str(found.found["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,wide"
     report = found.to_dict()
     assert report["weight_bytes"] <= report["weight_bytes_before"] == stored({}, case.model, case.names.weights)
     if model == "draft":
         before, after = report["acceptance_length"]
-        assert after >= 0.95 * before
+        assert after >= 0.98 * before or len(found.found) == 1, "all of it costs too much"
     else:
         assert "acceptance_length" not in report
         assert case.moved(found.found) <= 0.02
