@@ -37,7 +37,6 @@ from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compil
 from .config.build_config import BuildConfig
 from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
-from .habits import save_habits
 from .prepare import Sources, prepare
 from .quantize import texts
 from .quantize.kept import kept
@@ -97,9 +96,6 @@ def _run(context: BuildContext) -> dict[str, Any]:
         models["draft"] = compile_draft(context, given, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
     save_sampling(context.folder, source.target.sampling)
-    save_habits(
-        context.folder, source.target.tokenizer, given.calibration if given and config.quantize.calibration else []
-    )
     bound = max(config.descriptor.bound, target.graph.bound)
     manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)

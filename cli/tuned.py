@@ -21,9 +21,6 @@ def in_words(found: Mapping[str, Any] | None) -> list[str]:
             lines.append(f"the draft model loses here: {found['tree']} promises {found['speedup']:.2f}× plain decoding")
     else:
         lines.append(f"{auto}; there is no draft, lookup alone is tuned")
-    if ahead := found.get("overlap"):
-        kept = "kept on" if ahead["on"] else "left off"
-        lines.append(f"drafting ahead {kept}: {ahead['gain']:.2f}×, {ahead['hit_rate']:.0%} of its trees were wanted")
     if found["auto"] < 1:
         lines.append(f"speculation loses here: on these texts auto is {found['auto']:.2f}× as fast as plain decoding")
     return lines

@@ -22,6 +22,7 @@ from specbuild.builder.pipeline import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.errors import BundleError
+from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree
 
 pytestmark = pytest.mark.nightly
@@ -90,15 +91,15 @@ def proposals(drafted: tuple[Path, Chain]) -> Iterator[tuple[Engine, list[tuple[
     seen: list[tuple[list[int], Tree]] = []
     with Engine.load(drafted[0], drafter="model", batch_size=2, threads=1) as engine:
         with engine.scheduler.exclusive() as loop:
-            drafter: Any = loop.drafter
-        propose = drafter.model.propose
+            proposer: Any = loop.proposer
+        propose = proposer.propose
 
-        def noted(sequences: Sequence[Any]) -> list[Tree]:
-            trees: list[Tree] = propose(sequences)
-            seen.extend((list(s.tokens), tree) for s, tree in zip(sequences, trees, strict=True))
-            return trees
+        def noted(sequences: Sequence[Any], *more: Any) -> list[Proposal]:
+            found: list[Proposal] = propose(sequences, *more)
+            seen.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
+            return found
 
-        drafter.model.propose = noted
+        proposer.propose = noted
         yield engine, seen
 
 

@@ -27,7 +27,7 @@ PLANTED = {  # file: a line, and the contract that it breaks
     ),
     "builder/passes/qkv.py": ("from specbuild.builder.lower import standard", "builder: orchestration → check"),
     "runtime/sampling/logprobs.py": ("import torch", "the runtime stays lean"),
-    "runtime/speculation/tree.py": ("from specbuild.runtime.speculation.policy import Policy", "no circles"),
+    "runtime/speculation/tree.py": ("from specbuild.runtime.speculation.controller import Controller", "no circles"),
 }
 
 

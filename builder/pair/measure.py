@@ -23,8 +23,9 @@ from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
 from specbuild.measure.tuning.tune import OF_A_BUILD
 from specbuild.runtime import Engine, Manifest, SamplingParams
 from specbuild.runtime.requests.prompt_file import Request, read
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import Times, TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import Times, TimingTable
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from .verdict import judge, needed
@@ -78,7 +79,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
         build(config, lambda stage: progress(stage, 0, 0))
         wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, OF_A_BUILD.seconds, asked.count)
         table, report = tuning.measure(bundle, wanted, progress)
-        with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
+        with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False) as engine:
             vocabulary = vocabulary or _of_head(bundle, engine.manifest)
             longest = engine.manifest.max_seq_len - tuning.ROOM
             requests = asked.prompts or read(str(tuning.PROMPTS), {})[: asked.count]
@@ -126,14 +127,16 @@ def _at(
 ) -> dict[str, Any]:
     """Return acceptance by depth, the most promising tree, and the speedup of `auto` with and without the draft."""
     sampled, probes, timings = temperature > 0, trees.names(trees.PROBES, largest), TimingTable.of(table, largest + 1)
-    policies = {"auto": Policy(timings, drafts=True), "lookup": Policy(timings, drafts=False)}
+    controllers = {
+        name: Controller(CostModel(timings), has_model) for name, has_model in (("auto", True), ("lookup", False))
+    }
     texts, records, chain = [], [], list[Record]()
-    auto: dict[str, list[dict[str, Decoded]]] = {name: [] for name in policies}
+    auto: dict[str, list[dict[str, Decoded]]] = {name: [] for name in controllers}
     for prompt in prompts:
         texts.append({name: decoder.decode(prompt, name, temperature) for name in (OFF, *probes)})
         plain = texts[-1][OFF]
-        for name, policy in policies.items():
-            auto[name].append({OFF: plain, AUTO: decoder.decode(prompt, AUTO, temperature, policy)})
+        for name, controller in controllers.items():
+            auto[name].append({OFF: plain, AUTO: decoder.decode(prompt, AUTO, temperature, controller)})
         records.append(decoder.replay(plain, probes[-1], every=True))
         chain += decoder.replay(plain, CHAIN, every=True)
     times = Times.of(table["times"]["1"], largest + 1, sampled)

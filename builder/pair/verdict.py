@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.speculation.policy import MARGIN
-from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.goodput import MARGIN
+from specbuild.runtime.speculation.timing_table import Times
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 _GRID = np.linspace(0.0, 1.0, 1001)
@@ -29,10 +29,10 @@ def needed(times: Times) -> float | None:
 def judge(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `verdict` on what `measure.weigh` found, and the `reasons` for it, one line each.
 
-    A draft is worth it if a tree promises MARGIN times the speed of plain decoding, as `auto` requires to draft.
+    A draft is worth it if a tree promises to be faster than plain decoding by MARGIN, as `auto` requires to draft.
     """
     measured = found["temperatures"]
-    good = [each for each in measured if each["speedup"] >= MARGIN]
+    good = [each for each in measured if each["speedup"] >= 1 + MARGIN]
     verdict = "not worth it on this machine"
     if good:
         which = " and ".join(f"{each['temperature']:g}" for each in good)
@@ -42,7 +42,7 @@ def judge(found: Mapping[str, Any]) -> dict[str, Any]:
     trees = [f"{each['speedup']:.2f}× {where} ({each['tree']})" for each, where in every]
     auto = [f"{each['auto']:.2f}× {where} ({each['lookup']:.2f}× without the draft)" for each, where in every]
     reasons = [
-        f"its trees promise, over plain decoding, {', '.join(trees)}; {MARGIN:g}× is what makes auto draft",
+        f"its trees promise, over plain decoding, {', '.join(trees)}; {1 + MARGIN:g}× is what makes auto draft",
         f"auto, which also continues what a text repeats, was {', '.join(auto)}",
     ]
     cost, least = f"a step of the draft costs {found['step_ratio']:.2f} of the target's", found["needed"]

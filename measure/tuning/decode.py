@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from specbuild.runtime import Engine, RunStats, SamplingParams
-from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.validation import auto_tree
-from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.controller import Controller
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from .chances import Record, replay
 
-OFF, AUTO, AHEAD = "off", "auto", "auto, drafting ahead"
+OFF, AUTO = "off", "auto"
 
 
 @dataclass(frozen=True)
@@ -54,42 +52,38 @@ def seconds(texts: Texts, name: str, part: str) -> float:
 class Decoder:
     """Decodes prompts in the first slot of an engine that is otherwise idle and caches no prefixes."""
 
-    def __init__(self, engine: Engine, loop: Loop, new_tokens: int, overlaps: bool = False) -> None:
+    def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
         """Prepare the loops.
 
         Args:
             engine: The engine.
             loop: The engine's own loop.
             new_tokens: Tokens to decode; a speculative text ends with the round that brings the last of them.
-            overlaps: Whether the engine can draft ahead while the target verifies.
         """
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
         self._alone, self._all = loop.sibling(looks_up=False), loop.sibling()
-        self._ahead = loop.sibling(overlap=True) if overlaps else None
         max_tokens = new_tokens + BEST_DEPTH  # so that the token limit cuts no tree short
         self._params = SamplingParams(max_new_tokens=max_tokens, seed=0, ignore_eos=True)
 
     def decode(
-        self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
+        self, prompt: list[int], speculation: str, temperature: float = 0.0, controller: Controller | None = None
     ) -> Decoded:
         """Decode a prompt.
 
         Args:
             prompt: Its token ids.
-            speculation: OFF, a fixed tree of the draft model alone, or with a policy AUTO or AHEAD (all drafters).
+            speculation: OFF, a fixed tree of the draft model alone, or with a controller AUTO (all drafters).
             temperature: The sampling temperature.
-            policy: The policy for AUTO and AHEAD.
+            controller: Decides under AUTO.
 
         Raises:
             SpecbuildError: The request's error, if it failed.
         """
-        text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
+        text, loop = self._request(prompt, speculation, temperature), self._all if controller else self._alone
         loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
-        if policy:
-            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, loop.trunk)
-            text.policy = policy.for_request(temperature)
-        if self._ahead and speculation == AHEAD:
-            loop = self._ahead
+        if controller:
+            text.tree = auto_tree(self._engine.manifest, controller.cost.table.widest, loop.trunk)
+            text.controller = controller.for_request(temperature)
         while not (text.output or text.error):
             loop.round([text])
         before = loop.stats
@@ -100,13 +94,6 @@ class Decoder:
         if text.error:
             raise text.error
         return Decoded(text, stats)
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of trees drafted ahead that turned out to be the ones needed."""
-        drafter = self._ahead.drafter if isinstance(self._ahead, HostLoop) else None
-        model = drafter.model if isinstance(drafter, LookupDrafter) else None
-        return model.hit / max(model.guessed, 1) if model else 0.0
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
         """Return what would have been accepted of such trees in a plainly decoded text; see `chances.replay`."""
@@ -124,8 +111,7 @@ class Decoder:
         return records
 
     def _request(self, prompt: list[int], speculation: str, temperature: float) -> Sequence:
-        asked = AUTO if speculation == AHEAD else speculation
-        params = replace(self._params, temperature=temperature, speculation=asked)
+        params = replace(self._params, temperature=temperature, speculation=speculation)
         (request,), _ = self._engine.requests([prompt], params, "raise")
-        request.slot, request.policy = 0, None
+        request.slot, request.controller = 0, None
         return request

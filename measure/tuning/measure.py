@@ -16,17 +16,17 @@ from specbuild.measure.roofline import Steps
 from specbuild.runtime import Bundle, Engine, LoadOptions, Manifest, SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import SCHEMA, Times, TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import SCHEMA, Times, TimingTable
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from . import times, trees
 from .chances import Record, begun
-from .decode import AHEAD, AUTO, OFF, Decoded, Decoder
+from .decode import AUTO, OFF, Decoded, Decoder
 
-# Nodes of the widest tree that the policy may grow: twice the best size, at least LEAST; WIDEST without a draft model.
+# Nodes of the widest tree that `auto` may grow: twice the best size, at least LEAST; WIDEST without a draft model.
 LEAST, WIDEST = 8, 32
-GAIN = 1.02  # speedup of drafting ahead above which it is worth a thread
 TEMPERATURE = 0.8  # of the sampled texts
 ROOM = 2 * BEST_DEPTH  # tokens that must fit after a prompt
 SHORTEST = 2 * ROOM  # minimum max_seq_len of a bundle that can be tuned
@@ -85,12 +85,11 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
         raise OptionError(f"{folder} {reason}")
     largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
     drafts, kind = "draft" in manifest.models, manifest.models["draft"].kind if "draft" in manifest.models else None
-    overlaps = kind == "model" and "overlap" in manifest.descriptor.load_options
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
         options = LoadOptions(batch_size=batch, threads=asked.threads, prefix_caching=False)
-        engine = Engine.load(folder, options, overlap=False, resident=False)
+        engine = Engine.load(folder, options, resident=False)
         with engine, engine.scheduler.exclusive() as loop:
-            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens, overlaps)
+            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens)
             progress(what := f"steps of batch {batch}", 0, TURNS)
             steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
             for turn in range(TURNS):
@@ -103,14 +102,9 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
             if batch == 1:
                 table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
                 turns = _in_time(prompts, asked.seconds / 3, AUTO, progress)
-                policy = Policy(TimingTable.of(table, largest + 1), drafts)
-                contenders = [OFF, AUTO, AHEAD] if overlaps else [OFF, AUTO]
-                auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
+                controller = Controller(CostModel(TimingTable.of(table, largest + 1)), drafts)
+                auto = [_take_turns(decoder, each, [OFF, AUTO], number, controller) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
-    if overlaps:
-        gain = trees.overall(auto, AHEAD) / report[AUTO]
-        table["overlap"] = gain > GAIN
-        report["overlap"] = {"gain": gain, "hit_rate": decoder.hit_rate, "on": table["overlap"]}
     return table, report
 
 
@@ -178,12 +172,12 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
 
 
 def _take_turns(
-    decoder: Decoder, prompt: list[int], contenders: Sequence[str], number: int, policy: Policy | None = None
+    decoder: Decoder, prompt: list[int], contenders: Sequence[str], number: int, controller: Controller | None = None
 ) -> dict[str, Decoded]:
     """Decode a prompt by each contender; successive prompts begin with different ones."""
     first = number % len(contenders)
     order = [*contenders[first:], *contenders[:first]]
-    return {name: decoder.decode(prompt, name, policy=policy if name in (AUTO, AHEAD) else None) for name in order}
+    return {name: decoder.decode(prompt, name, controller=controller if name == AUTO else None) for name in order}
 
 
 def _in_time(

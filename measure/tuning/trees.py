@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.timing_table import Times, seconds_at
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .chances import Record, begun
@@ -37,7 +37,7 @@ def promises(texts: Texts, records: Sequence[Sequence[Record]], times: Times, la
     around = [seconds(texts, name, "draft") + seconds(texts, name, "loop") for name in probes.values()]
     for name in names(SIZES, largest):
         nodes = TreeSpec.parse(name).nodes
-        took = float(np.interp(np.log2(nodes), np.log2(list(probes)), around)) + float(times.verify[nodes + 1])
+        took = float(np.interp(np.log2(nodes), np.log2(list(probes)), around)) + seconds_at(times.verify, nodes + 1)
         together = Record.sum(record for each in records for record in begun(each, nodes))
         accepted, (fixed, parents) = together.accepted_of(nodes), best_tree(together.by_rank(), nodes)
         promised = {"accepted": accepted, "seconds": took, "speedup": (1 + accepted) * times.alone / took}

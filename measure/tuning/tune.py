@@ -14,7 +14,7 @@ from specbuild.runtime.bundle.atomic_output import staging
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, REPORT, SCHEMA_VERSION
 from specbuild.runtime.checked_json import JSON_BYTES, decode
-from specbuild.runtime.speculation.timings import FILE
+from specbuild.runtime.speculation.timing_table import FILE
 
 from .measure import Progress, Tuning, measure, unseen, untunable
 

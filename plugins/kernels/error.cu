@@ -18,7 +18,6 @@ size_t specbuild_struct_size(const char *name) {
   if (!strcmp(name, "mask")) return sizeof(specbuild_mask);
   if (!strcmp(name, "growth")) return sizeof(specbuild_growth);
   if (!strcmp(name, "grow")) return sizeof(specbuild_grow);
-  if (!strcmp(name, "text")) return sizeof(specbuild_text);
   if (!strcmp(name, "ring")) return sizeof(specbuild_ring);
   if (!strcmp(name, "norm")) return sizeof(specbuild_norm);
   if (!strcmp(name, "swiglu")) return sizeof(specbuild_swiglu);

@@ -8,25 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import Executor, StepInput
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.drafting.model import Drafter, ModelDrafter
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.acceptance import walk
-from specbuild.runtime.speculation.live import LiveTimings
-from specbuild.runtime.speculation.tree import Tree
+from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.tree import Tree, walk
 
+from .accounting import account
 from .admission import Admission
 from .emission import Emission
-from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes, step_rows
+from .loop import DEFAULTS, LoopOptions, alone, cache_bytes
 from .planner import Planner
 from .reading import Reader, step_input
 
@@ -42,7 +42,7 @@ class HostLoop:
     def __init__(
         self,
         target: Executor,
-        drafter: Drafter | None,
+        proposer: Proposer | None,
         chunk: int,
         eos: frozenset[int],
         options: LoopOptions = DEFAULTS,
@@ -52,79 +52,76 @@ class HostLoop:
 
         Args:
             target: Executor of the target.
-            drafter: What proposes the trees; None: every round is plain decoding.
+            proposer: What proposes the trees; None: every round is plain decoding.
             chunk: Maximum tokens of a prompt in a step.
             eos: Token ids that end a text.
             options: How the loop decodes.
             admission: Slots that another loop over the same target uses as well; None: new ones.
         """
-        self.target, self.drafter, self.tally = target, drafter, RunStats()
+        self.target, self.proposer, self.tally = target, proposer, RunStats()
         max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, max_nodes), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
-        self.exactness, self.live = options.exactness, options.live
+        self.exactness, self.cost = options.exactness, options.cost
         self.trunk = False
-        self.admission = admission or Admission(target, drafter, options.prefix_caching)
+        self.admission = admission or Admission(target, proposer, options.prefix_caching)
         self.check, self.pick, self.release = self.planner.check, self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
         self.cached_texts = self.admission.cached_texts
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
-        with accounted(self, sequences) as account, nvtx.range("round"):
+        with account(self, sequences), nvtx.range("round"):
             self.admission.enter(sequences)
-            trees = self.draft(sequences)
-            inputs = [step_input(s, t) for s, t in zip(sequences, trees, strict=True)]
-            ahead = self.drafter.ahead(sequences) if self.drafter else nullcontext()
-            with nvtx.range("verify"), ahead:
-                before = self.target.seconds
-                logits = self.target.step(inputs)
-            if self.live:
-                self._tell(self.live, account, sequences, inputs, self.target.seconds - before)
-            for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
+            proposals = self.propose(sequences)
+            with nvtx.range("verify"):
+                logits = self.verify(sequences, [proposal.tree for proposal in proposals])
+            for sequence, proposal, rows in zip(sequences, proposals, logits, strict=True):
                 with nvtx.range("accept"), alone(sequence):
-                    (self.accept if sequence.decodes else self.reader.accept)(sequence, tree, rows)
+                    if sequence.decodes:
+                        self.accept(sequence, proposal, rows)
+                    else:
+                        self.reader.accept(sequence, proposal.tree, rows)
 
-    def _tell(
-        self, live: LiveTimings, account: accounted, sequences: Seq[Sequence], inputs: Seq[StepInput], seconds: float
-    ) -> None:
-        """Report a step's seconds and, if every sequence decodes, how many rows the trees added to it."""
-        rows = step_rows(self, sum(len(each.tokens) for each in inputs))
-        live.step("verify", rows, seconds)
-        if all(s.decodes for s in sequences):
-            account.decoded = rows - step_rows(self, sum(s.pending for s in sequences))
-
-    def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """Return each sequence's tree: a drafted one, the root alone, or the next chunk of its prompt."""
-        drafting = self.planner.drafting(sequences) if self.drafter else []
-        proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
-        trees = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
-        decoding = {s.slot: trees.get(s.slot) or Tree([s.tokens[-1]]) for s in sequences if s.decodes}
+    def propose(self, sequences: Seq[Sequence]) -> list[Proposal]:
+        """Return what each sequence adds to the step: a drafted tree, its last token, or a chunk of its prompt."""
+        proposals = {s.slot: Proposal(Tree([s.tokens[-1]])) for s in sequences if s.decodes}
+        drafting = self.planner.drafting(sequences) if self.proposer else []
+        if self.proposer and drafting:
+            drafted = self.proposer.propose(drafting, len(sequences), self.planner.now)
+            proposals |= {s.slot: proposal for s, proposal in zip(drafting, drafted, strict=True)}
         reading = [s for s in sequences if not s.decodes]
         if reading:
-            taken = [s.pending - 1 + len(decoding[s.slot]) for s in sequences if s.decodes]
-            chunks = self.reader.chunks(reading, self._left(taken, len(reading)), len(sequences) == 1)
-            decoding |= {s.slot: chunk for s, chunk in zip(reading, chunks, strict=True)}
-        return [decoding[s.slot] for s in sequences]
+            left = self._left(sum(len(proposal.tree) for proposal in proposals.values()), len(sequences), len(reading))
+            chunks = self.reader.chunks(reading, left, len(sequences) == 1)
+            proposals |= {s.slot: Proposal(chunk) for s, chunk in zip(reading, chunks, strict=True)}
+        return [proposals[s.slot] for s in sequences]
 
-    def _left(self, taken: Seq[int], reading: int) -> int:
-        """Return how many rows of a step prompts may fill beside decoding sequences that have `taken` rows each.
+    def _left(self, taken: int, sequences: int, reading: int) -> int:
+        """Return how many rows of a step prompts may fill beside `taken` rows of decoding sequences.
 
         As many as the options allow. If sequences decode and the table says what steps take, the step also keeps the
         pace, drafts not counted, which have to pay for themselves; unless that leaves less than LEAST tokens of each
         prompt.
         """
-        left = (self._options.step_nodes or 1 << 30) - sum(taken)
-        if self.live and taken:
-            plain, everyone = step_rows(self, len(taken)), step_rows(self, len(taken) + reading)
-            table = self.live.timings.at(self.live.lanes or 1)  # not corrected: it never falls with rows
-            paced = max(table.rows_within(plain, PACE), table.rows_within(everyone, PACE_OF_ALL)) - plain
+        left, decoding = (self._options.step_nodes or 1 << 30) - taken, sequences - reading
+        if self.cost and decoding:
+            times = self.cost.times()  # not corrected: it never falls with rows
+            paced = max(times.rows_within(decoding, PACE), times.rows_within(sequences, PACE_OF_ALL)) - decoding
             left = min(left, max(paced, LEAST * reading))
         return left
 
-    def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
+    def verify(self, sequences: Seq[Sequence], trees: Seq[Tree]) -> list[NDArray[np.float32]]:
+        """Run the target over all trees in one step; return each one's logits, `float32[nodes, V]`."""
+        before = self.target.seconds
+        logits = self.target.step([step_input(s, tree) for s, tree in zip(sequences, trees, strict=True)])
+        if self.cost:
+            self.cost.record("verify", sum(map(len, trees)), self.target.seconds - before)
+        return logits
+
+    def accept(self, sequence: Sequence, proposal: Proposal, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, and commit the path in both caches."""
-        root, drafted, path = len(sequence.tokens) - 1, sequence.shape, list[int]()
+        tree, root, path = proposal.tree, len(sequence.tokens) - 1, list[int]()
 
         def choose(node: int) -> int:
             return self.emission.choose(sequence, logits[node], root + tree.depths[node])
@@ -139,11 +136,9 @@ class HostLoop:
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached = root + len(path)
-        if drafted and self.drafter:
-            self.drafter.commit(sequence, path)
-            self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths))
-        elif sequence.policy and sequence.policy.rest.due and isinstance(self.drafter, LookupDrafter):
-            self.drafter.texts.reflect(sequence, sequence.policy.rest)
+        if sequence.shape and self.proposer:
+            self.proposer.commit(sequence, path)
+            self.planner.record(sequence, proposal, path, sequence.tokens[root + 1], len(tree) - 1, max(tree.depths))
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 
@@ -166,22 +161,21 @@ class HostLoop:
         finally:
             self.release(0)
 
-    def sibling(self, looks_up: bool = True, overlap: bool = False) -> HostLoop:
+    def sibling(self, looks_up: bool = True) -> HostLoop:
         """See `Loop.sibling`."""
-        habits = self.drafter.texts.habits.fresh() if isinstance(self.drafter, LookupDrafter) else None
-        drafter = LookupDrafter(self.fresh_drafter(overlap), looks_up, habits)
-        slots = self.admission.beside(drafter)
-        return HostLoop(self.target, drafter, self.reader.chunk, self.emission.eos, self._options, slots)
+        proposer = Proposer(self.fresh_drafter(), looks_up)
+        slots = self.admission.beside(proposer)
+        return HostLoop(self.target, proposer, self.reader.chunk, self.emission.eos, self._options, slots)
 
-    def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
+    def fresh_drafter(self) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""
-        model = self.drafter.model if isinstance(self.drafter, LookupDrafter) else None
-        return model.again(overlap) if model else None
+        model = self.proposer.model if self.proposer else None
+        return model.again() if model else None
 
     @property
     def draft_executor(self) -> Executor | None:
         """See `Loop.draft_executor`."""
-        return self.drafter.executor if self.drafter else None
+        return self.proposer.executor if self.proposer else None
 
     @property
     def notes(self) -> list[str]:
@@ -196,5 +190,5 @@ class HostLoop:
     def close(self) -> None:
         """See `Loop.close`."""
         self.target.close()
-        if self.drafter:
-            self.drafter.close()
+        if self.proposer:
+            self.proposer.close()

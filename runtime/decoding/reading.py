@@ -78,24 +78,12 @@ def fair(wanted: Seq[int], rows: int) -> list[int]:
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:
     """Return a tree as the executor takes it, with rows from the first uncommitted one on.
 
-    Tokens to recompute come before the tree, as a chain. Logits are wanted for every node of a drafted tree, but in
-    prefill only for the prompt's last token.
+    Logits are wanted for every node of a drafted tree, but in prefill only for the prompt's last token.
     """
     start = sequence.cached
     if not sequence.decodes:
         wanted = int(start + len(tree) == len(sequence.tokens))
         return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, wanted)
-    again = sequence.pending - 1
-    tokens, root = [*sequence.tokens[start : start + again], *tree.tokens], start + again
-    positions = [*range(start, root), *(root + depth for depth in tree.depths)]
-    visible = None if tree.is_chain else _behind(again, tree.ancestors())
-    return StepInput(sequence.slot, start, start, tokens, positions, visible, len(tree))
-
-
-def _behind(chain: int, visible: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the mask of a tree behind a chain of `chain` nodes, which all of its nodes see."""
-    if not chain:
-        return visible
-    whole = np.tri(chain + len(visible), dtype=np.bool_)
-    whole[chain:, chain:] = visible
-    return whole
+    positions = [start + depth for depth in tree.depths]
+    visible = None if tree.is_chain else tree.ancestors()
+    return StepInput(sequence.slot, start, start, tree.tokens, positions, visible, len(tree))

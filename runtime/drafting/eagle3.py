@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.tree import Tree
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, GrowthRule
 
 from .model import ModelDrafter, Text
 
@@ -30,14 +31,17 @@ class EagleDrafter(ModelDrafter):
         self.executor: Executor = executor
         self._target = target
 
-    def again(self, overlap: bool = False) -> Self:
-        """See `ModelDrafter.again`; never overlaps, as the head cannot draft ahead of the target's hidden states."""
+    def again(self) -> Self:
+        """See `ModelDrafter.again`."""
         return type(self)(self.executor, self._chunk, self._target, self._tokens)
 
-    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """Return a tree per sequence; the root alone after a text of one token, which has no hidden state yet."""
-        drafted = iter(super().propose([s for s in sequences if len(s.tokens) > 1]))
-        return [next(drafted) if len(s.tokens) > 1 else Tree([s.tokens[-1]]) for s in sequences]
+    def grow(self, asked: Seq[tuple[Sequence, TreeSpec, GrowthRule | None]]) -> list[Growth]:
+        """See `ModelDrafter.grow`; a text of one token has no hidden state yet, and gets the root alone."""
+        grown = iter(super().grow([each for each in asked if len(each[0].tokens) > 1]))
+        return [
+            next(grown) if len(sequence.tokens) > 1 else Growth(shape, Tree(sequence.tokens[-1:]))
+            for sequence, shape, _ in asked
+        ]
 
     def _behind(self, text: Text) -> int:
         return len(text.tokens) - 1 - self.cached[text.slot]
@@ -63,5 +67,5 @@ class EagleDrafter(ModelDrafter):
         self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `Drafter.keep`; the last row is not kept, as it depends on the token after it."""
+        """See `KeepsRows.keep`; the last row is not kept, as it depends on the token after it."""
         super().keep(slot, source, max(rows - 1, 0))

@@ -1,4 +1,4 @@
-"""Makes the drafter for the kind of a bundle's draft, and loads the bundle's habits."""
+"""Makes the drafter for the kind of a bundle's draft."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from specbuild.runtime.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .eagle3 import EagleDrafter
-from .habits import FILE, Common, Habits
 from .model import ModelDrafter
 from .pard import PardDrafter
 
 
-def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, overlap: bool) -> ModelDrafter:
+def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int) -> ModelDrafter:
     """Return the drafter for the kind of a bundle's draft.
 
     Args:
@@ -25,7 +24,6 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, ov
         draft: Executor of the draft.
         target: Executor of the target, whose hidden states an EAGLE-3 head reads.
         chunk: Maximum nodes of a text in a step of the draft.
-        overlap: Whether it goes on drafting while the target verifies; ignored by kinds that cannot.
 
     Raises:
         BundleError: If the token ids of the draft's columns are invalid.
@@ -35,18 +33,7 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, ov
         return EagleDrafter(draft, chunk, target, tokens)
     if record.mask_token is not None:
         return PardDrafter(draft, chunk, record.mask_token, tokens)
-    return ModelDrafter(draft, chunk, overlap, tokens)
-
-
-def habits_of(bundle: Bundle) -> Habits:
-    """Return the initial habits, with the bundle's statistics of common texts if there are any; raises BundleError."""
-    if FILE not in bundle.manifest.files:
-        return Habits()
-    try:
-        record = decode(bundle.read(FILE, JSON_BYTES))
-    except ValueError as error:
-        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): build the bundle again") from None
-    return Habits(Common.of(record, bundle.manifest.models["target"].vocab_size))
+    return ModelDrafter(draft, chunk, tokens)
 
 
 def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:

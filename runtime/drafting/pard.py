@@ -24,8 +24,8 @@ class PardDrafter(ModelDrafter):
         super().__init__(executor, chunk, tokens=tokens)
         self._mask = mask
 
-    def again(self, overlap: bool = False) -> Self:
-        """See `ModelDrafter.again`; never overlaps, as there is no next pass to draft ahead."""
+    def again(self) -> Self:
+        """See `ModelDrafter.again`."""
         return type(self)(self.executor, self._chunk, self._mask, self._tokens)
 
     def _grow(self, growing: list[Text]) -> None:

@@ -1,9 +1,8 @@
-"""Composition of an engine's parts: the only module that combines models, drafter, policy, loop and tokenizer."""
+"""Composition of an engine's parts: the only module that combines models, drafter, controller, loop and tokenizer."""
 
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,14 +14,13 @@ from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
-from specbuild.runtime.drafting.factory import drafter_of, habits_of
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.drafting.text_drafts import TextDrafts
+from specbuild.runtime.drafting.factory import drafter_of
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.runtime.speculation.live import GAP, LiveTimings
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import FILE, TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .load_options import LoadOptions
@@ -36,11 +34,11 @@ _log = logging.getLogger("specbuild")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of an engine; `policy` is None if the bundle was never tuned."""
+    """The parts of an engine; `controller` is None if the bundle was never tuned."""
 
     tokenizer: Tokenizer
     loop: Loop
-    policy: Policy | None
+    controller: Controller | None
 
 
 def compose(bundle: Bundle, options: LoadOptions) -> Parts:
@@ -61,30 +59,29 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     manifest = bundle.manifest
     _check_tree(bundle, manifest.default_tree, MANIFEST)
     with bundle.verified(), ExitStack() as undo:
-        loop, policy = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
+        loop, controller = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
         undo.callback(loop.close)
         tokenizer = tokenizer_of(bundle, options.chat_template)
         undo.pop_all()
-    return Parts(tokenizer, loop, policy)
+    return Parts(tokenizer, loop, controller)
 
 
-def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
-    """Return a loop over a bundle's models on this CPU, and its policy if the bundle was tuned."""
+def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Controller | None]:
+    """Return a loop over a bundle's models on this CPU, and its controller if the bundle was tuned."""
     from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, exactness_class, load_model
 
     manifest, threads, model = bundle.manifest, options.threads or cores(), None
     with ExitStack() as undo:
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
-        policy = _policy(bundle, options, target)
+        controller = _controller(bundle, options, target)
         if _drafts(bundle, options):
-            overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
             undo.callback(draft.close)
-            model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
-            model.live = policy.live if policy else None
+            model = drafter_of(bundle, draft, target, PROMPT_CHUNK)
+            model.cost = controller.cost if controller else None
         undo.pop_all()
-    drafter = LookupDrafter(model, options.drafter != "model", habits_of(bundle))
+    proposer = Proposer(model, options.drafter != "model")
     chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits
     each: int | None = None
     if options.max_num_batched_tokens is not None:
@@ -92,14 +89,14 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
         chunk, lone_chunk = (min(size, options.max_num_batched_tokens) for size in (chunk, lone_chunk))
         asked = limits.max_draft_tokens
         limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
-    live = policy.live if policy else None
+    cost = controller.cost if controller else None
     step = options.max_num_batched_tokens
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness_class(), each, step, live)
-    return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness_class(), each, step, cost)
+    return HostLoop(target, proposer, chunk, frozenset(manifest.eos_token_ids), how), controller
 
 
-def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy | None]:
-    """Return a loop over a bundle's models on the first GPU, and its policy; on an error all GPU memory is freed."""
+def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Controller | None]:
+    """Return a loop over a bundle's models on the first GPU, and its controller; an error frees all GPU memory."""
     from specbuild.runtime.backends.gpu.exactness import find
     from specbuild.runtime.backends.gpu.load import Placement, loaded
     from specbuild.runtime.backends.kernels.cubins import find_kernels
@@ -112,20 +109,20 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
         hosted, draft, max_nodes = None, models.draft, options.limits.max_draft_tokens
         exactness = find(models.target, bundle.manifest.buckets[-1] if max_nodes is None else 1 + max_nodes)
         if draft and bundle.manifest.models["draft"].kind != "model":
-            hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
-        policy = _policy(bundle, options, models.target, exactness.sequence_rows - 1 if exactness else 0)
-        live = policy.live if policy else None
+            hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1])
+        controller = _controller(bundle, options, models.target, padded=True)
+        cost = controller.cost if controller else None
         loop = DeviceLoop(
             models.target,
             None if hosted else draft,
             models.kernels,
             frozenset(bundle.manifest.eos_token_ids),
-            TextDrafts(options.drafter != "model", habits_of(bundle), padded=True),
+            options.drafter != "model",
             hosted=hosted,
-            options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, live=live),
+            options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, cost=cost),
             ahead=AHEAD if options.resident or (options.resident is None and follows(hosted)) else 0,
         )
-        return loop, policy
+        return loop, controller
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
@@ -159,10 +156,10 @@ def _check_tree(bundle: Bundle, tree: str, name: str) -> None:
         raise BundleError(f"{bundle.path(name)}: {str(error)[:300]}; build the bundle again") from None
 
 
-def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 0) -> Policy | None:
-    """Return the policy for the bundle's timing table, or None if the bundle was never tuned.
+def _controller(bundle: Bundle, options: LoadOptions, target: Executor, padded: bool = False) -> Controller | None:
+    """Return the controller for the bundle's timing table, or None if the bundle was never tuned.
 
-    Warn if the table was measured on another machine or with another thread count. `free`: see `Policy`.
+    Warn if the table was measured on another machine or with another thread count. `padded`: see `CostModel`.
     """
     if FILE not in bundle.manifest.files:
         if options.limits.min_expected_speedup > 1:
@@ -179,6 +176,5 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         what = "on another machine" if other else "with another thread count"
         _log.warning("%s was tuned %s (%s; here %s): run specbuild tune", bundle.folder, what, tuned, now)
-    gap = math.inf if bundle.manifest.descriptor.on_gpu else GAP  # on a GPU it is not measured what that costs
-    live = LiveTimings(timings, target.batch_size, options.live_timings, gap)
-    return Policy(timings, _drafts(bundle, options), options.limits, free=free, live=live)
+    cost = CostModel(timings, target.batch_size, padded, options.live_timings)
+    return Controller(cost, _drafts(bundle, options))

@@ -28,7 +28,7 @@ from specbuild.runtime.requests.validation import Errors, Params, Prompts, Valid
 from specbuild.runtime.sampling.constraint import Constraint
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
-from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.controller import Controller
 
 from .composition import compose
 from .engine_view import EngineView
@@ -67,15 +67,15 @@ class Engine(EngineView):
         batch_size: int,
         options: LoadOptions = DEFAULTS,
         clock: Callable[[], float] = time.perf_counter,
-        policy: Policy | None = None,
+        controller: Controller | None = None,
         name: str = "an engine",
     ) -> None:
         """Serve a loop. Of `options` only max_waiting, max_model_len, on_finish and stall_timeout are used."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
         self._loop = loop
-        self._validator = Validator(manifest, tokenizer, loop.check, policy, loop.trunk, options.max_model_len)
-        self.timings = policy.timings if policy else None  # None: the bundle was never tuned
-        self._live = policy.live if policy else None
+        self._validator = Validator(manifest, tokenizer, loop.check, controller, loop.trunk, options.max_model_len)
+        self.timings = controller.cost.table if controller else None  # None: the bundle was never tuned
+        self._cost = controller.cost if controller else None
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
@@ -98,7 +98,7 @@ class Engine(EngineView):
         bundle, options = Bundle.open(path), replace(options, **given)
         parts = compose(bundle, options)
         made = bundle.manifest, parts.tokenizer, parts.loop, options.batch_size, options
-        return cls(*made, policy=parts.policy, name=str(bundle.folder))
+        return cls(*made, controller=parts.controller, name=str(bundle.folder))
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
         """Decode every prompt; return results in the prompts' order, the n samples of a prompt one after another.

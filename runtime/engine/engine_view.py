@@ -7,9 +7,9 @@ from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.validation import Validator
+from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.draft_limits import Limits
-from specbuild.runtime.speculation.live import LiveTimings
-from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.timing_table import TimingTable
 
 from .health import Health, Usage
 from .scheduler import Scheduler
@@ -25,7 +25,7 @@ class EngineView:
     timings: TimingTable | None  # None: the bundle was never tuned
     _loop: Loop
     _validator: Validator
-    _live: LiveTimings | None
+    _cost: CostModel | None
 
     @property
     def max_model_len(self) -> int:
@@ -40,7 +40,7 @@ class EngineView:
     @property
     def correction(self) -> float:
         """Ratio of the target's recent step times to those of the timing table; 1 without a table."""
-        return self._live.correction if self._live else 1.0
+        return self._cost.correction if self._cost else 1.0
 
     @property
     def limits(self) -> Limits:

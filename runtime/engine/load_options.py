@@ -23,7 +23,6 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("resident", bool, "true, false or None"),
     ("prefix_caching", bool, "true or false"),
     ("live_timings", bool, "true or false"),
-    ("overlap", bool, "true, false or None"),
     ("kv_cache_tokens", int, "a whole number or None"),
     ("limits", Limits, "Limits"),
     ("chat_template", str, "a text or None"),
@@ -54,7 +53,6 @@ class LoadOptions:
     threads: CPU threads of the target, by default one per core.
     draft_threads: CPU threads of the draft, by default one.
     max_num_batched_tokens: maximum tokens of a step, at least two for each sequence; no text depends on it.
-    overlap: whether a draft of kind "model" drafts on while the target verifies; None leaves it to what tuning found.
     resident: run rounds one after another on the GPU without the host between them (docs/internals/device-loop.md);
     None does where they can, true refuses a host on which they cannot.
     gpu_weights_percent: share of the target's weights kept on the GPU, 0 … 1; its engine streams the others.
@@ -71,7 +69,6 @@ class LoadOptions:
     prefix_caching: bool = True
     kv_cache_tokens: int | None = None
     limits: Limits = NO_LIMITS
-    overlap: bool | None = None
     on_finish: Callable[[Result], object] | None = None
     stall_timeout: float | None = STALL_TIMEOUT
     max_model_len: int | None = None
@@ -90,8 +87,8 @@ class LoadOptions:
                 raise OptionError(f"threads must be 1…{max_threads}, not {shown(count)}")
         if type(self.max_waiting) is not int or self.max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
-        if self.drafter == "ngram" and (self.overlap or self.draft_threads is not None):
-            raise OptionError("the ngram drafter has no model: drop overlap and draft_threads")
+        if self.drafter == "ngram" and self.draft_threads is not None:
+            raise OptionError("the ngram drafter has no model: drop draft_threads")
         for name in ("max_model_len", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 2):
@@ -126,8 +123,6 @@ class LoadOptions:
         if self.drafter == "model" and "draft" not in manifest.models:
             raise OptionError(f"{bundle.folder} has no draft: use the ngram drafter, or build it with --draft")
         draft = manifest.models.get("draft")
-        if self.overlap and (draft is None or draft.kind != "model"):
-            raise OptionError(f"{bundle.folder} has no draft that drafts token by token, and so ahead: drop overlap")
         if self.draft_threads is not None and draft is None:
             raise OptionError(f"{bundle.folder} was built without a draft: drop draft_threads")
         if self.batch_size > manifest.max_batch_size:
@@ -156,7 +151,6 @@ class LoadKeywords(TypedDict, total=False):
     prefix_caching: bool
     kv_cache_tokens: int | None
     limits: Limits
-    overlap: bool | None
     on_finish: Callable[[Result], object] | None
     stall_timeout: float | None
     max_model_len: int | None

@@ -177,9 +177,6 @@ class RunStats:
         accept: Seconds of walking trees and emitting tokens; prefill chunks do not count. 0 on a device, which does
             it by itself.
         commit: Seconds of committing accepted rows in the caches; as `accept`.
-        told: Seconds that the timing table has for the steps and rounds it covers, the last 8 rounds perhaps left out;
-            0 without a table.
-        timed: Seconds that these took by the clock; 0 without a table.
     """
 
     rounds: int = 0
@@ -189,8 +186,6 @@ class RunStats:
     verify: float = 0.0
     accept: float = 0.0
     commit: float = 0.0
-    told: float = 0.0
-    timed: float = 0.0
 
     @classmethod
     def sum(cls, parts: Iterable[RunStats]) -> RunStats:
@@ -212,18 +207,13 @@ class RunStats:
         return self.loop / self.total if self.total else 0.0
 
     @property
-    def correction(self) -> float:
-        """Time that steps and rounds took, divided by the timing table's; 1 without a table."""
-        return self.timed / self.told if self.told else 1.0
-
-    @property
     def host(self) -> float:
         """The loop's own seconds without accepting and committing."""
         return self.loop - self.accept - self.commit
 
     def to_dict(self) -> dict[str, Any]:
-        """Return counts, seconds, the loop's own share and the correction as JSON data."""
+        """Return counts, seconds and the loop's own share as JSON data."""
         parts = "total", "draft", "verify", "accept", "commit", "host"
         seconds = {f"{part}_s": getattr(self, part) for part in parts}
         counts = {"rounds": self.rounds, "emitted": self.emitted}
-        return {**counts, **seconds, "loop_share": self.loop_share, "correction": self.correction}
+        return {**counts, **seconds, "loop_share": self.loop_share}

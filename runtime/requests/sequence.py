@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from specbuild.runtime.errors import ExecutionError, SpecbuildError, message_of
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.controller import SequenceController
 from specbuild.runtime.speculation.draft_limits import Limits
-from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
@@ -39,12 +39,11 @@ class Sequence:
     detokenizer: Detokenizer
     metrics: RequestMetrics
     limit: int  # maximum tokens, prompt and output together
-    policy: SequencePolicy | None = None  # chooses each round's tree; None: always the same tree
+    controller: SequenceController | None = None  # decides what each round drafts; None: always the same tree
     sample: int = 0  # which of the prompt's samples, from 0
     deadline: float = math.inf  # when to end it, in seconds on the scheduler's clock
     slot: int = -1  # -1: none yet
     cached: int = 0  # tokens whose rows are committed in the target's cache
-    lead: float = 0.0  # tokens by which it is ahead of plain decoding, and LEEWAY for each round
     output: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)  # one per output token: whether a drafter had proposed it
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
@@ -52,7 +51,7 @@ class Sequence:
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None: something else did
     error: SpecbuildError | None = None
     shape: TreeSpec | None = field(init=False)  # the tree within the round's limits; None: no draft
-    room: int = 1 << 16  # maximum draft nodes in its part of a step
+    room: int = 1 << 16  # maximum draft nodes in this round
     _ids: NDArray[np.int64] = field(init=False)
     _string: str = ""
 
@@ -75,10 +74,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Number of tokens that are not in the target's cache yet, the last one included.
-
-        After prefill it is 1, or more if a side branch was accepted (see `HostLoop.accept`).
-        """
+        """Number of tokens that are not in the target's cache yet, the last one included; 1 after prefill."""
         return len(self.tokens) - self.cached
 
     @property
@@ -103,17 +99,15 @@ class Sequence:
             self.deadline = now + self.params.deadline
 
     def limit_tree(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
-        """Set `shape`, the tree of this round; None if nothing may be drafted.
+        """Set `room`, and `shape`, the tree of this round; None if nothing may be drafted.
 
         Args:
             limits: The operator's limits.
             batch: Number of sequences that draft in the round, this one included.
             max_nodes: Maximum nodes of its part of a step, root included.
         """
-        self.room = max_nodes - self.pending
-        if self.policy:
-            self.policy.limits = limits
-        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(self.room, self.tree.nodes)))
+        self.room = limits.max_nodes(batch, min(max_nodes - 1, self.limit - len(self.tokens) - 1))
+        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(max_nodes - 1, self.tree.nodes)))
 
     def emit(self, token: int, eos: frozenset[int], begins: bool = True) -> None:
         """Append a token; set `finish_reason` if it ends the text.

@@ -15,7 +15,7 @@ from specbuild.runtime.sampling.min_tokens import MinTokens
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
 from specbuild.runtime.sampling.structured import StructuredOutputs
 from specbuild.runtime.sampling.vocabulary import Vocabulary
-from specbuild.runtime.speculation.policy import Policy, SequencePolicy
+from specbuild.runtime.speculation.controller import Controller, SequenceController
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
@@ -37,7 +37,7 @@ class Validator:
         manifest: Manifest,
         tokenizer: Tokenizer,
         fits: Callable[[Sequence], None],
-        policy: Policy | None = None,
+        controller: Controller | None = None,
         trunk: bool = False,
         max_model_len: int | None = None,
     ) -> None:
@@ -47,13 +47,13 @@ class Validator:
             manifest: The bundle's manifest.
             tokenizer: The bundle's tokenizer.
             fits: Raises OptionError for a sequence that can never run: see `Loop.check`.
-            policy: Chooses the trees of requests with speculation "auto"; None: they get the bundle's default tree.
+            controller: Chooses the trees of requests with speculation "auto"; None: they get the bundle's default tree.
             trunk: See `Loop`.
             max_model_len: See `LoadOptions`.
         """
         self.max_model_len = max_model_len or manifest.max_seq_len
         self._manifest, self._tokenizer, self._trunk = manifest, tokenizer, trunk
-        self._fits, self._policy, self.grammars = fits, policy, Grammars(self._vocabulary)
+        self._fits, self._controller, self.grammars = fits, controller, Grammars(self._vocabulary)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """Make the sequences of several prompts.
@@ -107,7 +107,7 @@ class Validator:
                 ),
                 limit=min(len(tokens) + params.max_new_tokens, self.max_model_len),
                 sample=sample,
-                policy=self._policy_of(params),
+                controller=self._controller_of(params),
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]
@@ -145,7 +145,7 @@ class Validator:
         return replace(params, constraint=MinTokens(params.min_tokens, ends, params.constraint))
 
     def _named(self, speculation: str, tree: TreeSpec | None) -> str:
-        return "auto" if self._policy and speculation == "auto" else str(tree or "off")
+        return "auto" if self._controller and speculation == "auto" else str(tree or "off")
 
     def check(self, tokens: list[int]) -> list[int]:
         """Return a prompt's token ids unchanged; raise PromptError if they are empty, too many or out of vocabulary."""
@@ -164,15 +164,15 @@ class Validator:
             if not self._tokenizer.has(token) and token not in self._manifest.eos_token_ids:
                 raise OptionError(f"logit_bias names {token}, which no token has: give ids of the model's tokens")
 
-    def _policy_of(self, params: SamplingParams) -> SequencePolicy | None:
-        if self._policy is None or params.speculation != "auto":
+    def _controller_of(self, params: SamplingParams) -> SequenceController | None:
+        if self._controller is None or params.speculation != "auto":
             return None
-        return self._policy.for_request(params.temperature, params.session, params.background)
+        return self._controller.for_request(params.temperature, params.session, params.background)
 
     def _tree(self, speculation: str) -> TreeSpec | None:
         if speculation == "off":
             return None
-        default = self._policy.timings.widest if self._policy else self._manifest.default_tree
+        default = self._controller.cost.table.widest if self._controller else self._manifest.default_tree
         if speculation != "auto":
             return TreeSpec.parse(speculation).check(self._manifest.buckets[-1])
         return auto_tree(self._manifest, default, self._trunk)

@@ -1,29 +1,51 @@
-"""Acceptance: walk the tree along the target's own choices.
-
-The target's choice at a node is a function of its logits, the node's path and the noise at its position, never of
-the draft, so the accepted text is the same whatever was drafted (Daliri, Musco, Suresh, "Coupling without
-Communication and Drafter-Invariant Speculative Decoding", 2024).
-"""
+"""How a drafter's tokens fare: those that were accepted, over those that calibration expected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .tree import Tree
+from .timing_table import MAX_CHANCE
+
+PRIOR = 4.0  # tokens that the prior weighs
+MEMORY = 0.9  # weight that a round's counts keep for the next one
 
 
-def walk(tree: Tree, choose: Callable[[int], int | None]) -> Iterator[tuple[int, int]]:
-    """Yield `(node, token)` for each accepted node, the root first; the token is the target's choice there.
+@dataclass(slots=True)
+class Acceptance:
+    """A drafter's accepted and expected tokens; old rounds count less.
 
-    The walk goes on while a child carries the choice, and ends where `choose` returns None because it cannot tell; the
-    last token is the bonus token. `choose(node)` is called only at accepted nodes, and only as far as the caller goes
-    on.
+    A trial is a node of the accepted path that had children; it fails if none of them was accepted, and ends the path.
     """
-    children = tree.children() if len(tree) > 1 else {}
-    node: int | None = 0
-    while node is not None:
-        token = choose(node)
-        if token is None:
-            return
-        yield node, token
-        node = children.get((node, token))
+
+    accepted: float = PRIOR
+    expected: float = PRIOR
+
+    @property
+    def ratio(self) -> float:
+        """Accepted tokens for each expected one: the mean of a gamma distribution."""
+        return self.accepted / self.expected
+
+    @property
+    def log_ratio(self) -> float:
+        """The logarithm of `ratio`, but of a thousandth at least."""
+        return math.log(max(self.ratio, 1e-3))
+
+    def record(self, accepted: int, chances: Sequence[float]) -> None:
+        """Record a round's trials: how many succeeded, and the calibrated chance of each."""
+        if chances:
+            self.accepted = MEMORY * self.accepted + accepted
+            self.expected = MEMORY * self.expected + sum(chances)
+
+    def prior(self) -> Acceptance:
+        """Return what another sequence begins with."""
+        return Acceptance(PRIOR * self.ratio, PRIOR)
+
+    def reached(self, chances: Sequence[float]) -> list[float]:
+        """Return the chance that each token of a chain is accepted with all before it, by its calibrated chance."""
+        found, reached = list[float](), 1.0
+        for chance in chances:
+            reached *= min(chance * self.ratio, MAX_CHANCE)
+            found.append(reached)
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,11 +117,6 @@ class Tree:
         """Return whether node i + 1 is the child of node i, so that causal order is the tree's own order."""
         return self.depths[-1] == len(self.tokens) - 1
 
-    @property
-    def trunk(self) -> int:
-        """The number of nodes before the first side branch, the root included: each is the child of the one before."""
-        return next((node for node, depth in enumerate(self.depths) if depth != node), len(self.depths))
-
     def children(self) -> dict[tuple[int, int], int]:
         """Return a map of (parent, token) to node; siblings never share a token."""
         return {(p, t): n for n, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
@@ -140,3 +135,22 @@ class Tree:
         for node in range(1, len(self.tokens)):
             visible[node] |= visible[self.parents[node]]
         return visible
+
+
+def walk(tree: Tree, choose: Callable[[int], int | None]) -> Iterator[tuple[int, int]]:
+    """Yield `(node, token)` for each accepted node, the root first; the token is the target's choice there.
+
+    The walk goes on while a child carries the choice, and ends where `choose` returns None because it cannot tell; the
+    last token is the bonus token. `choose(node)` is called only at accepted nodes, and only as far as the caller goes
+    on. The target's choice is a function of its logits, the node's path and the noise at its position, never of the
+    draft, so the accepted text is the same whatever was drafted (Daliri, Musco, Suresh, "Coupling without Communication
+    and Drafter-Invariant Speculative Decoding", 2024).
+    """
+    children = tree.children() if len(tree) > 1 else {}
+    node: int | None = 0
+    while node is not None:
+        token = choose(node)
+        if token is None:
+            return
+        yield node, token
+        node = children.get((node, token))

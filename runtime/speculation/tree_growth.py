@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .policy import SequencePolicy
+from .cost_model import RoundCost
+from .timing_table import MAX_CHANCE, Chances
 from .tree import Tree, TreeSpec
 
 _HUGE = 1e300
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthRule:
+    """When a tree stops growing: a node or level must bring more than its seconds do (CaDDTree, arXiv 2606.01813).
+
+    Attributes:
+        chances: The draft model's calibration.
+        log_ratio: Logarithm of its accepted over its expected tokens.
+        rate: Tokens that a second is worth.
+        cost: The round's prices.
+    """
+
+    chances: Chances
+    log_ratio: float
+    rate: float
+    cost: RoundCost
+
+    def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return children's log chances if their parent is accepted, by their log likelihoods."""
+        return np.minimum(self.chances.log_chances(likelihoods) + self.log_ratio, math.log(MAX_CHANCE))
+
+    def expands(self, scores: Sequence[float]) -> int:
+        """Return how many nodes of a level, by their log chances, have children that are worth a draft step."""
+        step, row = min(self.chances.step * math.exp(self.log_ratio), MAX_CHANCE), self.rate * self.cost.row
+        gain, best, count = 0.0, 0.0, 0
+        for size, score in enumerate(scores, 1):
+            gain += max(step * math.exp(score) - row, 0.0)
+            worth = gain - self.rate * self.cost.level(size)
+            if worth > best:
+                best, count = worth, size
+        return count
 
 
 @dataclass(slots=True)
@@ -23,7 +57,7 @@ class Growth:
 
     spec: TreeSpec
     pool: Tree
-    before: list[int] = field(default_factory=list)  # tokens between the text and the root, if the root is a guess
+    rule: GrowthRule | None = None  # how far to grow; the scores are then log chances
     scores: list[float] = field(default_factory=lambda: [0.0])
     rows: list[int] = field(default_factory=lambda: [-1])
     frontier: list[int] = field(default_factory=lambda: [0])
@@ -32,7 +66,6 @@ class Growth:
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
     forced: set[int] = field(default_factory=set)  # pool nodes whose tokens the constraint forces
-    policy: SequencePolicy | None = None  # decides how far to grow; the scores are then log chances
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
@@ -47,8 +80,8 @@ class Growth:
         self.depth += 1
         best = set(self.best())
         self.frontier = [node for node in level if node in best][: self.spec.expand]
-        if self.policy and not self.done:
-            self.frontier = self.frontier[: self.policy.expands([self.scores[node] for node in self.frontier])]
+        if self.rule and not self.done:
+            self.frontier = self.frontier[: self.rule.expands([self.scores[node] for node in self.frontier])]
 
     def best(self, nodes: int | None = None) -> list[int]:
         """Return the root and the best `nodes` nodes of the pool; an ancestor never scores below its descendants."""
@@ -74,49 +107,37 @@ class Growth:
                 self.forced.add(node)
 
     def ranked(self) -> list[float]:
-        """Return the scores of as many nodes as the tree may have, best first."""
-        return sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
+        """Return the chances of as many nodes as the tree may have, the likeliest first."""
+        chances: list[float] = np.exp(sorted(self.scores[1:], reverse=True)[: self.spec.nodes]).tolist()
+        return chances
 
     @property
     def done(self) -> bool:
         """Return whether no further level is wanted."""
         return self.depth >= self.spec.depth or not self.frontier
 
-    def tree(self) -> Tree:
-        """Return the final tree, its likeliest branch first; this remembers its nodes' places in the pool."""
-        policy, tree = self.policy, self.pool
-        self.kept = self._trunk_first(self.best(policy.verifies(self.ranked()) if policy else None))
-        if self.kept != list(range(len(self.pool))):
-            tree, index = Tree([self.pool.tokens[0]]), {0: 0}
-            for node in self.kept[1:]:
-                index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
-        if policy:
-            policy.promise(tree.parents, [self.scores[node] for node in self.kept])
-            for at in (place for place, node in enumerate(self.kept) if node in self.forced):
-                policy.below[tree.parents[at]] = 0.0  # a forced token is no trial
+    def tree(self, nodes: int | None = None) -> Tree:
+        """Return the final tree, of its best `nodes` nodes; this remembers their places in the pool."""
+        self.kept = self.best(nodes)
+        if len(self.kept) == len(self.pool):
+            return self.pool
+        tree, index = Tree([self.pool.tokens[0]]), {0: 0}
+        for node in self.kept[1:]:
+            index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
         return tree
 
-    def _trunk_first(self, nodes: list[int]) -> list[int]:
-        """Return the nodes with the trunk of best children first; parents stay before children."""
-        if self.spec.width == 1:
-            return nodes
-        child, trunk = dict[int, int](), [0]
-        for node in nodes[1:]:
-            other = child.setdefault(self.pool.parents[node], node)
-            if self.scores[node] > self.scores[other]:
-                child[self.pool.parents[node]] = node
-        while trunk[-1] in child:
-            trunk.append(child[trunk[-1]])
-        return trunk + [node for node in nodes if node not in trunk]
-
-    def likeliest(self) -> list[int]:
-        """Return the nodes from below the root to the final tree's likeliest leaf."""
-        inner, path = {self.pool.parents[node] for node in self.kept[1:]}, list[int]()
-        node = max((node for node in self.kept if node not in inner), key=lambda n: self.scores[n])
-        while node:
-            path.append(node)
-            node = self.pool.parents[node]
-        return path[::-1]
+    def chances(self) -> list[float]:
+        """Return, by node of the final tree, the calibrated chance that a child is accepted; 0 if it is forced."""
+        index, log_ratio = (
+            {node: place for place, node in enumerate(self.kept)},
+            self.rule.log_ratio if self.rule else 0.0,
+        )
+        found = [0.0] * len(self.kept)
+        for node in self.kept[1:]:
+            if node not in self.forced:
+                parent = self.pool.parents[node]
+                found[index[parent]] += math.exp(self.scores[node] - self.scores[parent] - log_ratio)
+        return found
 
     def place(self) -> NDArray[np.bool_] | None:
         """Give the frontier its rows; return which rows after the committed ones its nodes see, or None for a chain."""

@@ -17,7 +17,7 @@ from campaign.classes import CLASSES, LIMITS
 from campaign.mutations import mutate_bytes, mutate_json, to_bytes
 
 from specbuild.runtime.bundle.bundle import Bundle
-from specbuild.runtime.speculation.timings import FILE
+from specbuild.runtime.speculation.timing_table import FILE
 
 SEED, PLANTED = 6, "planted_attacks:"
 SLOW = ("checkpoints", "signals")  # to prepare: torch, and a build

@@ -37,7 +37,6 @@ SOUND: dict[str, dict[str, Any]] = {
     "tree_mask": {"batch": 1, "nodes": 2, "tree_nodes": 2, "capacity": 4, "dtype": Dtype.BOOL},
     "grow_level": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
     "finish_tree": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
-    "continue_text": {"batch": 1, "nodes": 4, "capacity": 700, "slots": 1 << 16},
     "publish": {"batch": 1, "nodes": 3, "rounds": 2},
     "rms_norm": {
         "epsilon": 1e-5,
@@ -58,7 +57,7 @@ OPTIONAL = {  # arrays that may be missing
     ).split(),
     *("stop query_norm key_norm sinks workspace roots pair page_table key_scale value_scale node_rows").split(),
 }
-NEEDED = {"continue_text": {"parents", "counts", "roots"}, "publish": {"counts"}, "tree_attention": {"output"}}
+NEEDED = {"publish": {"counts"}, "tree_attention": {"output"}}
 NEEDED |= {"rms_norm": {"output"}, "swiglu_gate": {"output"}, "gather_rows": {"output"}}
 TOGETHER = {"bias_tokens", "bias_values", "salts", "page_table", "key_scale", "value_scale"}  # with another field
 
@@ -128,7 +127,6 @@ NO_MATCH: dict[str, list[dict[str, Any]]] = {  # what does not fit the rest, or 
     "swiglu_gate": [{"stride": 8}],
     "gather_rows": [{"row_bytes": 24}],
     "tree_mask": [{"capacity": 1}],
-    "continue_text": [{"slots": 12}, {"salts": None}],
 }  # fmt: skip
 
 

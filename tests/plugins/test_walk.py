@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
-from specbuild.runtime.speculation import acceptance
 from specbuild.runtime.speculation.tree import Tree
+from specbuild.runtime.speculation.tree import walk as walk_tree
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,7 +58,7 @@ def test_anything(
         out = walk(kernels, tokens, None if chain else parents, choices, **more)
     assert not out["fault"].any()
     for b, tree in enumerate(trees):
-        walked = acceptance.walk(tree, lambda node, b=b: int(choices[b, node]))
+        walked = walk_tree(tree, lambda node, b=b: int(choices[b, node]))
         path, emitted = zip(*[step for at, step in enumerate(walked) if not trunk or step[0] == at], strict=True)
         length = out["length"][b]
         assert out["path"][b].tolist() == [*path, *[-1] * (nodes - length)]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.sampling.constraint import Bitmask, pack
 from specbuild.runtime.sampling.sampler import SamplingParams
 
@@ -103,8 +103,8 @@ def fits(seen: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...],
 
 
 def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str, end: int = 11) -> HostLoop:
-    """A loop over hash models in batches of four. `drafter`: lookup, model, both, or ahead: both, beside the target."""
+    """A loop over hash models in batches of four. `drafter`: lookup, model or both."""
     executor = hash_executor(hash_model(seed, error=0.4), BATCH)
-    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8, overlap=drafter == "ahead")
+    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8)
     target = hash_executor(hash_model(seed), BATCH)
-    return HostLoop(target, LookupDrafter(drafts, looks_up=drafter != "model"), 16, frozenset({end}))
+    return HostLoop(target, Proposer(drafts, looks_up=drafter != "model"), 16, frozenset({end}))

@@ -16,7 +16,6 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
-from specbuild.runtime.drafting.text_drafts import TextDrafts
 from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
@@ -31,11 +30,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"frequency_penalty": 0.8, "temperature": 1.0, "speculation": "off"},
 ]
 LENGTHS = [3, 33, 1, 12, 26, 2, 7]
-
-
-def model_alone() -> TextDrafts:
-    """No drafts from texts: the model drafts."""
-    return TextDrafts(looks_up=False, padded=True)
 
 
 class Words(Spelling):
@@ -118,14 +112,13 @@ class Made:
         folder: Path,
         batch_size: int = 2,
         names: tuple[str, ...] = ("target", "draft"),
-        drafter: Any = "model",
+        looks_up: bool = False,
         eos: frozenset[int] = frozenset(),
         rounds: int = 0,
         options: LoopOptions = DEFAULTS,
     ) -> None:
-        """`drafter`: who continues texts, None as the loop has it; `rounds`: that follow each other there at most."""
+        """`looks_up`: whether texts are continued from themselves; `rounds`: that follow each other at most."""
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
         draft, queue = drafts[0] if drafts else None, HostQueue(host, self.device)
-        texts = model_alone() if drafter == "model" else drafter
-        self.loop = DeviceLoop(self.target, draft, queue, eos, texts, options=options, ahead=rounds)
+        self.loop = DeviceLoop(self.target, draft, queue, eos, looks_up, options=options, ahead=rounds)

@@ -20,6 +20,7 @@ from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence as Request
@@ -260,7 +261,7 @@ def hash_engine() -> Iterator[Callable[..., Engine]]:
         target, draft = (HashExecutor(m, batch_size, 256, 64) for m in (model, HashModel(1, error=0.3)))
         record = SimpleNamespace(vocab_size=VOCAB)
         manifest = SimpleNamespace(models={"target": record}, max_seq_len=192, buckets=[64], default_tree="topk:2,3")
-        loop = HostLoop(target, ModelDrafter(draft, 8), 8, frozenset())
+        loop = HostLoop(target, Proposer(ModelDrafter(draft, 8), looks_up=False), 8, frozenset())
         options, times = LoadOptions(max_waiting=max_waiting), [clock] if clock else []
         engine: Any = Engine(manifest, Letters(), loop, batch_size, options, *times)  # type: ignore[arg-type]
         engine.model, engine.loop, engine.gate = model, loop, Gate(target)

@@ -11,12 +11,12 @@ from hash_models import HashExecutor, HashModel, sequence_of
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.live import LiveTimings
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import TimingTable
 
 CHANCES = {
     "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
@@ -62,7 +62,7 @@ class PricedExecutor(HashExecutor):
 
 
 class PricedLoop:
-    """A loop on the host with a policy; `run` decodes requests and notes their rounds."""
+    """A loop on the host with a controller; `run` decodes requests and notes their rounds."""
 
     def __init__(
         self,
@@ -73,22 +73,20 @@ class PricedLoop:
         limits: Limits | None = None,
         live: bool = False,
         looks_up: bool = False,
-        free: int = 0,
     ) -> None:
-        """`live`: whether rounds correct the table. `free`: rows that a step of one sequence has to spare."""
+        """`live`: whether rounds correct the table."""
         self.table, self.slots = table_of(times, slots), slots
         self.times = self.table.at(slots)
         self.target = PricedExecutor(target, slots, 600, 64)
-        self.target.price = self.times.verify_rows
+        self.target.price = self.times.verify
         self.draft = PricedExecutor(draft, slots, 600, 64) if draft else None
         if self.draft:
-            self.draft.price = self.times.draft_rows + self.times.level
-        timings = LiveTimings(self.table, slots, live)
+            self.draft.price = self.times.draft + self.times.level
+        cost = CostModel(self.table, slots, corrected=live)
         model = ModelDrafter(self.draft, 64) if self.draft else None
-        options = LoopOptions(limits or Limits(), live=timings if live else None)
-        self.drafter = LookupDrafter(model, looks_up)
-        self.loop = HostLoop(self.target, self.drafter, 64, frozenset(), options)
-        self.policy = Policy(self.table, draft is not None, limits or Limits(), free=free, live=timings)
+        options = LoopOptions(limits or Limits(), cost=cost if live else None)
+        self.loop = HostLoop(self.target, Proposer(model, looks_up), 64, frozenset(), options)
+        self.controller = Controller(cost, draft is not None)
         self.rounds = list[Round]()
 
     @property
@@ -98,7 +96,7 @@ class PricedLoop:
 
     def plain(self, sequences: int = 1) -> float:
         """Seconds of a round of plain decoding."""
-        return self.times.of_round(sequences, sequences, False)
+        return CostModel(self.table, self.slots).of_round(sequences).plain
 
     def drafted(self) -> list[int]:
         return [each.drafted for each in self.rounds]
@@ -111,7 +109,7 @@ class PricedLoop:
             asked = SamplingParams(**{"max_new_tokens": count, "speculation": "best:16"} | own)
             found.append(sequence_of(prompt, asked, slot=slot))
             if asked.speculation == "best:16":
-                found[-1].policy = self.policy.for_request(asked.temperature, asked.session)
+                found[-1].controller = self.controller.for_request(asked.temperature, asked.session)
         self.loop.round(found)
         self.rounds = []
         while active := [each for each in found if not each.finish_reason]:

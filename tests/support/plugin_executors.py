@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from attention_oracle import oracle
-from device_requests import model_alone, prompt_of, request_of
+from device_requests import prompt_of, request_of
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_model import Compute, PluginModel
 from tiny_models import BUCKETS, CAPACITY, CHUNK, SIZES, VOCAB
@@ -98,7 +98,7 @@ def made(
 def loop_of(host: KernelLibrary, batch_size: int, **more: Any) -> DeviceLoop:
     device = HostDevice()
     executors = [made(name, device, batch_size, **more) for name in ("target", "draft")]
-    return DeviceLoop(*executors, HostQueue(host, device), frozenset(), model_alone())
+    return DeviceLoop(*executors, HostQueue(host, device), frozenset(), False)
 
 
 def requests(tree: str, count: int = len(REQUESTS)) -> list[Sequence]:

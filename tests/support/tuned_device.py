@@ -14,7 +14,8 @@ from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
 
 NODES = BUCKETS[-1]
 # By bucket, as a device's steps are: as long for every node count that runs in the same one.
@@ -28,12 +29,8 @@ LARGE = {
 SMALL = LARGE | {"verify": [[1, 1.0], [16, 9.0]], "draft": [[1, 0.9], [16, 1.0]]}
 
 
-def policy_of(times: dict[str, Any], limits: Limits | None = None, drafts: bool = True) -> Policy:
-    return Policy(table_of(times, most=NODES), drafts, limits or Limits())
-
-
 class Tuned(Made):
-    """A loop of one slot and its policy."""
+    """A loop and its controller."""
 
     def __init__(
         self,
@@ -44,14 +41,15 @@ class Tuned(Made):
         limits: Limits | None = None,
         ahead: int = 0,
         batch_size: int = 1,
-        drafter: Any = "model",
+        looks_up: bool = False,
         hostile: bool = False,
         **options: Any,
     ) -> None:
         """`hostile`: whether the draft likes best what it should like least."""
         own = LoopOptions(limits or Limits(), **options)
-        super().__init__(host, folder, batch_size, names, drafter, rounds=ahead, options=own)
-        self.policy = policy_of(times, limits, len(names) > 1)
+        super().__init__(host, folder, batch_size, names, looks_up, rounds=ahead, options=own)
+        cost = CostModel(table_of(times, batch_size, most=NODES), batch_size, padded=True, corrected=False)
+        self.controller = Controller(cost, len(names) > 1)
         if hostile:
             model: Any = self.loop.draft_executor.model  # type: ignore[union-attr]
             logits = self.device.array(model.logits)
@@ -65,5 +63,5 @@ class Tuned(Made):
             for i in range(count)
         ]
         for each in found:
-            each.policy = self.policy.for_request(each.params.temperature)
+            each.controller = self.controller.for_request(each.params.temperature)
         return found

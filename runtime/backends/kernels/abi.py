@@ -144,16 +144,6 @@ class Grow(ctypes.Structure):
     ]
 
 
-class Text(ctypes.Structure):
-    """Parameters of drafting texts' continuations on the device (`specbuild_text`)."""
-
-    _fields_ = [
-        *((n, c_void_p) for n in "texts most root_position roots length emitted tokens parents counts".split()),
-        *((name, c_void_p) for name in ("fault", "habits", "salts")),
-        *((name, c_int32) for name in ("batch", "nodes", "capacity", "slots")),
-    ]
-
-
 class Ring(ctypes.Structure):
     """Parameters of publishing a round's results to the host (`specbuild_ring`)."""
 
@@ -204,7 +194,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "mask": Mask,
     "growth": Shape,
     "grow": Grow,
-    "text": Text,
     "ring": Ring,
     "norm": Norm,
     "swiglu": SwiGLU,
@@ -219,7 +208,6 @@ LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "tree_mask": Mask,
     "grow_level": Grow,
     "finish_tree": Grow,
-    "continue_text": Text,
     "publish": Ring,
     "rms_norm": Norm,
     "swiglu_gate": SwiGLU,

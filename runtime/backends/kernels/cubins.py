@@ -19,7 +19,7 @@ from .library import find_library
 
 _UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared memory, may exceed the default 48 KiB
 # Not every bundle's loop has these, so they are looked up at their first launch.
-_LATER = ("publish", "continue_text", *grids.ATTENTION)
+_LATER = ("publish", *grids.ATTENTION)
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from specbuild.runtime.errors import OptionError
 
-from .abi import LAUNCHERS, Attention, Choose, Commit, Dtype, Grow, Mask, Ring, Text, Walk
+from .abi import LAUNCHERS, Attention, Choose, Commit, Dtype, Grow, Mask, Ring, Walk
 
 # Limits from plugins/kernels.h, and CUDA's for y and z of a grid.
 _NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1
@@ -28,7 +28,6 @@ KERNELS = {
     "tree_mask": tuple(f"tree_mask_{dtype}" for dtype in _MASKS),
     "grow_level": ("grow_level",),
     "finish_tree": ("grow_finish",),
-    "continue_text": ("continue_text",),
     "publish": ("publish",),
 }  # kernels by launcher
 _ROWS = {256: (32,)} | dict.fromkeys((64, 80, 96, 128), (16, 32, 64))  # of queries in an attention block, by head size
@@ -180,13 +179,6 @@ def _grow(kernel: str) -> Callable[[Grow], list[Launch]]:
     return grids
 
 
-def _text(p: Text) -> list[Launch]:
-    _check(p, "fault habits salts", batch=_ANY, nodes=_NODES, capacity=_ANY)
-    wrong = p.slots < 1 or p.slots & (p.slots - 1) or not p.salts if p.habits else p.slots != 0
-    _refuse(bool(wrong), f"habits in {p.slots} slots: a power of two, and a salt for each sequence")
-    return [Launch("continue_text", p.batch, 1, 1, 256)]
-
-
 def _publish(p: Ring) -> list[Launch]:
     _check(p, "fault ends stop", batch=_GRID, nodes=_NODES, rounds=_ANY)
     return [Launch("publish", 1, 1, 1, 256)]
@@ -200,7 +192,6 @@ _GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
     "tree_mask": _mask,
     "grow_level": _grow("grow_level"),
     "finish_tree": _grow("grow_finish"),
-    "continue_text": _text,
     "publish": _publish,
 }
 

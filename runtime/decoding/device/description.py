@@ -44,7 +44,6 @@ _WRITES = {
     "grow_level": "growths pool_tokens pool_parents pool_rows pool_scores frontier level_counts level_tokens positions "
     "level_parents level_offset fault",
     "finish_tree": "tree_tokens tree_parents tree_counts tree_nodes node_rows fault",
-    "continue_text": "texts habits tokens parents counts fault",
     "publish": "ring published round",
 }  # by launcher, the fields through which its kernels write
 

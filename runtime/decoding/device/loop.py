@@ -20,14 +20,15 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
 from specbuild.runtime.backends.kernels.interface import Kernels
+from specbuild.runtime.decoding.accounting import account
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, alone, cache_bytes
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.drafting.text_drafts import TextDrafts
-from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError
+from specbuild.runtime.drafting.proposer import Proposer
+from specbuild.runtime.errors import ExecutionError, SpecbuildError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -37,7 +38,6 @@ from .resident import Flights
 from .room import Room
 from .rounds import Draft, Entries, Rounds
 from .state import ProcessorFlags
-from .step_clock import StepClock
 
 
 class DeviceLoop:
@@ -49,7 +49,7 @@ class DeviceLoop:
         draft: StandardExecutor | None,
         kernels: Kernels,
         eos: frozenset[int],
-        texts: TextDrafts | None = None,
+        looks_up: bool = True,
         hosted: ModelDrafter | None = None,
         options: LoopOptions = DEFAULTS,
         ahead: int = 0,
@@ -61,7 +61,7 @@ class DeviceLoop:
             draft: Executor of a draft whose trees the device grows; BundleError if it has no step of two nodes.
             kernels: Kernels of the device.
             eos: Token ids that end a text.
-            texts: Drafts from texts, in padded steps; None: new ones.
+            looks_up: Whether texts are continued from themselves; False leaves drafting to the model.
             hosted: In place of `draft`, a drafter over a model of this device whose trees the host grows.
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
@@ -70,7 +70,7 @@ class DeviceLoop:
         self.target.keep_to(self.exactness)
         self.trunk = self.exactness is not None
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
-        self.emission, self.planner = Emission(eos), Planner(options.limits, on_host=False)
+        self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
@@ -79,42 +79,30 @@ class DeviceLoop:
         self.admission = admission = paged or Admission(target, drafts, *keeps)
         self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
         self.cached_texts = admission.cached_texts
-        self.proposals = Proposals(
-            self.planner,
-            self.room,
-            target.buckets,
-            texts or TextDrafts(padded=True),
-            drafts.cached if drafts else None,
-            hosted,
-            hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
-        )
-        self.live, self.clock = options.live, StepClock(options.live, target, self.draft_executor)
-        follow = self.rounds, self.room, ahead, hosted is not None, self.proposals.texts.habits.common
-        self.flights = Flights(*follow) if ahead else None
-        self.planner.rests = not (self.flights and self.flights.texts)
+        model = hosted or (self.rounds.grower.hosted() if self.rounds.grower else None)
+        proposer = Proposer(model, looks_up)
+        self.proposals = Proposals(self.planner, self.room, target.buckets, proposer, hosted is not None)
+        self.cost = options.cost
+        self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; of rounds that follow each other, it takes one, or all that are left if they must stop."""
-        with accounted(self, sequences) as account, nvtx.range("round"):
-            self.clock.begin()
+        with account(self, sequences), nvtx.range("round"):
             plan = None
             if self.flights:
                 sequences, plan = self._steer(self.flights, sequences)
             if self.flights and self.flights.under_way:
                 entries = self.flights.next_entry()
                 self._take(entries, sequences)
-                self.clock.follow(account, [(draft, nodes) for draft, _, nodes, _ in entries])
-                self.proposals.timed(self.flights.bound, entries, self.flights.seconds)
                 if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
-                self.clock.tell(account, sequences, *self._run(sequences, plan))
+                self._run(sequences, plan)
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
         """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
-        limit = self.proposals.longest(sequences) if flights.texts else 0
         if flights.under_way:
-            plan = self._next_plan(flights, sequences, limit)
+            plan = self.proposals.plan(sequences) if flights.of(sequences) else None
             if plan and flights.go_on(plan):
                 return sequences, plan
             self._land(sequences)
@@ -123,38 +111,31 @@ class DeviceLoop:
             sequences = [s for s in sequences if not s.finish_reason]
         if not sequences or not all(s.output for s in sequences):
             return sequences, None
-        plan, flights.limit = self.proposals.plan(sequences, limit), limit
-        flights.launch(flights.eased(plan, limit), *self.proposals.bound(sequences, limit))
+        plan = self.proposals.plan(sequences)
+        flights.launch(plan)
         return sequences, plan
 
-    def _next_plan(self, flights: Flights, sequences: Seq[Sequence], limit: int) -> Seq[Draft] | None:
-        """Return the plan of the next round under way; None if there is none that they could go on with."""
-        if not flights.of(sequences):
-            return None
-        if flights.bound is None:
-            return self.proposals.plan(sequences, limit, hidden=not flights.behind)
-        return self.proposals.again(flights.drafts) if flights.limit == limit else None
-
-    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> tuple[int, int]:
-        """Run one ordinary round: sequences without output prefill, others decode. Return `StepClock.tell`'s counts."""
+    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> None:
+        """Run one ordinary round: sequences without output prefill, others decode."""
         self.admission.enter(sequences)
         reading = [s for s in sequences if not s.output]
         for sequence in reading:
             self.rounds.slots.hold(sequence.slot, len(sequence.tokens))
         decoding = [s for s in sequences if s.output]
-        told = self._decode(plan or self.proposals.plan(decoding)) if decoding else (0, 0)
+        if decoding:
+            self._decode(plan or self.proposals.plan(decoding))
         if reading:
             self.reader.run(reading)
-        return (0, 0) if reading else told
 
-    def _decode(self, plan: Seq[Draft]) -> tuple[int, int]:
-        """Run a round on the device and emit its tokens; return `StepClock.tell`'s counts."""
-        self.proposals.grow(plan)
+    def _decode(self, plan: Seq[Draft]) -> None:
+        """Run a round on the device and emit its tokens."""
+        before = [executor.seconds for executor in self._executors]
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
         self.rounds.verify(nodes, asked)
         for executor in reversed(self._executors):  # all is enqueued: waiting for each only separates their times
             executor.wait()
+        self._time(plan, nodes, before)
         if self.hosted and self.target.model.hidden:
             self.rounds.keep_hidden(plan, nodes)
         for draft in (draft for draft in plan if not draft.sequence.error):
@@ -162,8 +143,16 @@ class DeviceLoop:
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
-        padding = nodes == self.target.buckets[0] and not any(draft.spec or draft.drafter for draft in plan)
-        return nodes, 0 if padding else sum(draft.nodes - 1 for draft in plan)  # plain decoding has this padding too
+
+    def _time(self, plan: Seq[Draft], nodes: int, before: Seq[float]) -> None:
+        """Record what an ordinary round's steps took."""
+        if self.cost is None:
+            return
+        batch, levels = self.target.batch_size, max(draft.spec.depth if draft.spec else 0 for draft in plan)
+        seconds = [executor.seconds - was for executor, was in zip(self._executors, before, strict=True)]
+        self.cost.record("verify", batch * nodes, seconds[0])
+        if levels:
+            self.cost.record("draft", batch, seconds[1], levels)
 
     def _accept(self, draft: Draft, nodes: int) -> None:
         """Emit what a round's block says of a sequence."""
@@ -175,8 +164,8 @@ class DeviceLoop:
         needs_rows = sequence.params.logprobs is not None or min(emitted, default=0) < 0
         rows = self.target.fetch((slot * nodes + path).tolist()) if needs_rows else None
         taken = self._emit(draft, fault, emitted, rows)
-        if draft.drafter:  # trees that the device grows may overwrite drafted rows: keep the root alone
-            draft.drafter.commit(sequence, path[:taken].tolist() if self.hosted else [0])
+        if draft.on_host:  # trees that the device grows may overwrite drafted rows: keep the root alone
+            self.proposals.proposer.commit(sequence, path[:taken].tolist() if self.hosted else [0])
         self.proposals.record(draft, path[:taken].tolist(), emitted[0], drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
@@ -214,9 +203,6 @@ class DeviceLoop:
     def _land(self, sequences: Seq[Sequence]) -> None:
         """Stop the rounds under way and emit what was not read yet."""
         for entries in self.flights.land() if self.flights else ():
-            for draft, *_ in entries:
-                if draft.option and draft.sequence.policy:
-                    draft.sequence.policy.resume(draft.option)
             self._take(entries, sequences)
             self.tally.rounds += 1
 
@@ -254,18 +240,16 @@ class DeviceLoop:
         finally:
             self.release(0)
 
-    def sibling(self, looks_up: bool = True, overlap: bool = False) -> DeviceLoop:
-        """See `Loop.sibling`; it shares memory and graphs. Raises OptionError for `overlap`."""
-        if overlap:
-            raise OptionError("a device does not draft while it verifies: measure without")
-        other = copy(self)
-        other.tally, other.proposals = RunStats(), replace(self.proposals, texts=self.proposals.texts.again(looks_up))
+    def sibling(self, looks_up: bool = True) -> DeviceLoop:
+        """See `Loop.sibling`; it shares memory and graphs."""
+        other, proposer = copy(self), Proposer(self.proposals.proposer.model, looks_up)
+        other.tally, other.proposals = RunStats(), replace(self.proposals, proposer=proposer)
         return other
 
-    def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
+    def fresh_drafter(self) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""
         alone = ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
-        return self.hosted.again(overlap) if self.hosted else alone
+        return self.hosted.again() if self.hosted else alone
 
     @property
     def draft_executor(self) -> StandardExecutor | None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from specbuild.runtime.decoding.planner import Planner
-from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.drafting.text_drafts import TextDrafts
+from specbuild.runtime.drafting.proposer import ONE, Plan, Proposer
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.depth import Depths
-from specbuild.runtime.speculation.option import PLAIN
-from specbuild.runtime.speculation.policy import LONGEST
+from specbuild.runtime.speculation.controller import PLAIN, Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .room import Room
-from .rounds import Draft, Entries
+from .rounds import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,79 +20,63 @@ class Proposals:
     """Proposes the text's continuation, a tree of the model, or the root alone, within the limits and the caches' room.
 
     Attributes:
-        planner: Selects the sequences that draft.
+        planner: Limits what sequences draft.
         room: Room in the caches.
         steps: Node counts that a step may have.
-        texts: Drafts from the texts themselves.
-        cached: By slot, how many tokens of its text the draft model has run; None: there is no model.
-        for_all: Grows every tree on the host; None: the device grows them.
-        for_constrained: Grows on the host the trees of sequences whose constraint is asked about each level; None:
-            nothing does.
-        depths: How far a device continues texts by itself, greedy and sampled ones.
+        proposer: Decides; its model grows trees on the host, those of constrained sequences or all.
+        hosted: Whether it grows all of them.
     """
 
     planner: Planner
     room: Room
     steps: Seq[int]
-    texts: TextDrafts
-    cached: Seq[int] | None
-    for_all: ModelDrafter | None
-    for_constrained: ModelDrafter | None
-    depths: tuple[Depths, Depths] = field(default_factory=lambda: (Depths(), Depths()))
+    proposer: Proposer
+    hosted: bool
 
-    def plan(self, sequences: Seq[Sequence], continued: int = 0, hidden: bool = False) -> list[Draft]:
-        """Return each sequence's draft; trees that the host grows are not in it yet.
-
-        Args:
-            sequences: The sequences of the round.
-            continued: Tokens of each text that the device would draft by itself at most, if nothing else is drafted.
-            hidden: Whether the device is busy meanwhile, so that deciding costs nothing.
-        """
-        brought = self.depths_of(sequences).best(len(sequences), continued) if continued else 0.0
-        for policy in (s.policy for s in sequences if s.policy):
-            policy.brought = brought
+    def plan(self, sequences: Seq[Sequence]) -> list[Draft]:
+        """Return each sequence's draft; trees that the host grows are grown."""
         drafting = self.planner.drafting(sequences)
-        shapes = {s.slot: s.shape for s in drafting if s.shape}
+        shapes = [s.shape for s in drafting if s.shape]
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
-        roomy = [s for s in drafting if s.policy or self.room.fits(s, shapes[s.slot], [*shapes.values()])]
-        trees = dict(zip((s.slot for s in roomy), self.texts.trees(roomy, self.cached), strict=True))
-        for policy in (s.policy for s in roomy if hidden and s.policy):
-            policy.rest.took = 0.0
-        return [self._draft(s, shapes, trees) for s in sequences]
+        roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
+        plan = self.proposer.plan(roomy, len(sequences), self.planner.now)
+        specs = self._of_device(plan, shapes)
+        self.proposer.grow(plan)
+        proposals = {s.slot: proposal for s, proposal in zip(roomy, plan.proposals, strict=True)}
+        return [self._draft(s, proposals.get(s.slot), specs.get(s.slot)) for s in sequences]
 
-    def longest(self, sequences: Seq[Sequence]) -> int:
-        """Return how many tokens of its text's continuation a device may draft for each of these sequences by itself.
+    def _of_device(self, plan: Plan, shapes: Seq[TreeSpec]) -> dict[int, TreeSpec]:
+        """Leave to the host the trees that it grows and that have room; return the shapes of the others, by slot."""
+        specs = dict[int, TreeSpec]()
+        for number, shape in list(plan.shapes.items()):
+            sequence, proposal = plan.sequences[number], plan.proposals[number]
+            on_host = self.hosted or sequence.sampler.matcher is not None
+            spec = shape if on_host else self._grown(proposal, shape)
+            fits = self.room.fits(sequence, spec, shapes)
+            if fits and on_host:
+                continue
+            del plan.shapes[number]
+            if fits:
+                specs[sequence.slot] = spec
+                chances = sequence.controller.chances.below(spec.depth) if sequence.controller else []
+                proposal.chances = [*chances, 0.0]
+            elif proposal.decision:
+                proposal.decision = PLAIN
+        return specs
 
-        None of a request that needs the host or asks for a tree of its own, nor beside one; and none where a round has
-        to promise more than plain decoding.
-        """
-        now = self.planner.now
-        if not self.texts.looks_up or now.min_expected_speedup > 1 or any(s.needs_host for s in sequences):
-            return 0
-        drafting = [s for s in sequences if s.tree is not None]
-        return now.max_nodes(len(drafting), LONGEST) if drafting and all(s.policy for s in drafting) else 0
+    def _draft(self, sequence: Sequence, proposal: Proposal | None, spec: TreeSpec | None) -> Draft:
+        """Return a sequence's draft, the root alone where nothing was proposed."""
+        on_host = proposal is not None and sequence.slot in self.proposer.grown
+        proposal = proposal or Proposal(Tree([sequence.tokens[-1]]))
+        return Draft(sequence, proposal, spec, drafts=sequence.shape is not None, on_host=on_host)
 
-    def depths_of(self, sequences: Seq[Sequence]) -> Depths:
-        """Return how far texts are continued: sampled ones apart, as soon as one is sampled."""
-        return self.depths[any(s.params.temperature > 0 for s in sequences)]
-
-    def bound(self, sequences: Seq[Sequence], limit: int) -> tuple[int, int | None]:
-        """Return how many tokens of texts to continue, and in how many rounds; see `Depths.choose`."""
-        return self.depths_of(sequences).choose(len(sequences), limit)
-
-    def timed(self, bound: int | None, entries: Entries, seconds: float | None) -> None:
-        """Record a round in which a device continued texts; see `Flights.bound` and `Depths.record`."""
-        if bound is not None:
-            accepted = [len(emitted) - 1 for draft, _, _, emitted in entries if draft.continued]
-            self.depths_of([draft.sequence for draft, *_ in entries]).record(bound, accepted, seconds, len(entries))
-
-    @staticmethod
-    def again(drafts: list[Draft]) -> list[Draft]:
-        """Return the drafts, for which nothing was to decide: of their next round nothing is learnt."""
-        for policy in (draft.sequence.policy for draft in drafts):
-            if policy:
-                policy.resume(PLAIN)
-        return drafts
+    def _grown(self, proposal: Proposal, shape: TreeSpec) -> TreeSpec:
+        """Return the shape of a tree that the device grows: as deep as decided, with all nodes of its step."""
+        decision = proposal.decision
+        if decision is None or shape is ONE:
+            return shape
+        nodes = next((step for step in self.steps if step > decision.nodes), shape.nodes + 1) - 1
+        return replace(shape, depth=min(decision.levels, shape.depth), nodes=min(nodes, shape.nodes))
 
     def record(self, draft: Draft, path: Seq[int], token: int, drafted: int) -> None:
         """Record what became of a draft.
@@ -107,44 +87,8 @@ class Proposals:
             token: The first emitted token.
             drafted: Nodes that were drafted.
         """
-        sequence, policy, known, levels = draft.sequence, draft.sequence.policy, draft.tree, None
-        if draft.continued:
-            known, levels = None, drafted
-        elif known:
-            levels = max(known.depths)
         if draft.drafts:
-            if policy and draft.continued:
-                policy.was_continued(drafted)
-            self.planner.record(sequence, drafted, path if known else range(len(path)), token, levels)
-            self.texts.learn(sequence, len(path))
-            return
-        if drafted and draft.continued:
-            sequence.metrics.speculative_decoding.record(drafted, len(path) - 1, levels)
-        if policy and policy.rest.due:
-            self.texts.reflect(sequence, policy.rest)
-
-    def _draft(self, sequence: Sequence, shapes: Mapping[int, TreeSpec], trees: Mapping[int, Tree | None]) -> Draft:
-        """Return a sequence's draft: a tree from the text, of the model within its shape, or the root alone."""
-        policy, lone, slot = sequence.policy, Tree([sequence.tokens[-1]]), sequence.slot
-        if slot not in trees:
-            return Draft(sequence, lone, drafts=slot in shapes)
-        tree, shape = trees[slot], shapes[slot]
-        drafter = self.for_constrained if sequence.sampler.matcher is not None else self.for_all
-        if not tree and policy:
-            shape = shape if drafter else policy.grown(shape, self.steps)
-            if not self.room.fits(sequence, shape, [*shapes.values()]):
-                policy.pass_over()
-                tree = lone
-        draft = Draft(sequence, tree, drafts=True, option=policy.now if policy else None)
-        if not tree:
-            draft.drafter, draft.spec = drafter, None if drafter else shape
-        return draft
-
-    @staticmethod
-    def grow(plan: Seq[Draft]) -> None:
-        """Grow the trees that the host grows; one drafter grows them all."""
-        hosted = [draft for draft in plan if draft.drafter]
-        if hosted and (drafter := hosted[0].drafter):
-            trees = drafter.propose([draft.sequence for draft in hosted])
-            for draft, tree in zip(hosted, trees, strict=True):
-                draft.tree = tree
+            known = draft.spec is None
+            levels = max(draft.proposal.tree.depths) if known else None
+            nodes = path if known else range(len(path))
+            self.planner.record(draft.sequence, draft.proposal, nodes, token, drafted, levels)

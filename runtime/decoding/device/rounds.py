@@ -14,9 +14,8 @@ from specbuild.runtime.backends.gpu.device import MAX_NODES, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.option import Option
+from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block
@@ -28,19 +27,20 @@ class Draft:
     """A sequence's draft in a round: a tree that the host made, or the shape of one that the device grows."""
 
     sequence: Sequence
-    tree: Tree | None
+    proposal: Proposal
     spec: TreeSpec | None = None  # its shape, if the device grows the tree
     drafts: bool = False  # whether it was to draft, even if it drafts nothing in the end
-    drafter: ModelDrafter | None = None  # grows the tree on the host, with a model on the device
-    option: Option | None = None  # what the sequence's policy decided
-    continued: bool = False  # whether the device drafts the text's continuation
+    on_host: bool = False  # whether the host grew the tree, with a model on the device
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree that the host made; None if the device grows it."""
+        return None if self.spec else self.proposal.tree
 
     @property
     def nodes(self) -> int:
         """Nodes of the tree, its root included; the maximum if the device grows it."""
-        if self.tree:
-            return len(self.tree)
-        return 1 + self.spec.nodes if self.spec else 1
+        return 1 + self.spec.nodes if self.spec else len(self.proposal.tree)
 
 
 Entries = list[tuple[Draft, int, int, list[int]]]  # a round's drafts: each one's fault, nodes and emitted tokens

@@ -113,7 +113,7 @@ class ParametersAttack(Attack):
             limits = {"max_draft_tokens": rng.choice((None, 0, 1, 5, 10**6)), "min_expected_speedup": 1.0}
             limits |= {"num_speculative_tokens_per_batch_size": rng.choice(SCHEDULES)}
             given: dict[str, Any] = {"batch_size": rng.choice((1, 2, 3, 4)), "threads": rng.choice((None, 1, 2))}
-            given |= {"overlap": rng.choice((None, True, False)), "prefix_caching": rng.random() < 0.5}
+            given |= {"prefix_caching": rng.random() < 0.5}
             given |= {"max_waiting": rng.choice((1, 2, 10**30))}
         else:
             limits = hostile(rng, Limits) if rng.random() < 0.5 else {}

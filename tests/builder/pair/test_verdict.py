@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specbuild.builder.pair.verdict import judge, needed
-from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.timing_table import Times
 
 
 def times(draft: float, node: float = 0.0) -> Times:
@@ -39,10 +39,10 @@ def test_dear_nodes_and_slow_drafts_need_more() -> None:
 @pytest.mark.parametrize(
     ("speedups", "verdict"),
     [
-        ((1.15, 1.3), "worth it on this machine"),
-        ((1.3, 1.1), "worth it on this machine at temperature 0 alone"),
+        ((1.12, 1.3), "worth it on this machine"),
+        ((1.3, 1.05), "worth it on this machine at temperature 0 alone"),
         ((0.9, 1.2, 1.3), "worth it on this machine at temperature 1 and 2 alone"),
-        ((1.14,), "not worth it on this machine"),
+        ((1.08,), "not worth it on this machine"),
     ],
 )
 def test_verdicts(speedups: tuple[float, ...], verdict: str) -> None:

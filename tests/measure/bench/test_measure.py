@@ -16,7 +16,6 @@ CONTENDERS = ["off", "auto", "topk:2,3"]
 
 
 def test_contenders_take_turns_and_each_begins_once(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nobody drafts by habits of what another contender, or the warm-up, has said."""
     cases = [Case([first, 5], SamplingParams(max_new_tokens=2), None) for first in range(1, 6)]
     taken: list[tuple[str, list[int], str]] = []
     with Engine.load(bundle, batch_size=2, prefix_caching=False) as engine:
@@ -72,7 +71,7 @@ def test_tokens_of_a_round_share_its_time() -> None:
 
 def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine.load(bundle, prefix_caching=False) as engine:
-        monkeypatch.setattr(engine.scheduler._loop, "draft", lambda _sequences: 1 / 0)
+        monkeypatch.setattr(engine.scheduler._loop, "propose", lambda _sequences: 1 / 0)
         with pytest.raises(ExecutionError, match="ZeroDivisionError"):
             measure(engine, ["off"], [Case([1, 2], SamplingParams(), None)], 1, lambda: None)
 

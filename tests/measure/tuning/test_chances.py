@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.measure.tuning.chances import Record, begun, lookup_chances, note
-from specbuild.runtime.speculation.timings import Chances
+from specbuild.runtime.speculation.timing_table import Chances
 from specbuild.runtime.speculation.tree import BEST_DEPTH, Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
 

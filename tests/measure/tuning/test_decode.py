@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.measure.tuning.chances import begun
-from specbuild.measure.tuning.decode import AHEAD, OFF, Decoded, Decoder, drafted, seconds
+from specbuild.measure.tuning.decode import OFF, Decoded, Decoder, drafted, seconds
 from specbuild.runtime import Engine
 
 
@@ -44,8 +44,7 @@ def test_without_a_model_nothing_is_replayed(bundle: Path) -> None:
     with Engine.load(bundle, drafter="ngram") as engine, engine.scheduler.exclusive() as loop:
         decoder = Decoder(engine, loop, 2)
         plain = decoder.decode([5, 6, 7], OFF)
-        assert (decoder.replay(plain, "best:4", every=True), decoder.hit_rate) == ([], 0.0)
-        assert decoder.decode([5, 6, 7], AHEAD).text.output[:2] == plain.text.output[:2]
+        assert decoder.replay(plain, "best:4", every=True) == []
 
 
 def test_a_parts_seconds_are_told_by_plain_rounds_of_the_same_prompt(decoded: Callable[..., Decoded]) -> None:

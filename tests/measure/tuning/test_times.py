@@ -57,6 +57,6 @@ def test_without_a_draft_only_plain_rounds_are_looked_at(decoded: Callable[..., 
 
 
 def test_no_step_is_larger_than_the_largest_bucket(bundle: Path) -> None:
-    with Engine.load(bundle, prefix_caching=False, overlap=False) as engine, engine.scheduler.exclusive() as loop:
+    with Engine.load(bundle, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:
         steps = steps_of(loop, 5, 40)
         assert list(steps.by(len)) == [(name, nodes) for nodes in (1, 2, 3, 4, 5) for name in ("target", "draft")]

@@ -9,7 +9,7 @@ import pytest
 from specbuild.measure.tuning.chances import Record
 from specbuild.measure.tuning.decode import Decoded
 from specbuild.measure.tuning.trees import SIZES, measured, names, overall, promises
-from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.timing_table import Times
 
 
 def test_what_trees_promise(decoded: Callable[..., Decoded]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specbuild.measure.tuning import tune as tuning
-from specbuild.measure.tuning.decode import AHEAD, AUTO, OFF, Decoded, Decoder
+from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, SamplingParams
@@ -79,7 +79,7 @@ def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) ->
     assert [told for told in tuned.progress if told[0] in ("texts", AUTO)] == [
         (what, number, 6) for what in ("texts", AUTO) for number in (0, 1)
     ]
-    for contenders in ([OFF, *(f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 32))], [OFF, AUTO, AHEAD]):
+    for contenders in ([OFF, *(f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 32))], [OFF, AUTO]):
         turns = [
             [name for each, name in tuned.order[start : start + len(contenders)] if each == prompt]
             for start, (prompt, _) in enumerate(tuned.order)

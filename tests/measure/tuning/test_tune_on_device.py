@@ -28,8 +28,9 @@ from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.prompt_file import Request
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import FILE, TimingTable
 
 BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
@@ -53,13 +54,15 @@ def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """`load(folder, options, policy=…)`: an engine whose models are on a host in a device's place."""
+    """`load(folder, options, controller=…)`: an engine whose models are on a host in a device's place."""
     graphs, manifest = tmp_path_factory.mktemp("graphs"), Bundle.open(folder).manifest
     for name in manifest.models:
         trained = checkpoint.load(checkpoint.find(str(pair / name)), "eager")
         ir.save(tiny_models.lower_model(trained, ROWS), graphs / name)
 
-    def make(_: object, asked: LoadOptions, policy: Policy | None = None, ahead: int = 0, **given: Any) -> Engine:
+    def make(
+        _: object, asked: LoadOptions, controller: Controller | None = None, ahead: int = 0, **given: Any
+    ) -> Engine:
         batch_size = asked.batch_size
         device, executors = HostDevice(), []
         for name, record in manifest.models.items():
@@ -70,7 +73,7 @@ def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest
         eos, options = frozenset(manifest.eos_token_ids), LoopOptions(prefix_caching=False)
         loop = DeviceLoop(*executors, HostQueue(host, device), eos, options=options, ahead=ahead)
         tokenizer = Tokenizer(folder / manifest.tokenizer, None, manifest.special_tokens)
-        return Engine(manifest, tokenizer, loop, batch_size, policy=policy)
+        return Engine(manifest, tokenizer, loop, batch_size, controller=controller)
 
     return make
 
@@ -89,7 +92,6 @@ def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[st
     assert list(record["times"]) == ["1", "2"]
     assert [nodes for nodes, _ in record["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 8, 9, 16]
     assert record["machine"] == tuned["machine"] == HostDevice().identity
-    assert "overlap" not in tuned, "no device drafts while it verifies"
     assert tuned["auto"] > 0
     assert [tree["tree"] for tree in tuned["trees"]] == ["best:1", "best:2", "best:4", "best:8", "best:15"]
     accepted = [tree["accepted"] for tree in tuned["trees"]]
@@ -105,11 +107,16 @@ def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], bundle
     params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
     with Engine.load(bundle, batch_size=2) as engine:
         expected = [r.token_ids for r in engine.generate(texts, [replace(p, speculation="off") for p in params])]
-    with load(folder, LoadOptions(batch_size=2), policy=Policy(table, drafts=True), ahead=ahead) as engine:
+    with load(
+        folder,
+        LoadOptions(batch_size=2),
+        controller=Controller(CostModel(table, 2, padded=True), has_model=True),
+        ahead=ahead,
+    ) as engine:
         results = engine.generate(texts, params)
     assert [result.token_ids for result in results] == expected
     for result in results:
         told = result.metrics.speculative_decoding
         assert sum(told.decisions.values()) > 0
-        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "habit", "probe"))
+        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "probe"))
         assert told.num_spec_steps <= drafting

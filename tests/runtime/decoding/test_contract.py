@@ -21,8 +21,8 @@ from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
@@ -38,8 +38,8 @@ class OnHost:
     def __init__(self, folder: Path, size: int, names: tuple[str, ...], looks_up: bool, *more: Any) -> None:
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, size) for name in names]
-        drafter = LookupDrafter(ModelDrafter(drafts[0], 8) if drafts else None, looks_up)
-        self.loop = HostLoop(self.target, drafter, CHUNK, *more)
+        proposer = Proposer(ModelDrafter(drafts[0], 8) if drafts else None, looks_up)
+        self.loop = HostLoop(self.target, proposer, CHUNK, *more)
 
 
 @pytest.fixture(params=["host", "device", "resident"])
@@ -55,8 +55,7 @@ def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> M
     ) -> Any:
         if request.param == "host":
             return OnHost(folder, size, names, looks_up, eos, options)
-        drafter = None if looks_up else "model"
-        found = Made(host, folder, size, names, drafter, eos, 32 * (request.param == "resident"), options)
+        found = Made(host, folder, size, names, looks_up, eos, 32 * (request.param == "resident"), options)
         found.device.ahead = 3
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.sampling.constraint import tree_masks
 from specbuild.runtime.sampling.grammar import Free
 from specbuild.runtime.sampling.min_tokens import MinTokens
+from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree
 
 EOS = frozenset({END})
@@ -73,7 +73,7 @@ def test_the_distribution_is_the_model_s_among_what_is_legal(tree: str, kind: st
 
 
 class Blind:
-    """A drafter that knows what comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
+    """A proposer that knows what comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
 
     executor = None
 
@@ -81,7 +81,7 @@ class Blind:
         self._texts, self._say, self._branched = texts, say, branched
         self.windows = list[tuple[list[int], list[int]]]()  # what was emitted, and what was drafted after it
 
-    def propose(self, sequences: list[Any]) -> list[Tree]:
+    def propose(self, sequences: list[Any], *_: Any) -> list[Proposal]:
         trees = list[Tree]()
         for s in sequences:
             right = self._texts[s.index][len(s.output) :][:4]
@@ -94,10 +94,7 @@ class Blind:
             masks = np.full((len(tree), 1), 0xFFFFFFFF, dtype=np.uint32)
             tree_masks(s.sampler.matcher, tree, VOCAB, masks)  # as a device asks
             trees.append(tree)
-        return trees
-
-    def ahead(self, _: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+        return [Proposal(tree) for tree in trees]
 
     def nothing(self, *_: Any) -> None:
         pass

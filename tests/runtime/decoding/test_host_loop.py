@@ -13,12 +13,12 @@ from made_up_chances import record_of, table_of
 
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.drafting.model import Drafter, ModelDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.live import LiveTimings
-from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import TimingTable
 
 VOCAB, CHUNK = 12, 8
 TREES = ["off", "chain:1", "chain:4", "topk:2,3", "topk:4,4", "topk:3,1", "best:5", "best:16"]
@@ -34,18 +34,16 @@ PARAMS: list[dict[str, Any]] = [
 ASKED = st.tuples(st.sampled_from(TREES), st.sampled_from(PARAMS), st.integers(1, 24))
 
 
-def drafter_of(name: str, executor: Any) -> Drafter | None:
+def proposer_of(name: str, executor: Any) -> Proposer | None:
     if name in ("none", "lookup"):
-        return None if name == "none" else LookupDrafter()
-    if name == "parallel":
-        return PardDrafter(executor, CHUNK, VOCAB)
-    model = ModelDrafter(executor, CHUNK, overlap="ahead" in name)
-    return model if "lookup" not in name else LookupDrafter(model)
+        return None if name == "none" else Proposer()
+    model = PardDrafter(executor, CHUNK, VOCAB) if name == "parallel" else ModelDrafter(executor, CHUNK)
+    return Proposer(model, looks_up="lookup" in name)
 
 
 @settings(deadline=None, max_examples=50)
 @given(
-    drafter=st.sampled_from(["none", "model", "ahead", "lookup", "lookup, model", "lookup, ahead", "parallel"]),
+    drafter=st.sampled_from(["none", "model", "lookup", "lookup, model", "parallel"]),
     slots=st.integers(1, 3),
     seed=st.integers(0, 1000),
     error=st.floats(0, 2),
@@ -63,7 +61,7 @@ def test_tokens_do_not_depend_on_draft_or_batch(
     prompt: list[int],
 ) -> None:
     target, draft, eos = HashModel(seed, order=order), HashModel(seed, error, order), frozenset({4})
-    proposing = drafter_of(drafter, HashExecutor(draft, slots))
+    proposing = proposer_of(drafter, HashExecutor(draft, slots))
     loop = HostLoop(HashExecutor(target, slots), proposing, CHUNK, eos)
     wanted = [
         sequence_of(
@@ -85,7 +83,7 @@ def test_tokens_do_not_depend_on_draft_or_batch(
 
 def test_statistics_of_a_perfect_chain() -> None:
     model, params = HashModel(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
-    loop = HostLoop(HashExecutor(model), drafter_of("model", HashExecutor(model)), CHUNK, frozenset())
+    loop = HostLoop(HashExecutor(model), proposer_of("model", HashExecutor(model)), CHUNK, frozenset())
     request = sequence_of([1, 2, 3], params)
     run(loop, [request])  # the prompt gives one token, each of 5 rounds 5 more
     stats = request.metrics.speculative_decoding
@@ -105,10 +103,10 @@ LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "pl
 def test_a_long_prompt_never_stops_the_others(live: bool, budget: int | None, temperature: float) -> None:
     """Its chunks share the rows of a step with those who decode: they emit in each, and two prompts are read evenly."""
     model, table = HashModel(3), table_of(LINEAR, 4)
-    told = LiveTimings(table, 4) if live else None
-    options = LoopOptions(sequence_nodes=budget and budget // 4, step_nodes=budget, live=told)
+    cost = CostModel(table, 4) if live else None
+    options = LoopOptions(sequence_nodes=budget and budget // 4, step_nodes=budget, cost=cost)
     executor = HashExecutor(model, 4, 400)
-    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), options)
+    loop = HostLoop(executor, Proposer(), 64, frozenset(), options)
     params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=1, speculation="chain:4")
     first = [sequence_of([1, 2, slot], params, slot=slot) for slot in range(2)]
     loop.round(first)
@@ -123,7 +121,7 @@ def test_a_long_prompt_never_stops_the_others(live: bool, budget: int | None, te
     if budget:
         assert max(sum(each.values()) for each in reading) == budget
     if live:  # drafts have to pay for themselves
-        seconds = table.at(4).verify_rows
+        seconds = table.at(4).verify
         assert all(seconds[2 + each[2] + each[3]] <= 3 * seconds[2] for each in reading)
     if not (live or budget):
         assert reading[0][2] == 64
@@ -140,13 +138,13 @@ def test_one_text_does_not_hold_up_many_prompts(corrected: bool) -> None:
     record["times"]["1"] = LINEAR | {"verify": [[1, 3.0], [64, 41.5]]}
     table = TimingTable.of(record, 64)
     executor = HashExecutor(HashModel(3), 4, 400)
-    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), LoopOptions(live=LiveTimings(table, 4, corrected)))
+    loop = HostLoop(executor, Proposer(), 64, frozenset(), LoopOptions(cost=CostModel(table, 4, corrected=corrected)))
     first = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="off"), slot=0)
     loop.round([first])
     late = [sequence_of([5, 6, 7, slot] * 40, first.params, slot=slot) for slot in (1, 2, 3)]
     before = len(first.output)
     loop.round([first, *late])
-    read, seconds = [each.cached for each in late], table.at(4).verify_rows
+    read, seconds = [each.cached for each in late], table.at(4).verify
     assert len(first.output) == before + 1
     assert max(read) - min(read) <= 1
     assert min(read) > 2

@@ -1,4 +1,4 @@
-"""What both loops share: options, a round's account, and failures that stay alone."""
+"""What both loops share: a round's account, and failures that stay alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hash_models import sequence_of
 
-from specbuild.runtime.decoding.loop import accounted, alone
-from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.decoding.accounting import account
+from specbuild.runtime.decoding.loop import alone
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
@@ -24,26 +24,17 @@ DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
 class Fake:
     """As much of a loop as a round's account needs."""
 
-    def __init__(self, live: Any = None) -> None:
-        self.live, self.tally, self.exactness, self.planner = live, RunStats(), None, Planner()
-        self.target = SimpleNamespace(seconds=10.0, cache_bytes=600, batch_size=2, buckets=None)
+    def __init__(self, cost: Any = None) -> None:
+        self.cost, self.tally = cost, RunStats()
+        self.target = SimpleNamespace(seconds=10.0)
         self.draft_executor = None
 
 
-class Live:
-    """A table by which plain decoding takes two seconds a round and one more for each row."""
+class Cost:
+    """Prices by which plain decoding takes two seconds a round and one more for each sequence."""
 
-    on = True
-    said = took = 0.0
-
-    def at(self, batch: int, temperature: float) -> Live:
-        return self
-
-    def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
-        return 2.0 + rows
-
-    def skip(self) -> None:
-        pass
+    def of_round(self, sequences: int, sampled: bool) -> Any:
+        return SimpleNamespace(plain=2.0 + sequences)
 
 
 def seconds(sequences: list[Any]) -> list[tuple[float, float]]:
@@ -52,14 +43,14 @@ def seconds(sequences: list[Any]) -> list[tuple[float, float]]:
 
 def a_round(loop: Any, sequences: list[Sequence], clock: list[float], work: Callable[[], None]) -> None:
     """Of eight seconds."""
-    with accounted(loop, sequences):
+    with account(loop, sequences):
         clock[0] += 8.0
         work()
 
 
 def test_a_rounds_seconds_are_shared_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding's too: what drafted nothing took just that, what drafted would have taken a round a token."""
-    loop, clock = Fake(Live()), [0.0]
+    loop, clock = Fake(Cost()), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     reads, drafts = sequence_of([1, 2, 3, 4, 5, 6], DRAFTING, slot=0), sequence_of([1], DRAFTING, slot=1)
 
@@ -93,10 +84,10 @@ def test_a_rounds_seconds_are_shared_by_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_a_table_nobody_knows_what_plain_decoding_takes() -> None:
     sequence = sequence_of([1], DRAFTING)
-    with accounted(Fake(), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(), [sequence]):  # type: ignore[arg-type]
         sequence.emit(4, frozenset())
     assert sequence.metrics.plain_time == sequence.metrics.busy_time > 0
-    with accounted(Fake(), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(), [sequence]):  # type: ignore[arg-type]
         sequence.metrics.speculative_decoding.record(3, 1)
     assert math.isnan(sequence.metrics.plain_time)
 
@@ -104,7 +95,7 @@ def test_without_a_table_nobody_knows_what_plain_decoding_takes() -> None:
 def test_who_drafts_in_the_round_that_it_enters_in_decodes() -> None:
     """Its prompt was in a cache, so nothing was read before."""
     sequence = sequence_of([1, 2, 3], DRAFTING)
-    with accounted(Fake(Live()), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(Cost()), [sequence]):  # type: ignore[arg-type]
         assert not sequence.decodes
         sequence.cached = 2
         sequence.metrics.speculative_decoding.record(3, 1)
@@ -116,7 +107,7 @@ def test_who_drafts_in_the_round_that_it_enters_in_decodes() -> None:
 def test_rows_that_a_cache_had_are_not_read() -> None:
     loop: Any = Fake()
     cold, warm = sequence_of([*range(9)], DRAFTING, slot=0), sequence_of([*range(9)], DRAFTING, slot=1)
-    with accounted(loop, [cold, warm]):
+    with account(loop, [cold, warm]):
         cold.cached, warm.cached, warm.metrics.num_cached_tokens = 6, 8, 6
     assert cold.metrics.busy_time == pytest.approx(3 * warm.metrics.busy_time)
 

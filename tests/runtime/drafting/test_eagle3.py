@@ -16,6 +16,8 @@ from specbuild.runtime import SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
+from specbuild.runtime.drafting.proposer import Proposer
+from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
@@ -147,15 +149,15 @@ def test_a_common_beginning_keeps_a_row_less(make: Any, common: int, kept: int) 
 def test_a_loop_decodes_as_without_it(make: Any, shape: str, params: dict[str, float]) -> None:
     """Every greedy tree is the head's own, whatever was accepted before, and in slots that were used before."""
     target, head, drafter = make(slots=3)
-    loop = HostLoop(target, drafter, 4, frozenset())
-    propose, trees = drafter.propose, list[tuple[list[int], Tree]]()
+    proposer, trees = Proposer(drafter, looks_up=False), list[tuple[list[int], Tree]]()
+    loop, propose = HostLoop(target, proposer, 4, frozenset()), proposer.propose
 
-    def noted(sequences: Any) -> list[Tree]:
-        found: list[Tree] = propose(sequences)
-        trees.extend((list(s.tokens), tree) for s, tree in zip(sequences, found, strict=True))
+    def noted(sequences: Any, *more: Any) -> list[Proposal]:
+        found: list[Proposal] = propose(sequences, *more)
+        trees.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
         return found
 
-    drafter.propose = noted  # type: ignore[method-assign]
+    proposer.propose = noted  # type: ignore[method-assign]
     chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)  # type: ignore[arg-type]
     for prompts in ([[5], [1, 2], [1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 9], [5, 5], [1, 2]]):
         for prompt, sequence in zip(prompts, run(loop, [sequence_of(each, chosen) for each in prompts]), strict=True):

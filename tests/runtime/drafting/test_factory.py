@@ -44,17 +44,16 @@ def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("overlap", [False, True])
-def test_every_kind_has_its_drafter(make: Make, kind: str, overlap: bool) -> None:
+def test_every_kind_has_its_drafter(make: Make, kind: str) -> None:
     draft, target = (HashExecutor(HashModel(seed)) for seed in (1, 2))
-    drafter = drafter_of(make(kind), draft, target, 8, overlap)
+    drafter = drafter_of(make(kind), draft, target, 8)
     assert (type(drafter), drafter.executor) == (KINDS[kind][0], draft)
     drafter.close()
 
 
 def test_a_mask_is_the_record_s(make: Make) -> None:
     model = HashModel(1)
-    drafter = drafter_of(make("parallel"), HashExecutor(model), HashExecutor(model), 8, False)
+    drafter = drafter_of(make("parallel"), HashExecutor(model), HashExecutor(model), 8)
     (tree,) = drafter.propose([sequence_of([1, 2], SamplingParams(speculation="chain:3"))])
     assert tree.tokens[1:] == [int(model([1, 2, *[11] * masks]).argmax()) for masks in range(3)]
 
@@ -63,7 +62,7 @@ def test_a_mask_is_the_record_s(make: Make) -> None:
 @pytest.mark.parametrize("kind", ["model", "parallel"])
 def test_columns_are_the_tokens_that_the_file_names(make: Make, kind: str, temperature: float) -> None:
     names, model = [3, 7, 1, 0, 2, 4, 6, 5, 11, 10, 9, 8], HashModel(1)
-    drafter = drafter_of(make(kind, names), HashExecutor(model), HashExecutor(model), 8, False)
+    drafter = drafter_of(make(kind, names), HashExecutor(model), HashExecutor(model), 8)
     sequence = sequence_of([1, 2], SamplingParams(speculation="chain:1", temperature=temperature, seed=2))
     (tree,) = drafter.propose([sequence])
     assert tree.tokens[1] == sequence.sampler.choose(model([1, 2])[np.argsort(names)], 1, ())
@@ -83,7 +82,7 @@ def test_tokens_that_are_none_are_refused_in_one_line(make: Make, kind: str, tok
     assume(not (named and len({*tokens}) == len(tokens) == 3))
     bundle, executor = make(kind, b"null" if tokens is None else tokens, columns=3), HashExecutor(HashModel(1))
     with pytest.raises(BundleError) as caught:
-        drafter_of(bundle, executor, executor, 8, False)
+        drafter_of(bundle, executor, executor, 8)
     assert FILE in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -92,4 +91,4 @@ def test_tokens_that_are_gone_are_refused(make: Make) -> None:
     bundle, executor = make("model", [7, 3, 1], columns=3), HashExecutor(HashModel(1))
     bundle.path(FILE).unlink()
     with pytest.raises(BundleError, match=r"draft_tokens\.json cannot be read"):
-        drafter_of(bundle, executor, executor, 8, False)
+        drafter_of(bundle, executor, executor, 8)

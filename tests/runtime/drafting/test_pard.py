@@ -80,6 +80,6 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
     assert (first.start, first.committed, first.visible) == (0, 0, None)
     assert first.logits == 4, "of the root, and of each mask"
     assert [step.start for (step,) in others] == [3, 4]
-    again = drafter.again(overlap=True)
+    again = drafter.again()
     drafted(again, sequence)
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)

@@ -1,4 +1,4 @@
-"""A bundle on a CPU becomes a loop of the right graphs, drafter and limits, and a policy where it was tuned."""
+"""A bundle on a CPU becomes a loop of the right graphs, drafter and limits, and a controller where it was tuned."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ from made_up_chances import LARGE, record_of
 from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.engine.composition import cpu_loop
 from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, machine
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.timing_table import FILE, machine
 
-Load = Callable[..., tuple[HostLoop, Policy | None]]
+Load = Callable[..., tuple[HostLoop, Controller | None]]
 
 
 @pytest.fixture(scope="module")
 def opened(bundle: Path) -> Bundle:
-    """As one that brings no habits."""
-    found = Bundle.open(bundle)
-    files = {name: record for name, record in found.manifest.files.items() if name != "habits.json"}
-    return Bundle(found.folder, replace(found.manifest, files=files))
+    return Bundle.open(bundle)
 
 
 @pytest.fixture
@@ -39,10 +35,10 @@ def load_with(opened: Bundle) -> Any:
     """`load_with(bundle, **load options)`: a loop that is closed when the test has ended."""
     loops = list[HostLoop]()
 
-    def load(bundle: Bundle = opened, **options: Any) -> tuple[HostLoop, Policy | None]:
-        loop, policy = cpu_loop(bundle, LoadOptions(**{"threads": 1} | options))
+    def load(bundle: Bundle = opened, **options: Any) -> tuple[HostLoop, Controller | None]:
+        loop, controller = cpu_loop(bundle, LoadOptions(**{"threads": 1} | options))
         loops.append(loop)
-        return loop, policy
+        return loop, controller
 
     yield load
     for loop in loops:
@@ -51,8 +47,8 @@ def load_with(opened: Bundle) -> Any:
 
 def model_of(loop: HostLoop) -> Any:
     """The drafter that has a model, if any has."""
-    assert isinstance(loop.drafter, LookupDrafter)
-    return loop.drafter.model
+    assert loop.proposer
+    return loop.proposer.model
 
 
 def repeating(request_of: Any) -> Sequence:
@@ -72,8 +68,8 @@ def test_lookup_alone_loads_no_draft(opened: Bundle, load_with: Load, request_of
     for manifest, drafter in ((opened.manifest, "ngram"), (alone, None)):
         loop, _ = load_with(Bundle(tmp_path, manifest), drafter=drafter)
         assert (model_of(loop), loop.draft_executor) == (None, None)
-        assert loop.drafter
-        assert loop.drafter.propose([repeating(request_of)])[0].tokens == [8, 5, 6, 7, 8]
+        assert loop.proposer
+        assert loop.proposer.propose([repeating(request_of)])[0].tree.tokens == [8, 5, 6, 7, 8]
 
 
 def table(**fields: Any) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
 
 
 @pytest.mark.slow
-def test_a_tuned_bundle_has_a_policy(
+def test_a_tuned_bundle_has_a_controller(
     opened: Bundle, load_with: Load, tuned: Callable[..., Bundle], caplog: Any, logged: Any
 ) -> None:
     """Which knows whether anything but the text drafts."""
@@ -105,9 +101,9 @@ def test_a_tuned_bundle_has_a_policy(
     without = Bundle(bundle.folder, replace(bundle.manifest, models={"target": opened.manifest.models["target"]}))
     with caplog.at_level(logging.WARNING, "specbuild"):
         for given, drafter, drafts in ((bundle, None, True), (bundle, "ngram", False), (without, None, False)):
-            _, policy = load_with(given, limits=limits, drafter=drafter)
-            assert policy
-            assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", drafts, limits)
+            _, controller = load_with(given, limits=limits, drafter=drafter)
+            assert controller
+            assert (controller.cost.table.widest, controller.has_model) == ("best:6", drafts)
     assert logged() == []
 
 
@@ -123,12 +119,12 @@ def test_a_table_of_another_machine_is_used_with_a_warning(
     load_with: Load, tuned: Callable[..., Bundle], logged: Any, threads: int, change: dict[str, Any], where: str
 ) -> None:
     bundle = tuned(table(**change))
-    _, policy = load_with(bundle, threads=threads)
-    assert policy
+    _, controller = load_with(bundle, threads=threads)
+    assert controller
     (message,) = [text for each in logged() if "was tuned" in (text := each.getMessage())]
     assert message.startswith(f"{bundle.folder} was tuned {where} (")
     assert message.endswith("): run specbuild tune")
-    assert all(str(each) in message for each in (*policy.timings.machine.values(), *machine(threads).values()))
+    assert all(str(each) in message for each in (*controller.cost.table.machine.values(), *machine(threads).values()))
 
 
 @pytest.mark.slow(but=("{",))
@@ -150,22 +146,10 @@ def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:
 @pytest.mark.slow
 def test_the_text_is_asked_first_and_the_model_else_unless_told(load_with: Load, request_of: Any) -> None:
     for drafter, used in ((None, False), ("model", True)):
-        loop, policy = load_with(drafter=drafter)
-        assert policy is None
-        assert loop.drafter
-        (tree,) = loop.drafter.propose([repeating(request_of)])
-        assert used or tree.tokens == [8, 5, 6, 7, 8]
+        loop, controller = load_with(drafter=drafter)
+        assert controller is None
+        assert loop.proposer
+        (proposal,) = loop.proposer.propose([repeating(request_of)])
+        assert used or proposal.tree.tokens == [8, 5, 6, 7, 8]
         assert loop.draft_executor
         assert (loop.draft_executor.seconds > 0) == used
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pays", "overlap", "ahead"),
-    [(True, None, True), (True, False, False), (False, None, False), (None, True, True)],
-)
-def test_a_draft_drafts_ahead_where_a_table_says_that_it_pays_unless_told(
-    load_with: Load, tuned: Callable[..., Bundle], pays: bool | None, overlap: bool | None, ahead: bool
-) -> None:
-    loop, _ = load_with(*([] if pays is None else [tuned(table(overlap=pays))]), overlap=overlap)
-    assert (model_of(loop)._thread is not None) == ahead

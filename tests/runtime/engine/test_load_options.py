@@ -38,7 +38,7 @@ WRONG: dict[str, st.SearchStrategy[Any]] = {
     },
     "gpu_weights_percent": NOTHING | st.text() | st.floats(max_value=0, exclude_max=True) | st.integers(min_value=2),
     "limits": FLAWED | st.none(),
-    **{name: st.integers() | st.text() for name in ("resident", "overlap")},
+    **{name: st.integers() | st.text() for name in ("resident",)},
     **{name: st.integers() | st.text() | st.none() for name in ("prefix_caching", "live_timings")},
     "kv_cache_tokens": FLAWED,
     "on_finish": FLAWED,
@@ -82,7 +82,7 @@ def bundle_for(manifest_of: Callable[..., Manifest]) -> Callable[..., Bundle]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_option_that_a_backend_has_not_is_refused(bundle_for: Callable[..., Bundle], backend: str) -> None:
     """In one line, which says whose it is; `gpu_weights_percent` 0 is said, too. What every backend has is taken."""
-    some = {"threads": 2, "draft_threads": 2, "overlap": True, "resident": True}
+    some = {"threads": 2, "draft_threads": 2, "resident": True}
     some |= {"gpu_weights_percent": 0.0, "max_num_batched_tokens": 8}
     bundle = bundle_for(backend)
     assert {name for each in BACKENDS.values() for name in each.load_options} == set(some)
@@ -97,7 +97,7 @@ def test_an_option_that_a_backend_has_not_is_refused(bundle_for: Callable[..., B
         ) as caught:
             options.check(bundle)
         assert ", ".join(able) in str(caught.value)
-    LoadOptions(resident=False, overlap=False, drafter="model", batch_size=2, max_model_len=64).check(bundle)
+    LoadOptions(resident=False, drafter="model", batch_size=2, max_model_len=64).check(bundle)
 
 
 PAGED = {
@@ -115,19 +115,15 @@ DRAFTLESS = {"draft": False}
         ({"batch_size": 3}, {}, "batch size 3 is not in 1…2, what some.bundle was built for"),
         ({"max_model_len": 65}, {}, "max_model_len 65 is more than 64, what some.bundle was built for"),
         ({"drafter": "model"}, DRAFTLESS, "some.bundle has no draft: use the ngram drafter"),
-        ({"overlap": True}, DRAFTLESS, "no draft that drafts token by token, and so ahead: drop overlap"),
         ({"draft_threads": 1}, DRAFTLESS, "was built without a draft: drop draft_threads"),
-        *[
-            ({"drafter": "ngram"} | more, {}, "no model: drop overlap")
-            for more in ({"overlap": True}, {"draft_threads": 2})
-        ],
+        *[({"drafter": "ngram"} | more, {}, "no model: drop draft_threads") for more in ({"draft_threads": 2},)],
         ({"kv_cache_tokens": 64}, {}, "the bundle's caches are not paged: drop kv_cache_tokens"),
         *[({"kv_cache_tokens": n}, PAGED, "must be 32…144 for this bundle, not") for n in (31, 145)],
         ({"max_num_batched_tokens": 3, "batch_size": 2}, {}, "is 3: give at least 2 for each of 2 sequences"),
         *[({"kv_cache_tokens": n}, PAGED, None) for n in (None, 32, 144)],
         ({"max_num_batched_tokens": 4, "batch_size": 2}, {}, None),
-        ({"drafter": "ngram", "overlap": False}, DRAFTLESS, None),
-        ({"overlap": True, "draft_threads": 1}, {}, None),
+        ({"drafter": "ngram"}, DRAFTLESS, None),
+        ({"draft_threads": 1}, {}, None),
     ],
 )
 def test_what_a_bundle_cannot_do_is_refused(

@@ -21,8 +21,9 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.requests.validation import Validator
 from specbuild.runtime.sampling.structured import StructuredOutputs
-from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import TimingTable
 
 Make = Callable[..., Validator]
 VOCAB, LONGEST = 4096, 64  # of the tokenizer, and of the bundle
@@ -136,9 +137,9 @@ def test_parameters_that_the_bundle_has_no_room_for_are_a_prompt_s_own_error(
     assert found == [(1, 0, message, None), (1, 1, message, None)]
 
 
-def tuned(widest: str = "best:6") -> Policy:
-    """A policy of some machine."""
-    return Policy(TimingTable.of(record_of(LARGE) | {"widest": widest}, 8), drafts=True)
+def tuned(widest: str = "best:6") -> Controller:
+    """A controller for some machine."""
+    return Controller(CostModel(TimingTable.of(record_of(LARGE) | {"widest": widest}, 8)), has_model=True)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +150,8 @@ def test_auto_grows_chains_where_side_branches_are_not_accepted(
     make: Make, trunk: bool, default: str, own: str
 ) -> None:
     """Who asks for a tree has it."""
-    for policy, grown, name in ((None, default, default), (tuned(), own, "auto")):
-        validator = make(trunk=trunk, policy=policy)
+    for controller, grown, name in ((None, default, default), (tuned(), own, "auto")):
+        validator = make(trunk=trunk, controller=controller)
         (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
         assert (str(auto.tree), auto.metrics.speculation, str(asked.tree)) == (grown, name, "best:3")
 
@@ -206,7 +207,7 @@ def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn
 
 
 def test_several_threads_may_ask_at_once(make: Make) -> None:
-    validator, prompts = make(policy=tuned()), [[f"def f{i}_{j}(" for j in range(20)] for i in range(4)]
+    validator, prompts = make(controller=tuned()), [[f"def f{i}_{j}(" for j in range(20)] for i in range(4)]
 
     def ask(texts: list[str]) -> list[list[int]]:
         return [sequence.tokens for sequence in validator.requests(texts, SHORT, "raise")[0]]
@@ -279,23 +280,23 @@ def test_structured_outputs_that_cannot_be(make: Make, manifest_of: Callable[...
     assert "would never end" in refused(OptionError, endless.samples, "x", after)
 
 
-@pytest.mark.parametrize("policy", [False, True])
-def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callable[..., Manifest], policy: bool) -> None:
+@pytest.mark.parametrize("auto", [False, True])
+def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callable[..., Manifest], auto: bool) -> None:
     wide = manifest_of(target={"vocab_size": VOCAB}, default_tree="best:16")
-    validator = make(policy=tuned("best:16")) if policy else make(manifest=wide)
+    validator = make(controller=tuned("best:16")) if auto else make(manifest=wide)
     assert "tree 'best:16' drafts 16 nodes" in refused(OptionError, validator.samples, "a", SHORT)
     for asked in ("off", "chain:7", "topk:7,1"):
         (own,) = validator.samples("a", SamplingParams(speculation=asked))
-        assert (str(own.tree or "off"), own.shape, own.policy) == (asked, own.tree, None)
+        assert (str(own.tree or "off"), own.shape, own.controller) == (asked, own.tree, None)
         assert own.metrics.speculation == asked
 
 
-def test_a_policy_s_sessions_are_those_that_requests_name(make: Make) -> None:
+def test_a_controller_s_sessions_are_those_that_requests_name(make: Make) -> None:
     """What is seen in one is known to the others."""
-    validator = make(policy=tuned())
+    validator = make(controller=tuned())
 
     def sessions(**params: Any) -> list[Any]:
-        return [each.policy.session for each in validator.samples("a", SamplingParams(temperature=0.7, **params))]  # type: ignore[union-attr]
+        return [each.controller.session for each in validator.samples("a", SamplingParams(temperature=0.7, **params))]  # type: ignore[union-attr]
 
     first, second, third = sessions(n=3)
     assert first is not sessions()[0]

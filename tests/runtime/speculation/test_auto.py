@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -99,8 +98,8 @@ def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
         for begin, end in ((0, 80), (80, 180), (300, 420))
     )
     assert min(before[1:]) > 2
-    assert max(during[5:]) <= 1
-    assert sum(during[5:]) < 0.2 * len(during)
+    assert max(during[25:]) <= 1
+    assert sum(during[25:]) < 0.1 * len(during)
     assert sum(drafted > 2 for drafted in after) > 0.9 * len(after)
     assert done.output == plain_text(HashModel(7), [1, 2, 3], done.params)
 
@@ -155,16 +154,6 @@ def test_a_text_that_repeats_itself_is_continued_beside_others_where_rows_are_ch
     assert loop.seconds < 1.05 * 79 * loop.plain(3)
 
 
-def test_a_free_row_is_filled_from_the_text() -> None:
-    """Where rows are too dear for any draft, but one more costs nothing; not where the limits allow none."""
-    stairs = STEEP | {"verify": [[1, 10.0], [2, 10.0], [3, 500.0], [64, 900.0]]}
-    for free, limits, most in ((0, Limits(), 1), (1, Limits(), 1), (1, Limits(max_draft_tokens=0), 0)):
-        loop = PricedLoop(HashModel(4, order=1), None, stairs, 1, limits, looks_up=True, free=free)
-        loop.run(CYCLE, count=40)
-        assert max(loop.drafted()) == most
-        assert loop.seconds <= 39 * loop.plain() * 1.02
-
-
 @pytest.mark.parametrize(("times", "temperature"), [(LARGE, 1.0), (SMALL, 0.0)])
 def test_what_has_to_come_after_a_draft_pays(
     times: dict[str, Any],
@@ -197,32 +186,10 @@ def test_a_session_whose_drafts_fail_has_none_in_its_next_request() -> None:
 
 def test_the_background_teaches_nobody_and_learns_from_nobody() -> None:
     loop = PricedLoop(HashModel(7), HashModel(8), LARGE)
-    asked, background = loop.policy.for_request, {"background": True}
-    loop.policy.for_request = lambda *names: asked(*names, **background)  # type: ignore[method-assign, arg-type]
+    asked, background = loop.controller.for_request, {"background": True}
+    loop.controller.for_request = lambda *names: asked(*names, **background)  # type: ignore[method-assign, arg-type]
     for forgets in (True, True, False, False):
         background["background"] = forgets
         loop.run([1, 2, 3], count=40)
         assert loop.drafted()[0] > 1 or not forgets
     assert loop.drafted()[0] <= 1, "the third text was the first to teach"
-
-
-def test_where_deciding_takes_longer_than_drafts_bring_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which a decision takes a thirtieth of a step, and more than a draft of another model brings."""
-    clock, loop, asked = itertools.count(0.0, 0.4), PricedLoop(HashModel(3), HashModel(99), LARGE), list[int]()
-    propose = loop.drafter.propose
-    loop.drafter.propose = lambda given: asked.append(len(given)) or propose(given)  # type: ignore[method-assign, func-returns-value]
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    (done,) = loop.run([1, 2, 3], count=200)
-    assert done.output == plain_text(HashModel(3), [1, 2, 3], done.params)
-    assert len(asked) < 60
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_what_was_said_before_is_drafted_though_deciding_is_dear(monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
-    loop, clock = PricedLoop(HashModel(3), HashModel(99), LARGE, looks_up=True), itertools.count(0.0, 0.4)
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    loop.run([9, 8, 7], count=150)
-    for prompt in ([1, 2, 3], [1, 2, 3] if seen else [4, 4, 4]):
-        (done,) = loop.run(prompt, count=60)
-        assert done.output == plain_text(HashModel(3), prompt, done.params)
-    assert (done.metrics.speculative_decoding.num_accepted_draft_tokens > 10) is seen

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.speculation.sessions import Session, Sessions, Shared, Source
+from specbuild.runtime.speculation.sessions import Drafter, Session, Sessions
 
 
-def failing(session: Session, source: Source = "model") -> Session:
+def failing(session: Session, source: Drafter = "model") -> Session:
     for _ in range(40):
         session.record(source, 0, [0.8])
     return session
@@ -25,33 +25,21 @@ def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clo
         assert sessions.of(*other) is not first
 
 
-@pytest.mark.parametrize("source", ["model", "lookup", "habit"])
-def test_a_session_begins_with_what_all_have_seen(clock: Any, source: Source) -> None:
-    """Of one kind of draft each, greedy and sampled ones apart; and never with more than calibration saw."""
+@pytest.mark.parametrize("source", ["model", "lookup"])
+def test_a_session_begins_with_what_all_have_seen(clock: Any, source: Drafter) -> None:
+    """Of one drafter each, greedy and sampled ones apart."""
     sessions = Sessions(clock)
-    fresh = {each: trust.ratio for each, trust in sessions.of(None, sampled=False).trusts.items()}
+    fresh = {each: fared.ratio for each, fared in sessions.of(None, sampled=False).drafters.items()}
     failing(sessions.of(None, sampled=True), source)
     for _ in range(40):
         sessions.of(None, sampled=False).record(source, 1, [0.5])
     for name in (None, "a"):
-        trusts = sessions.of(name, sampled=True).trusts
-        assert trusts[source].ratio < 0.5
-        assert {each: trust.ratio for each, trust in trusts.items() if each != source} == {
+        drafters = sessions.of(name, sampled=True).drafters
+        assert drafters[source].ratio < 0.5
+        assert {each: fared.ratio for each, fared in drafters.items() if each != source} == {
             each: ratio for each, ratio in fresh.items() if each != source
         }
-        assert sessions.of(name, sampled=False).trusts[source].ratio <= 1.0
-
-
-def test_failures_that_are_unlikely_end_all_trust_at_once_and_likely_ones_slowly(clock: Any) -> None:
-    rounds = []
-    for chance in (0.9, 0.3):
-        session, count = Sessions(clock).of("a", sampled=False), 0
-        while session.trusts["model"].ratio > 0.3:
-            session.record("model", 0, [chance])
-            count += 1
-        rounds.append(count)
-    assert rounds[0] <= 6
-    assert rounds[1] > 10
+        assert sessions.of(name, sampled=False).drafters[source].ratio > 1.5
 
 
 def test_the_one_asked_for_longest_ago_is_forgotten_first(clock: Any) -> None:
@@ -73,14 +61,14 @@ def test_a_session_is_forgotten_after_an_hour_without_a_request(clock: Any) -> N
     assert sessions.of("a", sampled=False) is first
 
 
-def test_what_all_know_is_written_by_one_thread_and_read_by_others() -> None:
-    """A trust that was read in the middle of a record would be above what was ever seen."""
-    shared, over, seen = Shared(), threading.Event(), list[float]()
-    worker = Session(shared, shared.probing)
+def test_what_all_know_is_written_by_one_thread_and_read_by_others(clock: Any) -> None:
+    """What was read in the middle of a record would be above what was ever seen."""
+    sessions, over, seen = Sessions(clock), threading.Event(), list[float]()
+    worker = sessions.of("a", sampled=False)
 
     def begin() -> None:
         while not over.is_set():
-            seen.append(shared.trust("model").ratio)
+            seen.append(sessions.of(None, sampled=False).drafters["model"].ratio)
 
     readers = [threading.Thread(target=begin) for _ in range(2)]
     for reader in readers:
@@ -91,7 +79,7 @@ def test_what_all_know_is_written_by_one_thread_and_read_by_others() -> None:
     over.set()
     for reader in readers:
         reader.join()
-    assert max(seen) <= 1.0
+    assert max(seen) <= 1.2
     assert min(seen) > 0.3
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from made_up_chances import LARGE, table_of
 from numpy.typing import NDArray
 
-from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.controller import Controller, Round
+from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
@@ -61,9 +62,9 @@ def brute_force(model: Callable[[Any], NDArray[np.float32]], spec: TreeSpec) -> 
     return list(scores)[1:], best()
 
 
-def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], policy: Any = None) -> tuple[Growth, Tree]:
+def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], rule: Any = None) -> tuple[Growth, Tree]:
     """A growth that is over, whose rows were given one after another to nodes that see their ancestors' alone."""
-    growth, run = Growth(spec, Tree([0]), policy=policy), 0
+    growth, run = Growth(spec, Tree([0]), rule), 0
     while not growth.done:
         frontier = list(growth.frontier)
         if growth.depth:
@@ -79,7 +80,7 @@ def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], policy: A
             assert (visible is None) == (spec.width == 1)
         rows = np.stack([model([0, *growth.pool.path(node)]) for node in frontier])
         tokens, likely = best_tokens(rows, spec.branch)
-        growth.grow(tokens, policy.log_chances(likely) if policy else likely)
+        growth.grow(tokens, rule.log_chances(likely) if rule else likely)
         assert len(growth.frontier) <= spec.expand
     assert growth.rows[0] == -1, "the root is the text's own"
     assert run <= spec.expand * (spec.depth - 1)
@@ -89,7 +90,6 @@ def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], policy: A
 @settings(deadline=None)
 @given(specs(), st.integers(0, 2**32))
 def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int) -> None:
-    """Its trunk of best children comes first, and ends in the likeliest leaf if that is asked."""
     noise: dict[Path, NDArray[np.float32]] = {}
 
     def model(tokens: Any) -> NDArray[np.float32]:
@@ -104,27 +104,21 @@ def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int) -> No
     assert paths(tree) == kept
     assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
     assert [growth.pool.depths[node] for node in growth.kept] == tree.depths
-    scores = [growth.scores[node] for node in growth.kept]
-    for node in range(tree.trunk):  # its end has no child
-        children = [scores[n] for n, parent in enumerate(tree.parents) if parent == node]
-        assert scores[node + 1] == max(children) if node + 1 < tree.trunk else not children
-    leaves = {growth.kept[node]: scores[node] for node in range(len(tree)) if node not in tree.parents}
-    path = growth.likeliest()
-    assert leaves[path[-1]] == max(leaves.values())
-    assert growth.pool.path(path[-1]) == [growth.pool.tokens[node] for node in path]
 
 
 @settings(deadline=None)
 @given(st.sampled_from(["chain:6", "topk:3,3", "best:16"]), st.floats(0.1, 9.0), st.integers(0, 2**32))
 def test_the_dearer_a_row_the_smaller_the_tree(text: str, dear: float, seed: int) -> None:
-    """Grown with a policy, it stays within its shape."""
+    """Grown by a rule, it stays within its shape; and what is verified of it is cut by what nodes bring."""
     sizes, rng = [], np.random.default_rng(seed)
     rows = {depth: rng.normal(0, 2, VOCAB).astype(np.float32) for depth in range(1, 20)}
     for row in (0.0, dear, 99.0):
         times = {"verify": [[1, 9.0], [64, 9.0 + 63 * row]], "draft": [[1, 0.1], [64, 0.2]]}
-        policy = Policy(table_of(LARGE | times), drafts=True).for_request(0.0)
-        policy.choose(1, 0, 40)
-        growth, tree = grown(TreeSpec.parse(text), lambda path: rows[len(path)].copy(), policy)
+        engine = Controller(CostModel(table_of(LARGE | times)), has_model=True)
+        one = engine.for_request(0.0)
+        decided = Round([(one, one.candidate(0, 40))], engine.cost.of_round(1))
+        growth, _ = grown(TreeSpec.parse(text), lambda path: rows[len(path)].copy(), decided.rule(0))
+        tree = growth.tree(decided.cut({0: growth})[0] if decided.decisions[0].kind == "model" else 0)
         assert len(tree) <= growth.spec.nodes + 1
         sizes.append(len(tree))
     assert sizes[0] >= sizes[1] >= sizes[2] == 1
@@ -140,7 +134,7 @@ def test_children_without_a_chance_are_no_candidates() -> None:
     assert growth.tree() == Tree([0, 5, 7], [-1, 0, 0], [0, 1, 1])
     alone = Growth(TreeSpec.parse("best:4"), Tree([3]))
     alone.grow(np.zeros((1, 4), dtype=np.int64), np.full((1, 4), -np.inf))
-    assert (alone.done, alone.tree(), alone.likeliest()) == (True, Tree([3]), [])
+    assert (alone.done, alone.tree()) == (True, Tree([3]))
 
 
 def test_equal_scores_keep_the_order_in_which_they_came() -> None:
@@ -165,9 +159,7 @@ def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:
         tree = growth.tree()
         assert len(tree) <= nodes + 1
         assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
-        assert tree.path(tree.trunk - 1) == [5, 7, 8][: tree.trunk - 1]
         assert all(growth.rows[node] == -1 for node in growth.forced)
-        assert tree.trunk == len(growth.likeliest()) + 1
         return paths(tree)
 
     everything = {(5,), (5, 7), (5, 7, 8), (6,), (6, 9), (4,)}

@@ -11,7 +11,6 @@ extern "C" {
 void choose_best_F32(specbuild_choose), choose_best_F16(specbuild_choose), choose_best_BF16(specbuild_choose);
 void choose_cuts_F32(specbuild_choose), choose_cuts_F16(specbuild_choose), choose_cuts_BF16(specbuild_choose);
 void walk_tree(specbuild_walk), commit_path(specbuild_commit), publish(specbuild_ring);
-void continue_text(specbuild_text);
 void tree_mask_BOOL(specbuild_mask), tree_mask_F32(specbuild_mask);
 void tree_mask_F16(specbuild_mask), tree_mask_BF16(specbuild_mask);
 void grow_level(specbuild_grow), grow_finish(specbuild_grow);
@@ -52,7 +51,7 @@ const card_kernel kernels[] = {
     KNOWN(choose_cuts_F32), KNOWN(choose_cuts_F16), KNOWN(choose_cuts_BF16),
     KNOWN(walk_tree),      KNOWN(commit_path),   KNOWN(publish),        KNOWN(tree_mask_BOOL),
     KNOWN(tree_mask_F32),  KNOWN(tree_mask_F16), KNOWN(tree_mask_BF16), KNOWN(grow_level),    KNOWN(grow_finish),
-    KNOWN(twice),          KNOWN(continue_text), KNOWN(tree_attention_F16_F16_d64_r16),      KNOWN(tree_attention_F16_F16_d64_r32),
+    KNOWN(twice),          KNOWN(tree_attention_F16_F16_d64_r16),      KNOWN(tree_attention_F16_F16_d64_r32),
     KNOWN(tree_attention_F16_F16_d64_r64),       KNOWN(tree_attention_combine_F16),
 };
 

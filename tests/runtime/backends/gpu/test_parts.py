@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_requests import model_alone, prompt_of, run
+from device_requests import prompt_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_executors import requests, spec, torch_model
 from small_models import reference
@@ -88,7 +88,7 @@ def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str
     for speculation in ("off", tree):
         device = HostDevice()
         both = [made(folder, name, device, 2, host) for name in ("target", "draft")]
-        done = run(DeviceLoop(*both, HostQueue(host, device), frozenset(), model_alone()), requests(speculation))
+        done = run(DeviceLoop(*both, HostQueue(host, device), frozenset(), False), requests(speculation))
         texts.append([each.output for each in done])
     assert texts[0] == texts[1]
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5

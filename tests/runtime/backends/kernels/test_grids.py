@@ -40,7 +40,6 @@ ACCEPTED = {
     | {"capacity": 640, "page_rows": 64, "pages": 30, "rotary_dim": 64, "positions": 99, "scale": 1, "softcap": 0}
     | {"splits": 2, "dtype": Dtype.F16, "cache_dtype": Dtype.E4M3, "norm_epsilon": 0}
     | {"query_stride": 4096, "key_stride": 4096, "value_stride": 4096},
-    "continue_text": {"batch": 3, "nodes": 5, "capacity": 90, "slots": 64},
     "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
 }
 CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from device_requests import model_alone, prompt_of, request_of, run
+from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_executors import HEAD, _in_float32, torch_model
 from plugin_model import PluginModel
@@ -32,6 +32,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
+from specbuild.runtime.drafting.proposer import Plan
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -99,15 +100,17 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
             drafter = EagleDrafter(draft, BUCKETS[-1], target)
         else:
             drafter = PardDrafter(draft, BUCKETS[-1], MASK)
-        seen, propose = list[tuple[Sequence, list[int], Tree]](), drafter.propose
+        loop = DeviceLoop(target, None, HostQueue(host, device), frozenset(), False, drafter, ahead=ahead)
+        proposer, seen = loop.proposals.proposer, list[tuple[Sequence, list[int], Tree]]()
+        grow = proposer.grow
 
-        def noted(sequences: Any) -> list[Tree]:
-            trees = propose(sequences)
-            seen.extend((s, list(s.tokens), tree) for s, tree in zip(sequences, trees, strict=True))
-            return trees
+        def noted(plan: Plan) -> None:
+            grow(plan)
+            drafted = ((plan.sequences[number], plan.proposals[number].tree) for number in plan.shapes)
+            seen.extend((s, list(s.tokens), tree) for s, tree in drafted)
 
-        drafter.propose = noted  # type: ignore[method-assign]
-        return DeviceLoop(target, None, HostQueue(host, device), frozenset(), model_alone(), drafter, ahead=ahead), seen
+        proposer.grow = noted  # type: ignore[method-assign]
+        return loop, seen
 
     return make
 
@@ -136,19 +139,19 @@ def chain_of(kind: str) -> Chain:
 
 def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     """Let every other tree be what will be emitted, so that long paths are accepted."""
-    drafter: Any = loop.hosted
-    propose, rounds = drafter.propose, [0]
+    proposer: Any = loop.proposals.proposer
+    grow, rounds = proposer.grow, [0]
 
-    def told(sequences: Any) -> list[Tree]:
+    def told(plan: Plan) -> None:
         rounds[0] += 1
-        trees: list[Tree] = propose(sequences)
-        for at, s in enumerate(sequences):
-            ahead = expected[s.params.seed][len(s.output) :][: len(trees[at]) - 1]
+        grow(plan)
+        for at in plan.shapes:
+            s, proposal = plan.sequences[at], plan.proposals[at]
+            ahead = expected[s.params.seed or 0][len(s.output) :][: len(proposal.tree) - 1]
             if ahead and (rounds[0] + at) % 2:
-                trees[at] = Tree.chain([s.tokens[-1], *ahead])
-        return trees
+                proposal.tree = Tree.chain([s.tokens[-1], *ahead])
 
-    drafter.propose = told
+    proposer.grow = told
 
 
 @pytest.mark.nightly(but=("rounds ahead",))

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from device_requests import model_alone, prompt_of, request_of, run
+from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from shaped_model import executor
 from tiny_models import BUCKETS
@@ -47,8 +47,7 @@ def decode(host: KernelLibrary, tree: str, options: LoopOptions, order: int | No
     target = executor("target", device, BATCH, planted=0.2)
     draft = executor("draft", device, BATCH, planted=0.0, error=0.1) if how.get("drafts", True) else None
     queue = HostQueue(host, device)
-    drafts = model_alone() if how.get("drafter", "model") else None
-    loop = DeviceLoop(target, draft, queue, frozenset(), drafts, options=options, ahead=ahead)
+    loop = DeviceLoop(target, draft, queue, frozenset(), how.get("looks_up", False), options=options, ahead=ahead)
     texts, asked = [PROMPTS], list[Sequence]()
     for turn in range(2):
         wanted = requests(tree, texts[-1])
@@ -85,7 +84,7 @@ def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "drafter": None}, {"drafter": None}],
+    [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "looks_up": True}, {"looks_up": True}],
     ids=["resident", "resident without drafts", "lookup", "both drafters"],
 )
 def test_whoever_drafts(host: KernelLibrary, expected: dict[int, Texts], how: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_oracle import Case, oracle
 from device import HostKernels
-from device_requests import again, model_alone, prompt_of, request_of, run
+from device_requests import again, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
 from plugin_model import Compute
@@ -44,7 +44,7 @@ class Paged:
             for at, name in enumerate(names)
         )
         queue = HostQueue(host, self.device)
-        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), model_alone(), ahead=ahead)
+        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), False, ahead=ahead)
         self.shared = 0
 
     def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ def told(sequence: Sequence) -> Any:
 def test_tokens_are_plain_decodings(
     host: KernelLibrary, folder: Path, times: dict[str, Any], ahead: int, temperature: float, draft: str
 ) -> None:
-    made = Tuned(host, folder, times, ("target", draft), ahead=ahead, batch_size=2, drafter=None)
+    made = Tuned(host, folder, times, ("target", draft), ahead=ahead, batch_size=2, looks_up=True)
     done = run(made.loop, made.requests(3, 20 if temperature else 40, temperature=temperature))
     check_plain(folder, done)
     for each in map(told, done):
@@ -67,7 +67,7 @@ def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
     for most in (3, 0):
         made = Tuned(host, folder, LARGE, ("target", "target"), Limits(max_draft_tokens=most), ahead)
         auto, fixed = (*made.requests(), *made.requests())
-        fixed.policy = None
+        fixed.controller = None
         done = run(made.loop, [auto, fixed])
         check_plain(folder, done)
         for each in map(told, done):
@@ -95,18 +95,3 @@ def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host
     alone = Made(host, folder, 1, ("target",))
     alone.loop.logits(again.tokens[: again.cached])
     np.testing.assert_allclose(cache, alone.device.array(alone.target.model.cache)[:, 0, :, : again.cached], atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead", [0, 32])
-def test_a_second_text_is_drafted_from_what_the_first_taught(host: KernelLibrary, folder: Path, ahead: int) -> None:
-    """Habits are learnt of every round, also of those under way, and kept apart by salt."""
-    made = Tuned(host, folder, LARGE, ("target",), ahead=ahead, drafter=None)
-    stats = []
-    for salt in (None, None, "another"):
-        done = run(made.loop, made.requests(tokens=40, cache_salt=salt, temperature=0.9))
-        check_plain(folder, done)
-        stats.append(told(done[0]))
-    first, second, other = stats
-    assert second.decisions["habit"] > first.decisions.get("habit", 0) == other.decisions.get("habit", 0)
-    assert second.num_accepted_draft_tokens > 20 > other.num_accepted_draft_tokens

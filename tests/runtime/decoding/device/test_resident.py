@@ -25,10 +25,10 @@ def resident(
     names: tuple[str, ...] = BOTH,
     rounds: int = 32,
     ahead: int = 0,
-    drafter: Any = "model",
+    looks_up: bool = False,
 ) -> Made:
     """`ahead`: turns that the device takes before the host looks at the first."""
-    made = Made(host, folder, batch_size, names, drafter, rounds=rounds)
+    made = Made(host, folder, batch_size, names, looks_up, rounds=rounds)
     made.device.ahead = ahead
     return made
 
@@ -66,7 +66,7 @@ def test_what_needs_the_host_is_done_round_by_round(host: KernelLibrary, folder:
     assert all(len(s.logprobs) == len(s.output) for s in done)
     assert not made.device.turns
     biased = {"logit_bias": dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0), "max_new_tokens": 30}
-    made = resident(host, folder, 1, drafter=None)
+    made = resident(host, folder, 1, looks_up=True)
     check_plain(folder, run(made.loop, [request_of(prompt_of(2, 6), speculation="chain:3", **biased)]))
     assert 0 < made.device.turns < made.loop.stats.rounds - 1
 

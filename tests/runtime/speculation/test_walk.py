@@ -1,4 +1,4 @@
-"""Acceptance: the walk against a naive one, and the text the same whatever is drafted."""
+"""Verification: the walk against a naive one, and the text the same whatever is drafted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.speculation.acceptance import walk
-from specbuild.runtime.speculation.tree import Tree
+from specbuild.runtime.speculation.tree import Tree, walk
 
 VOCAB = 4
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from specbuild.runtime.checked_json import Probability, Seconds, Text, checked
 from specbuild.runtime.errors import BundleError
 
-from .trust import SURE
-
 FILE = "timings.json"
 SCHEMA = 2
-RECALLED = 0.38, 0.6  # chance of the first token, and of each after it: SmolLM2-135M-Instruct, greedy and at 0.8 alike
+MAX_CHANCE = 0.98  # of a drafted token
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -74,7 +72,7 @@ class _Table:
     widest: Text
     times: Annotated[dict[Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}$")], _Batch], Meta(min_length=1, max_length=64)]
     chances: _BothChances
-    overlap: bool = False
+    overlap: bool = False  # of older builds
 
 
 def seconds_at(seconds: NDArray[np.float64], rows: int) -> float:
@@ -83,33 +81,30 @@ def seconds_at(seconds: NDArray[np.float64], rows: int) -> float:
     return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)
 
 
-def longer(seconds: NDArray[np.float64], rows: int, added: int) -> float:
-    """Return how much longer a step takes with `added` more rows."""
-    return seconds_at(seconds, rows + added) - seconds_at(seconds, rows) if added > 0 else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of one batch size, in seconds.
+    """Seconds of one batch size's steps and rounds.
 
-    `verify[n]`, `draft[n]`: a step with n nodes of each sequence, from n = 0, where it is 0. `verify_rows[r]`,
-    `draft_rows[r]`: a step with r rows of all its `lanes` sequences together.
+    `verify[r]`, `draft[r]`: a step with r rows of all sequences together, from r = 0, where it is 0. `draft` is `[0]`
+    without a draft model, and zeros if all levels are drafted at once.
     """
 
     verify: NDArray[np.float64]
-    draft: NDArray[np.float64]  # [0] without a draft; zeros if all levels are drafted at once
+    draft: NDArray[np.float64]
     plain: float  # the loop's own part of a round that drafts nothing
     round: float  # the same of a round that verifies a tree
     level: float  # the same of each level that the draft grows
-    verify_rows: NDArray[np.float64]
-    draft_rows: NDArray[np.float64]
     once: float = 0.0  # the single step of a draft that drafts all levels at once
-    lanes: int = 1
-    sampled: bool = False
+    batch_size: int = 1
 
     @classmethod
     def of(
-        cls, record: Mapping[str, Any], nodes: int, sampled: bool = False, lanes: int = 1, fewer: Times | None = None
+        cls,
+        record: Mapping[str, Any],
+        nodes: int,
+        sampled: bool = False,
+        batch_size: int = 1,
+        fewer: Times | None = None,
     ) -> Times:
         """Read JSON pairs of nodes and seconds, up to `nodes`; between two pairs cost grows evenly, and it never falls.
 
@@ -117,53 +112,28 @@ class Times:
             record: The times of one batch size.
             nodes: Maximum nodes of each sequence in a step.
             sampled: Whether the loop's own times are those of sampled rounds, if the table has them.
-            lanes: The batch size.
-            fewer: Times of the next smaller batch size, for steps with fewer rows than lanes; None: there is none.
+            batch_size: The batch size.
+            fewer: Times of the next smaller batch size, for steps with fewer rows; None: there is none.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
         draft = np.zeros(nodes + 1) if once else draft
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
-        rows, draft_rows = _by_rows(verify, lanes), _by_rows(draft, lanes)
+        rows, draft_rows = _by_rows(verify, batch_size), _by_rows(draft, batch_size)
         if fewer:
-            for each, of_fewer in ((rows, fewer.verify_rows), (draft_rows, fewer.draft_rows)):
-                known = of_fewer[: min(lanes, len(each))]
+            for each, of_fewer in ((rows, fewer.verify), (draft_rows, fewer.draft)):
+                known = of_fewer[: min(batch_size, len(each))]
                 each[: len(known)] = np.minimum(known, each[: len(known)])
-        return cls(verify, draft, plain, with_tree, level, rows, draft_rows, once, lanes, sampled)
-
-    def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
-        """Return the seconds of a round without draft steps: a target step of `rows` rows, and the loop's own time."""
-        return seconds_at(self.verify_rows, rows) + (self.round if drafts else self.plain) * sequences / self.lanes
+        return cls(rows, draft_rows, plain, with_tree, level, once, batch_size)
 
     def rows_within(self, rows: int, times: float) -> int:
         """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured."""
-        return int(np.searchsorted(self.verify_rows, times * seconds_at(self.verify_rows, rows), side="right")) - 1
-
-    def share(self, rows: int, count: int) -> Times:
-        """Return one sequence's share of times of `count` sequences, whose step has `rows` rows before drafts.
-
-        With 0 rows, a step has as many nodes of every lane.
-        """
-        share, draft = count / self.lanes, self.draft_rows[::count]
-        return replace(
-            self,
-            verify=self.verify_rows[rows - 1 :] if rows else self.verify,
-            draft=draft / count,
-            plain=self.plain * share,
-            round=self.round * share,
-            level=self.level / self.lanes,
-        )
-
-    @property
-    def node(self) -> float:
-        """Average seconds of one more node in a step of the target."""
-        first, last = min(2, len(self.verify) - 2), min(8, len(self.verify) - 1)
-        return float(self.verify[last] - self.verify[first]) / (last - first)
+        return int(np.searchsorted(self.verify, times * seconds_at(self.verify, rows), side="right")) - 1
 
     @property
     def alone(self) -> float:
-        """Seconds of a round of plain decoding."""
-        return float(self.verify[1]) + self.plain
+        """Seconds of a round of plain decoding of a full batch."""
+        return seconds_at(self.verify, self.batch_size) + self.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +162,6 @@ class Chances:
             raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
         return cls(likely, chance, float(record["step"]), tuple(record["reach"]), tuple(record["lookup"]))
 
-    @staticmethod
-    def recalled(count: int) -> list[float]:
-        """Return the chance of each of `count` tokens from habits, if those before it came true."""
-        return [RECALLED[0], *RECALLED[1:] * (count - 1)][:count]
-
     def continuation(self, matched: int, count: int) -> list[float]:
         """Return the chance of each continuation token, if those before it came true: each lengthens the match."""
         known = self.lookup
@@ -207,7 +172,7 @@ class Chances:
         found = list[float]()
         for level in range(1, len(self.reach)):
             brought = (self.reach[level] - self.reach[level - 1]) * ratio**level
-            found.append(min(brought, found[-1] if found else SURE))
+            found.append(min(brought, found[-1] if found else MAX_CHANCE))
         return found
 
     def below(self, levels: int) -> list[float]:
@@ -231,7 +196,6 @@ class TimingTable:
     sampled_times: Mapping[int, Times]
     greedy: Chances
     sampled: Chances
-    overlap: bool = False  # whether drafting ahead pays
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
@@ -248,18 +212,18 @@ class TimingTable:
                     fewer = next(reversed(known.values()), None)
                     known[size] = Times.of(each, nodes, how, size, fewer)
             greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            return cls(found.machine, found.widest, times, others, greedy, sampled, found.overlap)
+            return cls(found.machine, found.widest, times, others, greedy, sampled)
         except ValueError as error:
             raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
 
-    def at(self, batch: int, temperature: float = 0.0) -> Times:
+    def at(self, batch: int, sampled: bool = False) -> Times:
         """Return the times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
-        times = self.sampled_times if temperature > 0 else self.times
+        times = self.sampled_times if sampled else self.times
         return next((each for size, each in times.items() if size >= batch), list(times.values())[-1])
 
-    def chances(self, temperature: float) -> Chances:
-        """Return the chances for a request's temperature."""
-        return self.sampled if temperature > 0 else self.greedy
+    def chances(self, sampled: bool) -> Chances:
+        """Return the chances for greedy or for sampled requests."""
+        return self.sampled if sampled else self.greedy
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -290,9 +254,9 @@ def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]
     return np.concatenate([[0.0], filled])
 
 
-def _by_rows(seconds: NDArray[np.float64], lanes: int) -> NDArray[np.float64]:
-    """Return seconds by rows of all lanes together, from seconds by rows per lane; below `lanes` rows constant."""
-    each = np.maximum(np.arange(lanes * (len(seconds) - 1) + 1) / lanes, min(1.0, len(seconds) - 1))
+def _by_rows(seconds: NDArray[np.float64], batch_size: int) -> NDArray[np.float64]:
+    """Return seconds by rows of all sequences together, from seconds by rows of each; below `batch_size` constant."""
+    each = np.maximum(np.arange(batch_size * (len(seconds) - 1) + 1) / batch_size, min(1.0, len(seconds) - 1))
     found: NDArray[np.float64] = np.interp(each, np.arange(len(seconds)), seconds)
     found[0] = 0.0
     return found

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import TimingTable, machine
+from specbuild.runtime.speculation.timing_table import TimingTable, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -35,7 +35,7 @@ def test_times_between_and_beyond_the_measured_ones() -> None:
 def test_a_batch_has_the_times_of_the_next_size_that_was_measured() -> None:
     timings = TimingTable.of(RECORD, 6)
     assert [timings.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
-    assert [timings.chances(temperature).step for temperature in (0.0, 0.3)] == [0.7, 0.6]
+    assert [timings.chances(sampled).step for sampled in (False, True)] == [0.7, 0.6]
 
 
 def test_chances_by_likelihood() -> None:
@@ -76,7 +76,7 @@ def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
     assert machine(2)["processor"]
 
 
-def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewer_lanes() -> None:
+def test_a_step_of_fewer_rows_than_sequences_takes_what_it_does_for_fewer_of_them() -> None:
     one, four = (
         {
             "verify": [[1, took], [8, 8 * took]],
@@ -88,5 +88,5 @@ def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewe
         for took in (10.0, 24.0)
     )
     times = TimingTable.of(RECORD | {"times": {"1": one, "4": four}}, 8).at(4)
-    assert times.verify_rows[:5].tolist() == [0.0, 10.0, 20.0, 24.0, 24.0]
-    assert times.draft_rows[1:5].tolist() == [1.0, 2.0, 2.4, 2.4]
+    assert times.verify[:5].tolist() == [0.0, 10.0, 20.0, 24.0, 24.0]
+    assert times.draft[1:5].tolist() == [1.0, 2.0, 2.4, 2.4]

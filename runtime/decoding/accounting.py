@@ -1,0 +1,113 @@
+"""A round's account: the loop's statistics, and each sequence's share of the seconds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol, Self
+
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.cost_model import CostModel
+
+
+class CountingLoop(Protocol):
+    """A loop with the statistics that an account adds to."""
+
+    tally: RunStats
+    cost: CostModel | None
+
+    @property
+    def target(self) -> Executor:
+        """The target's executor."""
+        ...
+
+    @property
+    def draft_executor(self) -> Executor | None:
+        """The draft's executor; None if no model drafts."""
+        ...
+
+
+class _State(NamedTuple):
+    """A sequence's progress: whether it decodes, tokens emitted and prefilled, drafting rounds, and drafted tokens."""
+
+    decodes: bool
+    emitted: int
+    read: int
+    drafts: int
+    drafted: int
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> _State:
+        """Return a sequence's present state."""
+        stats, metrics = sequence.metrics.speculative_decoding, sequence.metrics
+        read = sequence.cached - metrics.num_cached_tokens
+        return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, stats.num_draft_tokens)
+
+    def rows_since(self, before: _State) -> int:
+        """Return its rows in a round's step: prompt tokens, or the last token and drafted ones."""
+        return 1 + self.drafted - before.drafted if before.decodes else max(self.read - before.read, 1)
+
+
+class account:  # noqa: N801  (lower case reads better after `with`; a generator would cost more in every round)
+    """Adds a round to a loop's statistics and to its sequences' metrics; a round that raises is not counted."""
+
+    __slots__ = ("_before", "_loop", "_sequences", "_states")
+
+    def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
+        self._loop, self._sequences = loop, sequences
+
+    def __enter__(self) -> Self:
+        self._before, self._states = _clock(self._loop), [_State.of(s) for s in self._sequences]
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            return
+        tally, (total, draft, verify) = self._loop.tally, _clock(self._loop)
+        total, draft, verify = total - self._before[0], draft - self._before[1], verify - self._before[2]
+        tally.rounds += 1
+        tally.emitted += sum(len(s.output) - was.emitted for s, was in zip(self._sequences, self._states, strict=True))
+        tally.total += total
+        tally.draft += draft
+        tally.verify += verify
+        self._bill(total)
+
+    def _bill(self, total: float) -> None:
+        """Divide the round's seconds among the sequences by their rows, and add what plain decoding would have taken.
+
+        A round without drafts, and prefill, take the same in plain decoding. In a round where others prefill, one row
+        of a sequence is a plain token, and each further token that it emitted would have been a round of its own.
+        """
+        states = [_State.of(s) for s in self._sequences]
+        # One that drafted did decode, even if it entered in this round with a cached prompt.
+        before = [
+            was._replace(decodes=True) if now.drafts > was.drafts else was
+            for was, now in zip(self._states, states, strict=True)
+        ]
+        rows = [now.rows_since(was) for was, now in zip(before, states, strict=True)]
+        second, decoding = total / max(sum(rows), 1), sum(was.decodes for was in before)
+        drafts = any(now.drafts > was.drafts for was, now in zip(before, states, strict=True))
+        token = self._plain(decoding) / decoding if drafts else 0.0
+        for own, sequence, was, now in zip(rows, self._sequences, before, states, strict=True):
+            metrics, emitted = sequence.metrics, now.emitted - was.emitted
+            metrics.busy_time += second * own
+            if not (drafts and was.decodes):
+                metrics.plain_time += second * own
+            elif decoding < len(states):
+                metrics.plain_time += second + max(emitted - 1, 0) * token
+            else:
+                metrics.plain_time += emitted * token
+
+    def _plain(self, decoding: int) -> float:
+        """Return the seconds of a round of so many sequences without drafts; NaN without a timing table."""
+        sampled = any(s.params.temperature > 0 for s in self._sequences)
+        return self._loop.cost.of_round(decoding, sampled).plain if self._loop.cost else math.nan
+
+
+def _clock(loop: CountingLoop) -> tuple[float, float, float]:
+    """Return the time now, and the draft's and the target's seconds so far."""
+    draft = loop.draft_executor
+    return time.perf_counter(), draft.seconds if draft else 0.0, loop.target.seconds

@@ -1,0 +1,198 @@
+"""The controller: decides what each round drafts, and learns what became of it.
+
+A round's candidates are the continuations of its sequences' texts and trees of the draft model; `goodput` chooses. No
+token depends on any of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+from .cost_model import CostModel, RoundCost
+from .draft_limits import NO_LIMITS, Limits
+from .goodput import MIN_CHANCE, Candidate, allocate, cut, plain
+from .sessions import Backoff, Session, Sessions
+from .timing_table import Chances
+from .tree import Tree
+from .tree_growth import Growth, GrowthRule
+
+MAX_CONTINUATION = 24  # tokens of a text's continuation
+HOPE = 1.25  # how much better than calibrated a draft model might do; one that would not pay even so is never tried
+
+Kind = Literal["plain", "lookup", "model", "probe", "forced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a sequence drafts in a round.
+
+    Attributes:
+        kind: The drafter; "probe": the model's likeliest token, to see how it fares; "forced": by a constraint.
+        nodes: Drafted nodes, of a tree about so many.
+        levels: Levels of the model's tree.
+        speedup: The round's expected tokens a second over those of plain decoding.
+    """
+
+    kind: Kind
+    nodes: int = 0
+    levels: int = 0
+    speedup: float = 1.0
+
+
+PLAIN = Decision("plain")
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A sequence's drafted tree.
+
+    Attributes:
+        tree: The tree; its root is the sequence's last token.
+        decision: What was decided; None for a request that names its tree.
+        chances: By node, the calibrated chance that a child of it is accepted; 0: it has none, or a forced one.
+        guess: The first token of the text's continuation, drafted or not, and its chance; None: there is none.
+    """
+
+    tree: Tree
+    decision: Decision | None = None
+    chances: list[float] = field(default_factory=list)
+    guess: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceController:
+    """What one sequence's decisions go by: its calibration, and how its session's drafters have fared."""
+
+    engine: Controller
+    chances: Chances
+    sampled: bool
+    session: Session
+
+    def candidate(self, matched: int, room: int, unread: int = 0) -> Candidate:
+        """Return what the sequence may draft.
+
+        Args:
+            matched: Tokens that match before the text's continuation; 0: there is none.
+            room: Maximum nodes.
+            unread: Tokens of the text that the draft model has not run.
+        """
+        continuation = self.chances.continuation(matched, min(room, MAX_CONTINUATION)) if matched else []
+        levels = self.chances.levels(self.session.drafters["model"].ratio) if self.engine.has_model else []
+        tree = [0.0, *accumulate(levels[: max(room, 0)])]
+        return Candidate(self.session.drafters["lookup"].reached(continuation), tree, room, unread)
+
+    def record(self, proposal: Proposal, path: Sequence[int], token: int) -> None:
+        """Learn from a round; the text's continuation is judged even if it was not drafted.
+
+        Args:
+            proposal: What was drafted.
+            path: The accepted nodes, the root first.
+            token: The first emitted token.
+        """
+        kind = proposal.decision.kind if proposal.decision else "plain"
+        trials = (
+            [min(proposal.chances[node], 1.0) for node in path if proposal.chances[node]] if proposal.chances else []
+        )
+        accepted = min(len(path) - 1, len(trials))
+        if kind == "lookup":
+            self.session.record("lookup", accepted, trials)
+            return
+        if proposal.guess:
+            guess, chance = proposal.guess
+            self.session.record("lookup", int(token == guess), [chance])
+        if kind in ("model", "probe"):
+            self.session.record("model", accepted, trials)
+        if kind == "probe":
+            self.session.backoff.record(accepted)
+
+
+class Round:
+    """One round's decisions, in the order of its sequences, and how far the model's trees grow."""
+
+    def __init__(
+        self, sequences: Sequence[tuple[SequenceController, Candidate]], cost: RoundCost, limits: Limits = NO_LIMITS
+    ) -> None:
+        """Decide a round.
+
+        Args:
+            sequences: The sequences that may draft.
+            cost: The round's prices.
+            limits: The operator's limits.
+        """
+        self._cost, self._sequences = cost, sequences
+        self.decisions, self._tokens, self._goodput = [PLAIN] * len(sequences), float(cost.sequences), 0.0
+        candidates = [candidate for _, candidate in sequences]
+        if all(
+            len(each.tree) < 2 and (not each.continuation or each.continuation[0] < MIN_CHANCE) for each in candidates
+        ):
+            return  # a few microseconds where there is nothing to draft
+        best, nothing = allocate(candidates, cost, limits.min_expected_speedup), plain(candidates, cost)
+        self._goodput, speedup = best.goodput, best.goodput / nothing.goodput
+        for number, (nodes, levels) in enumerate(zip(best.nodes, best.levels, strict=True)):
+            if levels:
+                self.decisions[number] = Decision("model", nodes, levels, speedup)
+            elif nodes:
+                self.decisions[number] = Decision("lookup", nodes, 0, speedup)
+                self._tokens += sum(candidates[number].continuation[:nodes])
+        self._probe(limits)
+
+    def _probe(self, limits: Limits) -> None:
+        """Let the model draft a token for one sequence that decodes plainly, if it is time for that."""
+        backoffs = dict[int, tuple[Backoff, int]]()  # with the first sequence that waits for it
+        for number, (controller, candidate) in enumerate(self._sequences):
+            if self.decisions[number] is PLAIN and len(candidate.tree) > 1:
+                backoffs.setdefault(id(controller.session.backoff), (controller.session.backoff, number))
+        due = [number for backoff, number in backoffs.values() if backoff.due()]
+        if due and self._could_pay(due[0], limits):
+            self.decisions[due[0]] = Decision("probe", 1, 1)
+
+    def _could_pay(self, number: int, limits: Limits) -> bool:
+        """Return whether the model would draft for a sequence if it did better than calibrated."""
+        controller, candidate = self._sequences[number]
+        tree = [0.0, *accumulate(controller.chances.levels(HOPE)[: candidate.room])]
+        hopeful = Candidate([], tree, candidate.room)
+        return allocate([hopeful], self._cost, limits.min_expected_speedup).levels[0] > 0
+
+    def rule(self, number: int) -> GrowthRule:
+        """Return the rule by which a sequence's tree grows."""
+        controller, _ = self._sequences[number]
+        ratio = controller.session.drafters["model"].log_ratio
+        return GrowthRule(controller.chances, ratio, self._goodput, self._cost)
+
+    def cut(self, trees: Mapping[int, Growth]) -> dict[int, int]:
+        """Return how many nodes of each grown tree to verify, by the number of its sequence; of a probe's, one."""
+        counts, grown = dict.fromkeys(trees, 1), [n for n in trees if self.decisions[n].kind == "model"]
+        if grown:
+            texts = sum(decision.nodes for decision in self.decisions if decision.kind == "lookup")
+            spent = self._cost.draft(max(growth.depth for growth in trees.values()), [0] * len(trees))
+            sizes = cut([trees[n].ranked() for n in grown], texts, self._tokens, spent, self._cost)
+            counts |= dict(zip(grown, sizes, strict=True))
+        return counts
+
+
+class Controller:
+    """An engine's controller: every request that leaves speculation to it gets a `SequenceController`."""
+
+    def __init__(self, cost: CostModel, has_model: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make an engine's controller.
+
+        Args:
+            cost: What rounds cost.
+            has_model: Whether there is a model to draft with.
+            clock: Returns seconds, by which sessions are forgotten.
+        """
+        self.cost, self.has_model, self.sessions = cost, has_model, Sessions(clock)
+
+    def for_request(
+        self, temperature: float, session: str | None = None, background: bool = False
+    ) -> SequenceController:
+        """Return a sequence's controller, which begins with what its session, or else the engine, knows; any thread.
+
+        A request in the background knows nothing of others, and they learn nothing from it.
+        """
+        sessions, sampled = Sessions() if background else self.sessions, temperature > 0
+        return SequenceController(self, self.cost.table.chances(sampled), sampled, sessions.of(session, sampled))

@@ -1,0 +1,158 @@
+"""What a round costs: the bundle's timing table, corrected by what steps take on this machine now.
+
+A table is measured once, on a quiet machine; the machine that decodes may be busy, throttled or another. So each
+shape of a step has a moving average of its steps' log ratios to the table. A shape that was not seen for long is taken
+to cost what the table says, or less if all steps do: so it is tried again. No token depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .timing_table import Times, TimingTable, seconds_at
+
+STEPS = 8  # steps over which a correction is averaged
+FRESH = 128  # steps of other shapes after which a shape is mostly forgotten
+LARGEST_RATIO = 4.0  # a step further off the table says something else of the machine: it was suspended, say
+READING_ROUNDS = 16  # rounds over which a draft model pays for reading a text that it has not run
+
+Part = Literal["verify", "draft"]
+
+
+@dataclass(slots=True)
+class _Average:
+    """A moving average of log ratios; `weight`: how many steps it stands for, `last`: the number of the newest one."""
+
+    value: float = 0.0
+    weight: float = 0.0
+    last: int = 0
+
+    def trust(self, step: int) -> float:
+        """Return how much it still says at a later step, 0 to 1."""
+        return math.exp((self.last - step) / FRESH)
+
+    def record(self, ratio: float, step: int) -> None:
+        """Add a step's log ratio."""
+        self.weight = min(self.weight * self.trust(step) + 1, STEPS)
+        self.value, self.last = self.value + (ratio - self.value) / self.weight, step
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Seconds of an engine's steps and rounds. Only the worker records; any thread may read `correction`.
+
+    Attributes:
+        table: The bundle's timing table.
+        batch_size: Sequences that the engine decodes at once.
+        padded: Whether a step has as many nodes of every sequence as of the one that drafts most, as on a device.
+        corrected: Whether the table is corrected.
+    """
+
+    table: TimingTable
+    batch_size: int = 1
+    padded: bool = False
+    corrected: bool = True
+    _shapes: dict[tuple[Part, int], _Average] = field(default_factory=dict)
+    _all: _Average = field(default_factory=_Average)
+    _steps: int = 0
+
+    def times(self, sampled: bool = False) -> Times:
+        """Return the table's times for the batch size, as they were measured."""
+        return self.table.at(self.batch_size, sampled)
+
+    def record(self, part: Part, rows: int, seconds: float, steps: int = 1) -> None:
+        """Record what `steps` steps of `rows` rows took together.
+
+        A shape's first step binds buffers, and does not count.
+        """
+        times = self.times()
+        table = times.verify if part == "verify" else times.draft
+        expected = steps * (times.once if part == "draft" and times.once else seconds_at(table, rows))
+        if not self.corrected or not (1e-9 < seconds < 1e9 and expected > 1e-12):  # else the clock is wrong
+            return
+        ratio = math.log(min(max(seconds / expected, 1 / LARGEST_RATIO), LARGEST_RATIO))
+        shape = self._shapes.get((part, _shape(rows)))
+        if shape is None:
+            self._shapes[part, _shape(rows)] = _Average()  # a shape's first step binds buffers, and does not count
+            return
+        self._steps += 1
+        for average in (shape, self._all):
+            average.record(ratio, self._steps)
+
+    @property
+    def correction(self) -> float:
+        """Seconds of recent steps over what the table says."""
+        return math.exp(self._all.value)
+
+    def factor(self, part: Part, rows: int) -> float:
+        """Return what the table's seconds of a step of `rows` rows are multiplied with."""
+        shape, unknown = self._shapes.get((part, _shape(rows))), min(self._all.value, 0.0)
+        trust = shape.trust(self._steps) if shape and shape.weight else 0.0
+        return math.exp(unknown + trust * ((shape.value if shape else 0.0) - unknown))
+
+    def of_round(self, sequences: int, sampled: bool = False) -> RoundCost:
+        """Return the prices of one round.
+
+        Args:
+            sequences: Sequences in its step.
+            sampled: Whether any of them samples.
+        """
+        return RoundCost(self, self.times(sampled), sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Seconds of one round's parts."""
+
+    model: CostModel
+    times: Times
+    sequences: int
+
+    def verify(self, nodes: int, most: int = 0, drafts: bool = True) -> float:
+        """Return the seconds of a step that verifies `nodes` drafted nodes, and of the loop's own work around it.
+
+        Args:
+            nodes: Drafted nodes of all sequences.
+            most: Drafted nodes of the sequence that drafts most; a padded step has as many of each.
+            drafts: Whether the loop handles trees.
+        """
+        times, padded = self.times, self.model.padded
+        rows = times.batch_size * (1 + most) if padded else self.sequences + nodes
+        own = (times.round if drafts else times.plain) * self.sequences / times.batch_size
+        return seconds_at(times.verify, rows) * self.model.factor("verify", rows) + own * self.model.correction
+
+    @property
+    def plain(self) -> float:
+        """Seconds of the round if nothing is drafted."""
+        return self.verify(0, drafts=False)
+
+    @property
+    def row(self) -> float:
+        """Average seconds of one more row in a step of the target; 0 in a padded step, where somebody else pays."""
+        if self.model.padded:
+            return 0.0
+        first, last = self.sequences + 1, self.sequences + 7
+        seconds = seconds_at(self.times.verify, last) - seconds_at(self.times.verify, first)
+        return seconds / (last - first) * self.model.factor("verify", last)
+
+    def draft(self, levels: int, unread: Sequence[int]) -> float:
+        """Return the seconds of growing `levels` levels for some sequences; each has `unread` tokens to read first."""
+        if not levels:
+            return 0.0
+        times, count = self.times, len(unread)
+        step = self.level(count) if not times.once else 0.0
+        read = sum(seconds_at(times.draft, count + each) - seconds_at(times.draft, count) for each in unread)
+        return times.once * self.model.factor("draft", count) + levels * step + read / READING_ROUNDS
+
+    def level(self, rows: int) -> float:
+        """Return the seconds of one level of draft trees, in a step of `rows` rows."""
+        step = seconds_at(self.times.draft, rows) * self.model.factor("draft", rows)
+        return step + self.times.level * self.model.correction * rows / self.times.batch_size
+
+
+def _shape(rows: int) -> int:
+    """Return the shape of a step, which steps of up to twice its rows share."""
+    return max(rows - 1, 0).bit_length()
