@@ -37,7 +37,7 @@ def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json
     if device_loop:
         if not opened.manifest.descriptor.on_gpu:
             raise OptionError(f"{bundle} runs on a CPU: its rounds are no graph")
-        from specbuild.runtime.decoding.device.description import describe_bundle
+        from specbuild.measure.round_graph import describe_bundle
 
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
         return

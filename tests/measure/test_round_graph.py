@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specbuild.measure.round_graph import RecordingDevice, describe_bundle
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.bundle.manifest import EngineRecord
-from specbuild.runtime.decoding.device.description import RecordingDevice, describe_bundle
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 

@@ -25,14 +25,13 @@ from specbuild.runtime.backends.kernels.grids import launches, splits, workspace
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.bundle.memory_plan import block_size, cache_item_bytes, pages
+from specbuild.runtime.decoding.device.resident import Flights
+from specbuild.runtime.decoding.device.room import Room
+from specbuild.runtime.decoding.device.rounds import Rounds
+from specbuild.runtime.decoding.device.state import Block, ProcessorFlags
+from specbuild.runtime.decoding.device.tree_grower import Extent
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
-
-from .resident import Flights
-from .room import Room
-from .rounds import Rounds
-from .state import Block, ProcessorFlags
-from .tree_grower import Extent
 
 HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # kinds of node that a body may hold
 GREEDY = ProcessorFlags(cut_offs=False, history=False, bias=False)
