@@ -115,7 +115,7 @@ class HostLoop:
         """Run the target over all trees in one step; return each one's logits, `float32[nodes, V]`."""
         before = self.target.seconds
         logits = self.target.step([step_input(s, tree) for s, tree in zip(sequences, trees, strict=True)])
-        if self.cost:
+        if self.cost and all(s.decodes for s in sequences):  # the table has no prompts
             self.cost.record("verify", sum(map(len, trees)), self.target.seconds - before)
         return logits
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.runtime import Engine, Limits
-from specbuild.runtime.speculation import timings
+from specbuild.runtime.speculation import timing_table
 
 from .attack import Attack, Bench
 from .bundle_copy import copied, manifest, put
@@ -21,9 +21,9 @@ class TimingsAttack(Attack):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
-        if timings.FILE not in manifest(bench.bundle)["files"]:
+        if timing_table.FILE not in manifest(bench.bundle)["files"]:
             raise RuntimeError(f"{bench.bundle} was never tuned: run specbuild tune {bench.bundle}")
-        self.content = (bench.bundle / timings.FILE).read_bytes()
+        self.content = (bench.bundle / timing_table.FILE).read_bytes()
 
     def attempt(self, rng: random.Random, place: Path) -> None:
         root, body = copied(self.bench.bundle, place), json.loads(self.content)
@@ -34,7 +34,7 @@ class TimingsAttack(Attack):
                 content = to_bytes(scaled(rng, body))
             case _:
                 content = to_bytes(mutate_json(rng, body)[0])
-        put(root, timings.FILE, content, hashed=True)
+        put(root, timing_table.FILE, content, hashed=True)
         limits = Limits(min_expected_speedup=rng.choice((1.0, 1.0, 1.5)))
         with Engine.load(root, batch_size=rng.choice((1, 2, 4)), limits=limits) as engine:
             self.bench.golden.check(engine)
