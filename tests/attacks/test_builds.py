@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder import pipeline
-from specbuild.builder.build_context import BuildContext
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build
-from specbuild.runtime.errors import CheckpointError, ExecutionError, OptionError, OutputError, SpecbuildError
+from specbuild.runtime.errors import CheckpointError, OutputError
 
 
 @pytest.fixture
@@ -70,27 +68,3 @@ def test_an_output_that_is_the_target_is_refused(target: Path, force: bool) -> N
     with pytest.raises(OutputError):
         build(BuildConfig(str(target), target, draft=str(target), force=force))
     assert snapshot(target) == before
-
-
-def test_an_output_inside_the_target_that_fails_leaves_it_as_it_was(target: Path) -> None:
-    before = snapshot(target)
-
-    def progress(name: str) -> None:
-        if name == "target: load":
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        build(BuildConfig(str(target), target / "a" / "b"), progress)
-    assert snapshot(target) == before
-
-
-@pytest.mark.parametrize("kind", [ExecutionError, OptionError])
-def test_an_error_names_the_output_not_the_hidden_folder(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SpecbuildError]
-) -> None:
-    def broken(context: BuildContext) -> None:
-        raise kind(f"{context.folder} has no kernels")
-
-    monkeypatch.setattr(pipeline, "_run", broken)
-    with pytest.raises(kind, match=f"^{tmp_path}/b has no kernels$"):
-        build(BuildConfig(str(target), tmp_path / "b"))

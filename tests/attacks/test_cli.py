@@ -150,47 +150,6 @@ def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path:
     assert [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.parametrize("recipe", ["/", "/dev/null", "missing.toml", ""])
-def test_a_recipe_that_is_no_file(
-    specbuild: Specbuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    specbuild("build", "--recipe", recipe, "-o", "b", "--dry-run").refusal(2)
-
-
-@pytest.mark.parametrize("output", ["/dev/full", "/dev/null", "/proc/b", "file", "file/below", "x" * 300, ""])
-def test_an_output_that_cannot_be(
-    specbuild: Specbuild, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("kept")
-    specbuild("build", "--target", pair / "target", "-o", output, "--force").refusal(2)
-    assert Path("file").read_text() == "kept"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-LINES = [
-    *(b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}"),
-    *(b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}', b"[1, 2]", b"7"),
-    *(b'{"prompt": null}', b'{"turns": []}', b"\0\0\0", b'{"prompt": "x"', b'{"prompt": "x", "turns": ["y"]}'),
-    *(b'{"messages": [1]}', b'{"messages": [{"role": "user", "content": "x"}]}', b'{"prompt": "x", "nonsense": 1}'),
-    *(b'{"prompt": "x", "n": "2"}', b'{"prompt": "x", "category": 1}', b""),
-]
-
-
-@pytest.mark.parametrize("place", range(len(LINES)))
-@pytest.mark.parametrize("name", ["bench", "tune"])
-def test_hostile_prompt_files_are_refused_in_one_line(
-    specbuild: Specbuild, bundle: Path, tmp_path: Path, name: str, place: int
-) -> None:
-    path, content = tmp_path / "prompts.jsonl", LINES[place]
-    path.write_bytes(b'{"prompt": "x"}\n' * bool(content) + content + b"\n")
-    before = (bundle / "manifest.json").read_bytes()
-    line = specbuild(name, bundle, "--prompts", path).refusal(2)
-    assert f"{path}:2:" in line or not content
-    assert (bundle / "manifest.json").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["--nonsense"], ["generate"], ["inspect", "a", "b"], ["build"], ["\udcff"], ["a\nb"]]
 )

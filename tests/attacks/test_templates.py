@@ -90,19 +90,6 @@ def test_the_whole_budget_is_spent_soon(source: str) -> None:
     assert said, "it hangs"
 
 
-@pytest.mark.slow
-def test_a_refused_template_takes_no_other_with_it() -> None:
-    """Not the next chat of the same template, nor a template that is rendered meanwhile."""
-    template = ChatTemplate("{{ messages[0].content }}{% if messages|length > 1 %}" + ENDLESS + "{% endif %}", {})
-    with pytest.raises(PromptError, match="too much work"):
-        template.render(Chat([USER, USER]))
-    assert template.render(Chat([USER])) == "hi"
-    broken = ChatTemplate("{{ 1 | nonesuch }}", {})
-    for _ in range(2):
-        with pytest.raises(PromptError, match=r"does not parse.*nonesuch"):
-            broken.render(Chat([USER]))
-
-
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, GeneratorExit, BaseException, KeyboardInterrupt])
 def test_whatever_jinja_raises_is_the_prompts_error_but_for_an_interrupt(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
