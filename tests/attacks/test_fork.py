@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign.races import forked
 
 TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = """
@@ -75,32 +76,8 @@ def test_a_child_of_a_process_with_an_engine(used: bool) -> None:
     assert (done.returncode, done.stdout) == (0, "parent unharmed\n"), done.stderr
 
 
-REAL = """
-import gc, os, sys, time
-from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.errors import EngineClosedError
-engine = Engine.load(sys.argv[1], threads=2)
-if sys.argv[2] == "used":
-    engine.generate("import os", SamplingParams(max_new_tokens=2))
-if not (child := os.fork()):
-    try:
-        engine.generate("import os")
-    except EngineClosedError:
-        if sys.argv[2] == "dropped":
-            del engine
-            gc.collect()
-        print("child", flush=False)
-        sys.exit(7)  # by the interpreter's whole end, with atexit
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-print(len(engine.generate("import os", SamplingParams(max_new_tokens=2, ignore_eos=True))[0].token_ids))
-engine.close()
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.nightly(but=("used",))
-@pytest.mark.parametrize("how", ["used", "unused", "dropped"])
-def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: str) -> None:
-    command = [sys.executable, "-c", REAL, str(bundle), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "child\n2\n"), done.stderr
+@pytest.mark.nightly(but=("0",))
+@pytest.mark.parametrize("how", range(4))
+def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: int) -> None:
+    forked(bundle, how)

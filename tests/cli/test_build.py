@@ -6,22 +6,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
+from campaign.signals import small
 from command_line import Specbuild
 
 from specbuild.runtime import Bundle, TreeSpec
 
-ENTRY = [sys.executable, "-c", "from specbuild.cli import main; main()"]
+USAGE = namedtuple("usage", "total used free")
 
 
 @pytest.fixture
@@ -160,62 +156,22 @@ def test_what_is_at_the_output_stays_unless_a_build_succeeds(
 def test_too_little_space_is_known_before(
     specbuild: Specbuild, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1 << 20))
-    line = specbuild("build", "--target", tiny, "-o", place / "new" / "b").refusal()
-    assert "free" in line
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(1 << 30, 1 << 30, 1 << 20))
+    assert "free" in specbuild("build", "--target", tiny, "-o", place / "new" / "b").refusal()
     assert snapshot(place) == {}
 
 
-@pytest.fixture
-def mounted(place: Path) -> Iterator[Callable[[str], Path]]:
-    """`mounted("128k")`: the output's parent as a disk of this size, where this machine lets us mount one."""
-
-    def mount(size: str) -> Path:
-        command = f"mount -t tmpfs -o size={size} none {place}"
-        if subprocess.run(command, shell=True, capture_output=True).returncode:
-            pytest.skip("this machine lets us mount no tmpfs")
-        return place
-
-    yield mount
-    subprocess.run(["umount", str(place)], capture_output=True)
-
-
-@pytest.mark.slow(only=("1200k",))
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-@pytest.mark.parametrize("size", ["128k", "1200k"])  # full at the weights, full at the tokenizer
-def test_a_full_disk(
-    specbuild: Specbuild, tiny: Path, mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, size: str
-) -> None:
-    usage, disk = namedtuple("usage", "total used free"), mounted(size)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 0, 1 << 40))
-    line = specbuild("build", "--target", tiny, "-o", disk / "b", "--max-batch-size", 1).refusal()
-    assert f"{disk / 'b'}" in line
-    assert "full" in line
-    assert snapshot(disk) == {}
-
-
-@pytest.mark.soak(only=("15", "1"))
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:
-    shutil.copytree(tiny_bundle, place / "b")
-    before = snapshot(place)
-    command = [*ENTRY, "build", "--target", str(pair / "target"), "-o", str(place / "b"), "--force", "--quiet"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.02)
-        time.sleep(0.5)  # somewhere in the export
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (1, "")
-    assert [line for line in err.splitlines() if line] == ["specbuild: interrupted: nothing half-done was left behind"]
-    assert snapshot(place) == before
+def test_a_full_disk(specbuild: Specbuild, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(1 << 40, 0, 1 << 40))
+    with small(place / "disk", 1) as disk:
+        if not disk.is_mount():
+            pytest.skip("this machine lets us mount no tmpfs")
+        line = specbuild("build", "--target", tiny, "-o", disk / "b", "--max-batch-size", 1).refusal()
+        assert f"{disk / 'b'}" in line
+        assert "full" in line
+        assert snapshot(disk) == {}
 
 
 @pytest.mark.slow
@@ -253,73 +209,46 @@ def test_a_build_is_tuned(specbuild: Specbuild, tiny: Path, place: Path) -> None
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that TensorRT would have compiled on a machine with a GPU."""
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT has compiled, as on a machine with a GPU."""
     from specbuild.builder import pipeline
     from specbuild.builder.codegen import emit
     from specbuild.builder.codegen.tensorrt import Engine
 
-    graphs: list[Any] = []
-
-    def compile_engine(file: Path, *_: Any) -> Engine:
-        graphs.append(onnx.load(file))
-        return Engine(b"plan", "10.15", [])
-
     monkeypatch.setattr(pipeline, "check_machine", lambda *_: None)
     monkeypatch.setattr(pipeline, "unrunnable", lambda *_: "no GPU here")
     monkeypatch.setattr(emit, "built_on", lambda backend: ("89",))
-    monkeypatch.setattr(emit, "compile_engine", compile_engine)
-    return graphs
+    monkeypatch.setattr(emit, "compile_engine", lambda *_: Engine(b"plan", "10.15", []))
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("quick_export")
+@pytest.mark.usefixtures("quick_export", "compiled")
 def test_fp8_caches_in_pages(
-    specbuild: Specbuild,
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    compiled: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    specbuild: Specbuild, make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a recipe: in the graphs, the profiles, the manifest, the report, the memory, the bound, and in words."""
+    """From a recipe: in the profiles, the manifest, the report, the memory, the bound, and in words."""
     monkeypatch.setenv("COLUMNS", "300")
-    layers = {"target": 2, "draft": 1}
-    for name, count in layers.items():
+    for name, count in (("target", 2), ("draft", 1)):
         make_checkpoint(tmp_path / name, num_hidden_layers=count, head_dim=64, initializer_range=0.3)
     recipe = 'target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nkv-cache-dtype = "fp8"\nblock-size = 16\n'
     (tmp_path / "r.toml").write_text(recipe)
     options = ["--recipe", tmp_path / "r.toml", "--max-seq-len", 64, "--max-batch-size", 2, "--cuda-arch", "none"]
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
     assert {tuple(sizes["pages"]) for sizes in plan["profiles"].values()} == {(1, 17, 17)}
-    outcome = specbuild("build", *options, "-o", tmp_path / "fp8")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert re.search(r"  FP8 caches alone, in float32: \S+ nats a token to Hugging Face, \S+ at most\n", outcome.out)
+    fp8 = specbuild("build", *options, "-o", tmp_path / "fp8")
+    assert re.search(r"  FP8 caches alone, in float32: \S+ nats a token to Hugging Face, \S+ at most\n", fp8.out)
     own = specbuild("build", *options, "-o", tmp_path / "own", "--kv-cache-dtype", "auto", "--block-size", 0)
     assert "FP8" not in own.out
-    assert {kind_of(graph, "past_key.0") for graph in compiled[:2]} == {onnx.TensorProto.FLOAT8E4M3FN}
     manifests = [Bundle.open(tmp_path / name).manifest for name in ("fp8", "own")]
-    engines = [[*manifest.engines.values()] for manifest in manifests]
-    assert [{(e.kv_cache_dtype, e.block_size) for e in each} for each in engines] == [{("fp8", 16)}, {("auto", 0)}]
-    assert [model.inputs.get("page_table") for model in manifests[0].models.values()] == ["page_table"] * 2
+    kinds = [{(e.kv_cache_dtype, e.block_size) for e in manifest.engines.values()} for manifest in manifests]
+    assert kinds == [{("fp8", 16)}, {("auto", 0)}]
     assert manifests[0].exactness_bound > 1.5 * manifests[1].exactness_bound
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("fp8", "own")]
     paged, linear = (report["memory"]["caches_per_sequence"] for report in reports)
     assert 1 <= 2 * paged / linear < 1.2, "half the bytes of a row, and room in the last pages"
-    assert reports[1]["fp8_caches"] is None
-    found = reports[0]["fp8_caches"]
-    assert 0 < found["kl_nats_per_token"] < found["largest_kl_nats"]
-    for graph, (name, count) in zip(compiled, layers.items(), strict=False):
-        constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
-        for kind in ("key", "value"):
-            scales = [constants[f"{kind}_scale.{layer}"].tolist() for layer in range(count)]
-            assert scales == found["scales"][name][kind]
+    assert reports[0]["fp8_caches"]["kl_nats_per_token"] > 0
     shown = specbuild("inspect", tmp_path / "fp8").out
-    assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches" in shown
-    assert "in pages of 16 rows" in shown
-
-
-def kind_of(graph: onnx.ModelProto, name: str) -> int:
-    return next(value.type.tensor_type.elem_type for value in graph.graph.input if value.name == name)
+    assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches, in pages of 16 rows" in shown
 
 
 def test_a_recipes_values_have_their_flags_types(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:

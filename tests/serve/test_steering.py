@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from noisy_queue import SETTLED, NoisyQueue
 from simulated_queue import SimulatedQueue
 
 from specbuild.serve.objectives import Sample, parse
@@ -151,45 +149,6 @@ def test_less_that_does_not_help_on_a_machine_that_became_slower_is_no_reason_to
         at(now)
         plain[0] *= slower
     assert steering.level == level
-
-
-def noisy(seed: int, slow: float, noise: tuple[float, float]) -> tuple[bool, bool] | None:
-    """Whether p99 is below the objective 20 s after a step of load, and all is drafted a minute after its end.
-
-    None: the tree held nobody up, see benchmarks/serve/slo_step.py, whose way this is.
-    """
-
-    def queue(slo: str, more: int = 0) -> NoisyQueue:
-        return NoisyQueue(parse([slo]), slow=slow, noise=noise, seed=2 * seed + more)
-
-    tails = []
-    for drafts in (True, False):
-        alone = queue("tpot=1,p99", 1000)
-        alone.closed(15, 4, False, drafts=drafts)
-        tails.append(alone.tail(alone.objectives[0], 0, math.inf))
-    if tails[0] < 1.5 * tails[1]:
-        return None
-    found = queue(f"tpot={math.sqrt(math.prod(tails)):.6f},p99")
-    found.closed(20, 1, True, 0.05)
-    found.closed(60, 4, True)
-    end, (objective,) = found.now, found.objectives
-    found.closed(60, 1, True, 0.3)
-    kept = found.tail(objective, 20 + SETTLED, end) < objective.seconds
-    return kept, any(level == 0 for at, level in found.levels if at > end)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("slow", "noise", "kept"),
-    [(1, (0.1, 0.0), 1.0), (1, (0.2, 0.1), 0.95), (10, (0.1, 0.0), 0.85), (10, (0.2, 0.1), 0.8)],
-)
-def test_a_step_of_load_on_a_machine_that_others_use(slow: float, noise: tuple[float, float], kept: float) -> None:
-    found = [each for seed in range(40) if (each := noisy(seed, slow, noise))]
-    shares = [sum(each[place] for each in found) / len(found) for place in (0, 1)]
-    print(f"slow {slow}, noise {noise}: kept {shares[0]:.0%}, all drafted again {shares[1]:.0%} of {len(found)}")
-    assert len(found) >= 20
-    assert shares[0] >= kept
-    assert shares[1] >= 0.9
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from campaign.attack import Attack, Bench
@@ -14,85 +15,46 @@ from campaign.outcome import Fault
 from specbuild.runtime.errors import PromptError
 
 
-class Mixed(Attack):
-    """By its case's number: passes, is refused, or does one of what nothing may do."""
+def planted(act: Callable[[int], object]) -> type[Attack]:
+    """A class whose cases do this, with a number that is drawn and kept."""
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        number = rng.randrange(1000)
-        (place / "input.txt").write_text(str(number))
-        if number % 3 == 0:
-            raise PromptError("no")
-        if number % 7 == 0:
-            raise ValueError(f"raw {number}")
+    class Planted(Attack):
+        def attempt(self, rng: random.Random, place: Path) -> None:
+            number = rng.randrange(1000)
+            (place / "input.txt").write_text(str(number))
+            act(number)
 
-
-class Sound(Attack):
-    """Passes."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        (place / "input.txt").write_text("sound")
+    return Planted
 
 
-class Refused(Attack):
-    """Is refused."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        raise PromptError("no")
-
-
-class Raw(Attack):
-    """Raises what is no SpecbuildError."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        (place / "input.txt").write_text("x")
-        raise KeyError("planted")
-
-
-class Panic(Attack):
-    """Raises what is not even an Exception."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        raise BaseException("planted")
-
-
-class Lines(Attack):
-    """Refuses in two lines."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        error = PromptError("planted")
-        error.args = ("one\ntwo",)
+def raising(error: BaseException) -> type[Attack]:
+    def act(number: int) -> None:
         raise error
 
-
-class Wrong(Attack):
-    """Sees wrong tokens."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        raise Fault("wrong", "planted")
+    return planted(act)
 
 
-class Crash(Attack):
-    """Kills its process."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-class Hang(Attack):
-    """Waits for ever."""
-
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        time.sleep(1000)
+def mix(number: int) -> None:
+    """Pass, refuse, or do one of what nothing may do."""
+    if number % 3 == 0:
+        raise PromptError("no")
+    if number % 7 == 0:
+        raise ValueError(f"raw {number}")
 
 
-class Memory(Attack):
-    """Takes more memory than a case may."""
+def hoard(number: int) -> None:
+    taken = []
+    while True:
+        taken.append(b"x" * (8 << 20))
+        time.sleep(0.002)
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
-        taken = []
-        while True:
-            taken.append(b"x" * (8 << 20))
-            time.sleep(0.002)
+
+LINES = PromptError("planted")
+LINES.args = ("one\ntwo",)
+Mixed, Memory, Sound = planted(mix), planted(hoard), planted(lambda number: None)
+Refused, Raw, Lines = raising(PromptError("no")), raising(KeyError("planted")), raising(LINES)
+Panic, Wrong = raising(BaseException("planted")), raising(Fault("wrong", "planted"))
+Crash, Hang = planted(lambda number: os.kill(os.getpid(), signal.SIGSEGV)), planted(lambda number: time.sleep(1000))
 
 
 class Unprepared(Attack):
