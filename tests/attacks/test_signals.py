@@ -18,7 +18,6 @@ from campaign.attack import Bench
 from campaign.signals import SignalsAttack
 
 ENTRY = "from specbuild.cli import main; main()"
-READY = "from specbuild.cli import main; print('here'); main()"
 STOPPED = "specbuild: interrupted: nothing half-done was left behind\n"
 STOPPING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 LIMIT = 60

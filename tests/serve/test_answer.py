@@ -122,13 +122,6 @@ def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(
     assert (span.ends, rejections(client)) == ([(3, "500")], [])
 
 
-def test_a_refusal_is_traced_and_counted(client: RouteClient, span: Span) -> None:
-    client.service.drain()
-    assert client.refusal(COMPLETIONS, prompt="x", stream=True)[0] == 503
-    assert span.ends == [(0, "draining")]
-    assert rejections(client) == ['specbuild:admission_rejections_total{model_name="pycode",reason="draining"}']
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_is_no_error_of_ours(client: RouteClient, log: Log, span: Span, stream: bool) -> None:
     fields = {"stream": stream, "max_tokens": 900, "ignore_eos": True}

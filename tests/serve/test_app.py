@@ -38,13 +38,6 @@ def test_a_chat_is_the_engines(client: RouteClient, engine: Engine) -> None:
     assert roles == ["assistant", *[None] * (len(roles) - 1)]
 
 
-@pytest.mark.slow
-def test_samples_of_several_prompts_come_in_order(client: RouteClient) -> None:
-    texts = [each["text"] for each in client.choices(prompt=["def main(", "import os"], **SAMPLED)]
-    assert texts[2:] == [each["text"] for each in client.choices(prompt="import os", **SAMPLED)]
-    assert client.choices(n=2, temperature=1e-6) == client.choices(n=2)
-
-
 def test_usage_of_a_stream(client: RouteClient) -> None:
     assert all("usage" not in event for event in client.events())
     *events, last = client.events(stream_options={"include_usage": True})

@@ -108,18 +108,3 @@ def test_a_value_beyond_a_bound_is_told_the_bound(kind: type[Body]) -> None:
             assert isinstance(told, tuple), (path, name)
             assert told[0] == ".".join(map(str, path))
             assert json.dumps(bound).removesuffix(".0") in told[1].replace("e+", "e"), told
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "param", "message"),
-    [
-        *(("stop", ["x"] * 65, "stop", "at most 64 items"), ("stop", ["x", 5], "stop.1", "valid string")),
-        *(("prompt", value, "prompt", "not mixed") for value in (["a", 1], [[1], 2])),
-        *(("prompt", [1.5], "prompt.0", "valid integer"), ("prompt", [[1, "a"]], "prompt.0.1", "valid integer")),
-        ("prompt", {"a": 1}, "prompt", "a string, token ids"),
-    ],
-)
-def test_a_field_of_several_types(field: str, value: Any, param: str, message: str) -> None:
-    kind = next(kind for kind in BODIES if field in kind.model_fields)
-    found, said = read(kind, put(BODIES[kind], (field,), value))
-    assert (found, message in said) == (param, True)

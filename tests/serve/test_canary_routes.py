@@ -61,14 +61,6 @@ def test_orders(client: RouteClient) -> None:
     assert client.post("/canary/delete").status_code == 404
 
 
-@pytest.mark.slow
-def test_a_server_without_one_has_none_and_keys_are_asked_for(make_client: Make) -> None:
-    assert make_client().get("/canary").status_code == 404
-    keyed = make_client(canary=CanaryOptions(candidate="speculation=off"), api_keys=("k",))
-    assert keyed.get("/canary").status_code == keyed.post("/canary/promote").status_code == 401
-    assert keyed.get("/canary", headers={"Authorization": "Bearer k"}).status_code == 200
-
-
 @pytest.mark.nightly
 def test_a_killed_server_goes_on_with_its_canary(bundle: Path, tmp_path: Path) -> None:
     """One that shadows its texts and has an objective, too."""

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,18 +71,3 @@ def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle: Path, te
         status, error = RouteClient(service_of(engine, bundle, Log()), Log()).refusal(CHATS, **TOOLS)
     assert (status, error["param"]) == (400, param)
     assert "--chat-template hermes" in error["message"]
-
-
-@pytest.mark.slow(but=("required",))
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_tools_work_with_it(bundle: Path, choice: Any) -> None:
-    with Engine.load(bundle, chat_template=template_text("hermes")) as engine:
-        client = RouteClient(service_of(engine, bundle, Log()), Log())
-        told = client.ask(CHATS, **TOOLS, tool_choice=choice, parallel_tool_calls=False)
-        message = told["choices"][0]["message"]
-        (call,) = message["tool_calls"]
-        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
-        said = [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "31"}]
-        assert client.ask(CHATS, **TOOLS | {"messages": said})
-        prompt = engine.tokenizer.decode(client.ask("/tokenize", messages=said)["tokens"], False)
-    assert '<tool_call>\n{"name": "weather", "arguments": {"city": ' in prompt

@@ -41,13 +41,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda client: asyncio.run(main(client))
 
 
-def test_silence_is_ended(serve: Callable[..., None]) -> None:
-    async def client(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-        assert await reader.read() == b""
-
-    serve(client)
-
-
 @pytest.mark.parametrize("before", [b"", REQUEST])
 def test_headers_that_trickle_are_ended(serve: Callable[..., None], before: bytes) -> None:
     """In the first request, and in one that follows another."""

@@ -38,11 +38,6 @@ def header(sent: list[Message], name: str) -> str:
     return dict(sent[0]["headers"])[name.encode()].decode()
 
 
-def test_a_body_comes_whole() -> None:
-    sent = ask(gate(), part(b"a", more=True), part(b"b"))
-    assert (sent[1]["body"], len(header(sent, "x-request-id"))) == (b"ab", 32)
-
-
 @pytest.mark.parametrize("length", ["9" * 30, str(limits.BODY_BYTES + 1), "-1", "abc"])
 def test_a_length_that_is_too_much_is_refused_unread(length: str) -> None:
     sent = ask(gate(), content_length=length)

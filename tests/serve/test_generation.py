@@ -13,7 +13,7 @@ from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
 from specbuild.serve.errors import ApiError
 from specbuild.serve.generation import ClientGoneError, EventStream, checked, unless_gone
-from specbuild.serve.responses import finish_reason, metrics, usage
+from specbuild.serve.responses import metrics, usage
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,6 @@ def test_ends_that_are_errors(reason: str, error: ExecutionError | None, status:
     with pytest.raises(ApiError) as told:
         checked(Result("", [1] * (reason == "cancelled"), reason, None, error=error))
     assert told.value.status == status
-
-
-@pytest.mark.parametrize(
-    ("reason", "stop", "told"),
-    [("stop", "\n", ("stop", "\n")), ("length", None, ("length", None)), ("deadline", None, ("length", "deadline"))],
-)
-def test_ends_that_are_texts(reason: str, stop: str | None, told: tuple[str, str | None]) -> None:
-    assert finish_reason(checked(Result("x", [1], reason, None, stop_reason=stop))) == told
 
 
 def test_metrics_and_usage_of_several_samples() -> None:

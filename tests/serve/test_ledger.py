@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from route_client import COMPLETIONS
 from serving import Log, Server, running
@@ -190,30 +187,3 @@ def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
     assert machine <= sum(row.seconds for row in found.machines)
     series = 'busy_seconds_total{model_name="pycode"}', 'cost_total{currency="USD",model_name="pycode"}'
     assert [float(told[f"specbuild:{name}"]) for name in series] == pytest.approx([spent, spent / 1000], rel=1e-6)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, file: Path, stream: bool) -> None:
-    answered, enough = list[str](), threading.Event()
-    with serving(bundle, file) as server, server.client() as client:
-
-        def ask(number: int) -> None:
-            with suppress(httpx.HTTPError):
-                for turn in range(1000):
-                    body = {"request_id": f"{number}-{turn}", "stream": stream, "max_tokens": 3 + turn % 5}
-                    if client.post(COMPLETIONS, json=GREEDY | body).status_code == 200:  # read to its end
-                        answered.append(f"{number}-{turn}")
-                    if len(answered) > 40:
-                        enough.set()
-
-        with ThreadPoolExecutor(4) as pool:
-            for number in range(4):
-                pool.submit(ask, number)
-            assert enough.wait(60)
-            server.signal(signal.SIGKILL)
-    assert not {*answered} - {*names(file)}
-    with serving(bundle, file) as server:
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    assert len({row.server for row in read([file]).machines}) == 2

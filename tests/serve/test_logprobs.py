@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from route_client import RouteClient
-from text_tokenizers import KINDS, MARK, SIZE
+from text_tokenizers import KINDS
 
 from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -57,39 +56,6 @@ def characters(data: bytes) -> list[int]:
     return [size, *characters(data[size:])]
 
 
-def places(parts: list[bytes]) -> list[int]:
-    """Which character of the text each part begins in."""
-    ends = list(accumulate(characters(b"".join(parts))))
-    starts = accumulate(map(len, parts[:-1]), initial=0)
-    return [sum(end <= start for end in ends) for start in starts]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
-@given(ids=st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=12), shows=st.booleans())
-@example(ids=[239, 162], shows=False)  # of the byte-level tokenizer: the first bytes of a surrogate
-def test_offsets_count_the_characters_of_the_text(kind: str, ids: list[int], shows: bool) -> None:
-    """Where tokens are bytes, each offset is the character that the token's first byte is of."""
-    made = tokenizer(kind)
-    begins = logprobs.Offsets(made, (), lambda text, at: shows)
-    found = [begins.next(token) for token in ids]
-    assert found == sorted(found)
-    assert (found[0], found[-1] <= len(made.decode(ids, not shows))) == (0, True)
-    if kind in ("byte_level", "added"):
-        hidden = [not shows and made.decode([token]) != made.decode([token], False) for token in ids]
-        parts = [b"" if hides else made.token_bytes(token) for token, hides in zip(ids, hidden, strict=True)]
-        wanted = zip(found, places(parts), parts, strict=True)
-        assert all(offset == place for offset, place, part in wanted if part)
-
-
-def test_a_special_token_counts_where_a_prompt_spells_it() -> None:
-    """One that the tokenizer adds, such as a BOS, does not."""
-    made, text = tokenizer("byte_level"), f"a{MARK}b"
-    (a, mark, b) = (made.token_id(each) for each in ("a", MARK, "b"))
-    begins = logprobs.Offsets(made, (), lambda shown, at: text.startswith(shown, at))
-    assert [begins.next(token or 0) for token in (mark, a, mark, b)] == [0, 0, 1, 1 + len(MARK)]
-
-
 def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, int]]]:
     """Text, and tokens with their offsets, the same whole and streamed, where none is told before its text is."""
 
@@ -122,11 +88,3 @@ def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: s
         assert offset <= len(text)
         if "\ufffd" not in token and not token.startswith("<|"):
             assert text[offset:].startswith(token) or (stops and token.startswith(text[offset:]))
-
-
-def test_offsets_are_characters_of_the_echo(client: RouteClient) -> None:
-    """Tokens of a few bytes each: every character has at least one that begins in it."""
-    prompt = "🎉猫e\u0301"
-    text, told = completed(client, prompt=prompt, echo=True, max_tokens=1)
-    assert text.startswith(prompt)
-    assert {offset for _, offset in told if offset < len(prompt)} == {0, 1, 2, 3}

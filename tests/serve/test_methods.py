@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from route_client import RouteClient
-from serving import Log
 
 Make = Callable[..., RouteClient]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -47,18 +46,3 @@ def test_head_is_get_without_a_body(make_client: Make) -> None:
     client.service.drain()
     assert client.head("/health/ready").status_code == 503
     assert client.head("/nowhere").status_code == client.options("/nowhere").status_code == 404
-
-
-@pytest.mark.slow
-def test_keys_open_all_but_probes_which_are_not_logged(make_client: Make, log: Log) -> None:
-    client = make_client(api_keys=("key", "other"), health_route="/alive", ui=True)
-    for path in ("/health", "/health/live", "/health/ready", "/ping", "/alive"):
-        assert [client.request(method, path).status_code for method in ("GET", "HEAD", "OPTIONS")] == [200, 200, 204]
-    assert not log.lines
-    assert client.head("/").status_code == 200
-    for path in ("/v1/models", "/metrics", "/load", "/version", "/openapi.json", "/healthy"):
-        for method in ("GET", "HEAD", "OPTIONS"):
-            keys = [{}, {"Authorization": "Bearer third"}, {"Authorization": "Bearer other"}]
-            statuses = [client.request(method, path, headers=key).status_code for key in keys]
-            assert statuses[:2] == [401, 401]
-            assert statuses[2] < 400 or path == "/healthy"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from specbuild.runtime import Engine, RequestMetrics, Result, SamplingParams, SpeculationStats
+from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.metrics import Metrics
 
@@ -88,17 +87,6 @@ def test_series_of_what_is_served_begin_at_zero_and_gauges_are_read_when_somebod
     assert 0 <= samples(metrics)[f"{OWN}kv_cache_usage_perc"] <= 1
 
 
-def test_late_places_count_for_the_last() -> None:
-    stats = SpeculationStats()
-    for accepted in (1, 33, 40):
-        stats.record(50, accepted)
-    found = samples(finished(result(speculative_decoding=stats)))
-    places = {int(name.split()[1]): n for name, n in found.items() if "per_pos_total" in name}
-    assert (places[0], places[1], places[30]) == (3, 2, 2)
-    assert places[max(places)] == (33 - max(places)) + (40 - max(places)), "all that is beyond"
-    assert sum(places.values()) == 1 + 33 + 40
-
-
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
@@ -148,25 +136,6 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine, hash_en
     for told in ("num_requests_running m 0.0", "kv_cache_usage_perc crowded 1.0", "prompt_tokens_total closed 0.0"):
         name, model, value = told.split()
         assert f'{OWN}{name}{{model_name="{model}"}} {value}' in text
-
-
-def test_what_an_engine_tells_is_what_its_results_say(bundle: Path) -> None:
-    """The engine's own results, by `on_finish`, as a server has them."""
-    results = list[Result]()
-    with Engine.load(bundle, batch_size=2, on_finish=results.append) as engine:
-        params = SamplingParams(max_new_tokens=12, n=2, seed=1, ignore_eos=True, speculation="chain:3")
-        engine.generate(["def main(", "import os\n"], params)
-    found = samples(finished(*results))  # closing has waited for whoever is told of them
-    own = [each.metrics for each in results if each.metrics]
-    accepted = sum(each.speculative_decoding.num_accepted_draft_tokens for each in own)
-    wanted = {
-        **{"request_success_total length": 4, "generation_tokens_total": 48, "time_to_first_token_seconds_count": 4},
-        "prompt_tokens_total": sum(each.num_prompt_tokens for each in own),
-        "spec_decode_num_accepted_tokens_total": accepted,
-        "e2e_request_latency_seconds_sum": sum(each.e2el for each in own),
-    }
-    assert {name: found[OWN + name] for name in wanted} == pytest.approx(wanted)
-    assert sum(value for name, value in found.items() if "per_pos_total" in name) == accepted > 0
 
 
 @pytest.mark.parametrize(

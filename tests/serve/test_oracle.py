@@ -14,7 +14,7 @@ import pytest
 from route_client import COMPLETIONS, RouteClient
 from serving import Log, running
 
-from specbuild.runtime import AsyncEngine, Engine, Result, SamplingParams
+from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, ExecutionError
 from specbuild.runtime.requests.metrics import RequestMetrics
@@ -136,17 +136,6 @@ def test_what_comes_of_a_shadow(log: Log, twins: list[Any], outcome: str) -> Non
     assert [line["level"] for line in log.lines] == told
 
 
-def test_its_twin_reads_its_prompt_itself_and_waits_for_everybody(log: Log) -> None:
-    engine = Scripted(text([1]))
-    oracle, _, model = oracle_of(engine, log)
-    offer(oracle, model, text([1]), text([1]))
-    ended.settle(oracle)
-    first, second = engine.asked
-    assert (first.speculation, first.background, first.seed, first.n) == ("off", True, 9, 1)
-    assert (first.deadline, first.session, first.logprobs, first.temperature) == (None, None, None, 1.0)
-    assert first.cache_salt != second.cache_salt
-
-
 def test_nothing_is_decoded_while_requests_are_under_way_or_the_engine_is_closed(log: Log) -> None:
     engine = Scripted(EngineClosedError("closed"))
     oracle, outcomes, model = oracle_of(engine, log)
@@ -179,37 +168,6 @@ def test_an_oracle_that_has_nothing_to_do_sets_no_timer(log: Log) -> None:
         assert (outcomes, timers) == (["equal"] * 2, [])
 
     asyncio.run(run())
-
-
-def test_a_foreground_request_waits_for_one_shadow_round_at_most(hash_engine: Any, log: Log) -> None:
-    """However long the shadow is: the round that is under way ends, and the next one is the request's."""
-    own, rounds = hash_engine(gated=True), list[list[int]]()
-    step = own.loop.target.step  # the gate's
-    own.loop.target.step = lambda inputs: rounds.append([*own.scheduler.active[0].sequence.tokens[:2]]) or step(inputs)
-    oracle, outcomes, model = oracle_of(AsyncEngine(own), log)
-
-    async def run() -> list[Result]:
-        async with running(oracle.run()):
-            long = SamplingParams(99, temperature=1.0, seed=9)
-            offer(oracle, model, text([0] * 99), params=long, prompts=[[0, 1]])
-            await asyncio.to_thread(own.gate.halted)  # in the shadow's first round
-            await asyncio.to_thread(own.gate.step)
-            with model.admission.room(1):
-                asked = asyncio.create_task(AsyncEngine(own).generate(["cd"], SamplingParams(4)))
-                while not own.scheduler.waiting:
-                    await asyncio.sleep(0.001)
-                rounds.append([])  # from here on it waits
-                own.gate.open()
-                results = await asked
-            await oracle.settled()
-        return results
-
-    (result,) = asyncio.run(run())
-    assert result.finish_reason == "length"
-    came = rounds.index([])
-    assert rounds[:came] == [[0, 1]] * came
-    assert rounds[came + 1] == [2, 3], "the round under way was the last of the shadow's"
-    assert outcomes == ["different"], "and it is tried again afterwards"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import BundleError
-from specbuild.serve.chat import chat_of
-from specbuild.serve.completions import prompts_of
-from specbuild.serve.fields import ChatRequest, CompletionRequest, Message
+from specbuild.serve.fields import ChatRequest, CompletionRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, defaults_of, sampling
 
 NOBODY = Caller()
@@ -77,20 +75,3 @@ def test_defaults_of_a_bundle(bundle_copy: Path) -> None:
     for text in ("[]", "{", '{"temperature": "hot"}', '{"top_p": 7}'):
         with pytest.raises(BundleError, match=r"generation_config\.json is unusable"):
             defaults_of(with_generation_config(bundle_copy, text))
-
-
-@pytest.mark.parametrize("prompts", [["x"], [[1, 2]], ["x", "y"], [[1], [2]], [[]]])
-def test_one_prompt_or_several(prompts: list[Any]) -> None:
-    assert prompts_of(CompletionRequest(prompt=prompts)) == prompts
-    if len(prompts) == 1:
-        assert prompts_of(CompletionRequest(prompt=prompts[0])) == prompts
-
-
-def test_a_chat_is_as_its_template_reads_it() -> None:
-    parts = [{"type": "text", "text": "a"}]
-    said: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]
-    said += [{"role": "user", "content": parts}, {"role": "assistant", "content": "x", "reasoning_content": "y"}]
-    chat = chat_of([Message.model_validate(each | {"mood": 1}) for each in said], {"thinking": True}, False)
-    assert list(chat.messages) == said
-    assert (chat.variables, chat.add_generation_prompt) == ({"thinking": True}, False)
-    assert chat_of([Message(role="user", content="x")], None).add_generation_prompt

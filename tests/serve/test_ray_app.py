@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +16,12 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 from serving import Server
 
-from specbuild.runtime import Engine, LoadOptions, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 from specbuild.serve import ray_app
-from specbuild.serve.options import ServeOptions
 from specbuild.serve.prefixes import BLOCK, chain
 from specbuild.serve.ray_app import Replica
 from specbuild.serve.ray_front import scope_of
-from specbuild.serve.ray_options import RayOptions
 from specbuild.serve.ray_router import CACHED, Hint
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -166,30 +163,3 @@ def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, chat
     finally:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(120) == 0
-
-
-def test_a_signal_drains_whatever_ray_has_made_of_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own handlers end the process at once; those of whoever is called last count."""
-    calls = list[str]()
-
-    def started(*_: Any, **__: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: pytest.fail("Ray's handler"))
-
-    def told(*_: Any, **__: Any) -> None:
-        calls.append("told")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for module, name in ((ray_app.ray, "init"), (ray_app.serve, "start"), (ray_app.serve, "run")):
-        monkeypatch.setattr(module, name, started)
-    monkeypatch.setattr(ray_app.serve, "delete", lambda name: calls.append(f"delete {name}"))
-    monkeypatch.setattr(ray_app.serve, "shutdown", lambda: calls.append("shutdown"))
-    monkeypatch.setattr(ray_app.ray, "shutdown", lambda: calls.append("end"))
-    log: Any = SimpleNamespace(event=lambda *_, **more: told() if "ray" in more else None)
-    try:
-        status = ray_app.run([(("m",), bundle)], ServeOptions(port=0), LoadOptions(), RayOptions(), log)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert (status, calls) == (0, ["told", "delete specbuild", "shutdown", "end"])

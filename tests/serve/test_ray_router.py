@@ -87,11 +87,3 @@ def test_a_request_without_a_hint_goes_anywhere(router: Any) -> None:
     update(router, replicas)
     assert {first(router, replicas, asked) for asked in [request("r"), request("s", {}), None] * 10} == {"a", "b"}
     router.on_request_routed(request("r", {}), replicas[0].replica_id, None)
-
-
-def test_who_comes_back_under_another_name_has_nothing(router: Any) -> None:
-    update(router, [replica("a", [1]), replica("b", [])])
-    replicas = [replica("b", []), replica("c", [])]
-    update(router, replicas)
-    asked = request("r", {}, b"", hint=Copied([1], 16, 8))
-    assert {first(router, replicas, asked) for _ in range(30)} == {"b", "c"}

@@ -32,13 +32,6 @@ def test_a_score_is_the_mean_of_the_logprobs_that_decoding_reports(engine: Engin
     assert found.divergence == pytest.approx(0, abs=1e-6)
 
 
-def test_as_many_tokens_are_scored_as_memory_allows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, tokens = engine.encode("def main("), engine.encode("argv):\n    pass\n")
-    short = score(engine, prompt, tokens[:2])
-    monkeypatch.setattr(scoring, "LOGITS", 8 * engine.manifest.models["target"].vocab_size + 3)
-    assert score(engine, prompt, tokens) == short
-
-
 def test_texts_wait_until_nothing_else_runs(engine: Engine, log: Log) -> None:
     scorer, model, found = scorer_of(engine, log)
 

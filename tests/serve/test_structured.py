@@ -65,12 +65,6 @@ def test_it_begins_after_the_reasoning(fields: dict[str, Any], served: str | Non
     assert (params.structured_outputs, params.skip_special_tokens) == (found, expected is None)
 
 
-def test_what_is_free_stays_free_of_it() -> None:
-    body = asked(reasoning_end="</think>")
-    assert structured(body, Reading(), "</other>") is None
-    assert sampling(body, DEFAULTS, 100, Caller(reasoning_end="</other>")).skip_special_tokens
-
-
 def text_of(client: RouteClient, path: str = CHATS, **fields: Any) -> str:
     """The same whole and streamed, with speculation and without."""
     (text,) = {client.choice(path, **{"max_tokens": 40} | fields | way)["text"] for way in ({}, {"speculation": "off"})}
@@ -103,27 +97,3 @@ def test_a_server_s_structures_begin_after_its_reasoning(
     own = {"choice": ["yes"], "after": "class"}
     said = text_of(client, structured_outputs=own, logit_bias={str(other): 30}, speculation="best:8")
     assert said.partition("class")[1:] == ("class", "yes")
-
-
-@pytest.mark.parametrize("speculation", ["off", "auto", "chain:4"])
-@pytest.mark.parametrize(("least", "structure"), [(9, {"choice": ["a", "b"]}), (30, {"regex": "[ab]{2,4}"})])
-def test_a_contradiction_is_the_caller_s(
-    client: RouteClient, least: int, structure: dict[str, Any], speculation: str
-) -> None:
-    fields = {"min_tokens": least, "structured_outputs": structure, "speculation": speculation, "max_tokens": 40}
-    status, refused = client.refusal(CHATS, messages=SAID, temperature=0, **fields)
-    assert status == 400
-    streamed = client.post(CHATS, json={"messages": SAID, "stream": True} | fields).text  # no stream if it is early
-    last = streamed.removesuffix("data: [DONE]\n\n").strip().splitlines()[-1]
-    for error in (refused, json.loads(last.removeprefix("data: "))["error"]):
-        assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs")
-        assert "before min_tokens" in error["message"]
-
-
-@pytest.mark.slow(but=("chain:4",))
-@pytest.mark.parametrize("speculation", ["auto", "chain:4"])
-def test_a_literal_may_have_a_special_token_s_name(client: RouteClient, speculation: str) -> None:
-    for literal in ("<|endoftext|>", "a<|endoftext|>b", "<|endoftext|><|endoftext|>"):
-        for outputs in ({"choice": [literal]}, {"json": {"const": literal}}, {"json": {"enum": [literal]}}):
-            said = text_of(client, structured_outputs=outputs, speculation=speculation)
-            assert said == (literal if "choice" in outputs else json.dumps(literal))

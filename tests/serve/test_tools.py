@@ -88,15 +88,6 @@ def test_a_strict_call_in_llamas_form(engine: Engine) -> None:
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("wanted", ["required", NAMED])
-def test_a_call_that_was_asked_for_obeys_its_schema(client: RouteClient, wanted: Any, temperature: float) -> None:
-    found = choice(client, tool_choice=wanted, parallel_tool_calls=False, temperature=temperature, seed=4)
-    (call,) = found["calls"]
-    assert (found["text"], found["finish_reason"]) == ("", "tool_calls")
-    jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
-
-
 def test_the_reasoning_of_a_parser_is_apart(make_client: Make, engine: Engine) -> None:
     """With speculation and without; the end comes in the middle of what a chunk has."""
     client, token = make_client(reading=Reading(reasoning_parser="def,return")), engine.tokenizer.token_id("return")

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server
 
-from specbuild.runtime import Engine, Limits, Result
+from specbuild.runtime import Engine, Result
 from specbuild.runtime.errors import ExecutionError
 from specbuild.serve.warm_up import warm_up
 
@@ -35,16 +35,6 @@ def test_a_request_of_each_kind_runs(bundle: Path) -> None:
     assert {each.speculative_decoding.num_spec_steps > 0 for each in ran} == {True, False}
     assert {each.speculation == "off" for each in ran} == {True, False}
     assert max(each.num_output_tokens for each in ran) > 8, "enough to measure"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_model_len": 2}, {"max_model_len": 48}, {"limits": Limits(max_draft_tokens=0)}, {"drafter": "ngram"}],
-)
-def test_it_fits_whatever_is_loaded(bundle: Path, options: dict[str, Any]) -> None:
-    rate, ran = kinds(bundle, **options)
-    assert (rate is None) == (options.get("max_model_len") == 2)
-    assert ran
 
 
 def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

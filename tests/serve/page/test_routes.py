@@ -10,26 +10,12 @@ from collections.abc import Callable
 import pytest
 from route_client import RouteClient
 
-from specbuild.serve.page.routes import PAGE
-
 Make = Callable[..., RouteClient]
 
 
 def test_without_the_flag_there_is_no_page(client: RouteClient) -> None:
     assert client.get("/").status_code == 405, "text-generation-inference's route alone"
     assert client.get("/ui/models").status_code == 404
-
-
-@pytest.mark.slow
-def test_the_page_needs_no_key_and_what_it_asks_needs_one(make_client: Make) -> None:
-    client = make_client(ui=True, api_keys=("secret",))
-    page = client.get("/")
-    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert page.text == PAGE.read_text(encoding="utf-8")
-    assert client.get("/ui/models").status_code == client.post("/", json={"inputs": "x"}).status_code == 401
-    assert make_client(api_keys=("secret",)).get("/").status_code == 401
-    reply = client.get("/ui/models", headers={"Authorization": "Bearer secret"})
-    assert reply.json() == [{"name": "pycode", "chats": True}]
 
 
 @pytest.mark.slow
