@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from campaign.attack import Bench
 from campaign.checkpoints import CheckpointsAttack
 from campaign.worker import try_case
-from safetensors.torch import load_file, save_file
 
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.frontend.checkpoint import Checkpoint, find
-from specbuild.builder.frontend.eagle3_head import EagleHead, find_head, head_config, load_head, save_head
+from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.prepare import prepare
 from specbuild.runtime.errors import CheckpointError
 
@@ -177,40 +174,6 @@ def test_values_of_another_kind(folder: Path, name: str, fields: dict[str, Any],
     (folder / "generation_config.json").unlink()
     edit(folder / name, **fields)
     assert told in refusal(folder)
-
-
-@pytest.fixture
-def head(original: Path, tmp_path: Path) -> tuple[Checkpoint, Path]:
-    target = find(str(original))
-    raw = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
-    raw |= {"head_dim": 16, "vocab_size": 4096, "draft_vocab_size": 40, "model_type": "llama"}
-    made = EagleHead(head_config(raw, target.config)).float()
-    made.t2d[:40] = True
-    (tmp_path / "head").mkdir()
-    save_head(tmp_path / "head", made)
-    load_head(find_head(str(tmp_path / "head"), target), torch.zeros(4096, 32))
-    return target, tmp_path / "head"
-
-
-@pytest.mark.parametrize(
-    "field", ["hidden_size", "draft_vocab_size", "num_attention_heads", "eagle_config", "head_dim"]
-)
-def test_heads(head: tuple[Checkpoint, Path], field: str) -> None:
-    target, folder = head
-    for value in (10**18, -1, "x", [1], True, {"eagle_aux_hidden_state_layer_ids": [True, "x", 10**9]}):
-        edit(folder / "config.json", **{field: value})
-        with pytest.raises(CheckpointError) as caught:
-            find_head(str(folder), target)
-        assert "\n" not in str(caught.value)
-
-
-def test_a_heads_tokens_of_another_type(head: tuple[Checkpoint, Path]) -> None:
-    target, folder = head
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    save_file(weights | {"d2t": weights["d2t"].float()}, path, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"d2t of torch\.float32"):
-        load_head(find_head(str(folder), target), torch.zeros(4096, 32))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -148,10 +148,3 @@ def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path:
     target = [] if named else ["--target", pair / "target"]
     specbuild("build", "--recipe", path, *target, "-o", tmp_path / "b", "--dry-run").refusal(2)
     assert [*tmp_path.iterdir()] == [path]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["--nonsense"], ["generate"], ["inspect", "a", "b"], ["build"], ["\udcff"], ["a\nb"]]
-)
-def test_what_is_no_command(specbuild: Specbuild, arguments: list[str]) -> None:
-    specbuild(*arguments).refusal(2)

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from engine_checks import LONG, SHORT, at_rest, expected
+from engine_checks import LONG, SHORT, at_rest
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import EngineClosedError
@@ -50,31 +50,6 @@ def test_who_listens_and_raises_harms_nobody(hash_engine: Any, error: BaseExcept
     handle._tell = raiser(error)
     beside = engine.submit("cd", SHORT)
     assert (handle.result(10).finish_reason, beside.result(10).finish_reason) == ("length", "length")
-    at_rest(engine)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("part", ["sampler", "detokenizer", "pick"])
-def test_an_error_of_one_sequence_is_that_one_s_alone(
-    hash_engine: Any, monkeypatch: pytest.MonkeyPatch, part: str, error: BaseException
-) -> None:
-    engine = hash_engine(batch_size=2, gated=True)
-    blocker = engine.submit("ef", SHORT)
-    engine.gate.halted()
-    (bad, good), _ = engine.requests(["ab", "cd"], SHORT, "raise")
-    if part == "sampler":
-        bad.sampler.emit = raiser(error)
-    if part == "detokenizer":
-        bad.detokenizer.push = raiser(error)
-    if part == "pick":
-        pick = engine.loop.pick
-        interrupt = isinstance(error, KeyboardInterrupt | SystemExit)  # these are the main thread's own
-        told = RuntimeError("a bug") if interrupt else error
-        engine.loop.pick = lambda sequence, free: raiser(told)() if sequence is bad else pick(sequence, free)
-    handles = [engine.scheduler.submit(sequence) for sequence in (bad, good)]
-    engine.gate.open()
-    assert [each.result(10).finish_reason for each in (blocker, *handles)] == ["length", "error", "length"]
-    assert handles[1].result().token_ids == expected(hash_engine, "cd", SHORT)
     at_rest(engine)
 
 

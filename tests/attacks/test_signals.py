@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import select
 import signal
@@ -123,28 +122,6 @@ return {"machine": "still there"}
         out, err = process.communicate("\n", timeout=LIMIT)
     assert (process.returncode, err) == (0, "")
     assert "still there" in out
-
-
-@pytest.mark.slow
-def test_a_terminal_that_is_gone_with_its_signal() -> None:
-    """What can no longer be told is dropped."""
-    ours, theirs = os.openpty()
-    body = "open(sys.argv[0] and '/dev/fd/9', 'w').write('here'); time.sleep(60)"
-    ready, told = os.pipe()
-    code = in_command(body.replace("/dev/fd/9", f"/dev/fd/{told}"))
-    command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, pass_fds=[told])
-    try:
-        assert select.select([ready], [], [], LIMIT)[0]
-        os.close(theirs)
-        os.close(ours)
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(LIMIT) == 1
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ready)
-        os.close(told)
 
 
 @pytest.fixture(scope="module")

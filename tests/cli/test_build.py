@@ -15,7 +15,7 @@ import pytest
 from campaign.signals import small
 from command_line import Specbuild
 
-from specbuild.runtime import Bundle, TreeSpec
+from specbuild.runtime import Bundle
 
 USAGE = namedtuple("usage", "total used free")
 
@@ -189,22 +189,16 @@ def test_the_summary(specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_build_is_tuned(specbuild: Specbuild, tiny: Path, place: Path) -> None:
-    """Of a pair whose draft is its target: what is shown of it, and what `auto` is from then on."""
+    """Of a pair whose draft is its target: what is shown of it."""
     pair = "--target", tiny, "--draft", tiny, "--max-seq-len", 64, "--max-batch-size", 2, "--buckets", "1,2,32"
     outcome = specbuild("build", *pair, "-o", place / "b")
     assert (outcome.status, outcome.err) == (0, "")
     report = json.loads((place / "b" / "report.json").read_text(encoding="utf-8"))["tuning"]
     assert [tree["tree"] for tree in report["trees"]] == [f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 31)]
-    accepted = [tree["accepted"] for tree in report["trees"]]
-    assert 0.95 < accepted[0] <= 1 < accepted[-1]
+    assert 0.95 < report["trees"][0]["accepted"] <= 1 < report["trees"][-1]["accepted"]
     shown = f"auto {report['auto']:.2f}× plain decoding, measured; {report['tree']} of the draft model"
     assert shown in outcome.out
     assert shown in specbuild("inspect", place / "b").out
-    timings = json.loads((place / "b" / "timings.json").read_text(encoding="utf-8"))
-    assert list(timings["times"]) == ["1", "2"]
-    assert TreeSpec.parse(timings["widest"]).nodes in (8, 16, 31)
-    answer = json.loads(specbuild("generate", place / "b", "-p", "a b", "-n", 8, "--json").out)
-    assert answer["metrics"]["speculation"] == "auto"
     assert [path.name for path in place.iterdir()] == ["b"]
 
 

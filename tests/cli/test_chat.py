@@ -145,14 +145,3 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal.see("> ")
     terminal.type("\x04")
     assert terminal.end() == 0
-
-
-@pytest.mark.slow
-def test_sigterm_ends_a_chat(chatty: Path) -> None:
-    terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
-    terminal.see("> ")
-    terminal.type("def main():\n")
-    terminal.see("\n")
-    terminal.process.send_signal(signal.SIGTERM)
-    terminal.see("specbuild: interrupted")
-    assert terminal.end() == 1

@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import resource
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Specbuild
 from device import gpus
-
-from .conftest import rewrite
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
 needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
@@ -97,33 +93,3 @@ def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> Non
         line = specbuild(*command).refusal(1)
         assert "there is no NVIDIA driver (libcuda.so.1): install one for CUDA 13" in line
     assert "which has no threads" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
-
-
-@pytest.mark.nightly
-def test_engines_that_are_not_what_was_built(specbuild: Specbuild, engines: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(engines, tmp_path / "copy.bundle"))
-    rewrite(copy, lambda m: replace(m, engines={n: replace(e, version="1.2") for n, e in m.engines.items()}))
-    assert "compiled by tensorrt-rtx 1.2, installed is 1." in specbuild("generate", copy, "-p", "x").refusal()
-    rewrite(copy, lambda manifest: replace(manifest, engines={}))
-    assert "target/model.plan" in specbuild("inspect", copy).refusal()
-
-
-@pytest.mark.slow
-def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Specbuild, pair: Path, tmp_path: Path) -> None:
-    recipe = pair.parent / "pycode-jetson-orin.toml"
-    options = ("--recipe", recipe, "-o", tmp_path / "x.bundle", "--dry-run", "--json")
-    plan = json.loads(specbuild("build", *options).out)
-    assert (plan["backend"], plan["max_batch_size"], plan["kernel_architectures"]) == ("tensorrt", 1, ["87"])
-    assert plan["buckets"] == [1, 2, 4, 8, 16]
-    assert list(plan["profiles"]) == ["nodes1", "nodes2", "nodes4", "nodes8", "nodes16", "prompt"]
-    other = json.loads(specbuild("build", *options, "--max-batch-size", 2, "--buckets", "1,2,32").out)
-    assert (other["max_batch_size"], other["buckets"]) == (2, [1, 2, 32])
-    assert not list(tmp_path.iterdir())
-    single = tmp_path / "single.toml"
-    single.write_text('arch = "89"\nbackend = "tensorrt-rtx"\ncuda_arch = 89\n')
-    models = ("--target", pair / "target", "--draft", pair / "draft")
-    one = json.loads(specbuild("build", "--recipe", single, *models, *options[2:]).out)
-    assert (one["engine_architectures"], one["kernel_architectures"]) == (["89"], ["89"])
-    single.unlink()
-    table = specbuild("build", *options[:-1])
-    assert (table.status, "prompt" in table.out) == (0, True)

@@ -33,19 +33,14 @@ def test_a_model_is_weighed_as_its_own_draft(
     assert (outcome.status, outcome.err) == (0, "")
     assert list(scratch.iterdir()) == []
     report = json.loads(outcome.out)
-    expected = {"kind": "identical", "rows": 4096, "columns": 4096, "shared": 4096, "mask_token": None}
-    assert report["vocabulary"] == expected | {"of": 4096, "covered": 1.0}
-    assert (report["prompts"], report["new_tokens"]) == (1, 16)
+    assert (report["vocabulary"]["shared"], report["prompts"], report["new_tokens"]) == (4096, 1, 16)
     assert report["step_ratio"] == report["step_seconds"]["draft"] / report["step_seconds"]["target"] > 0
     assert [each["temperature"] for each in report["temperatures"]] == [0.0, 0.5]
-    for each in report["temperatures"]:
-        assert each["accepted"] == each["accepted_cumulative"] == [1.0] * 8
-        assert min(each["speedup"], each["auto"], each["lookup"]) > 0
+    assert all(each["accepted"] == each["accepted_cumulative"] == [1.0] * 8 for each in report["temperatures"])
     monkeypatch.setattr(measure, "weigh", lambda *_: report | {"verdict": "worth it", "reasons": ["it is cheap"]})
     lines = [line.strip() for line in specbuild(*asked).out.splitlines()]
     assert lines[0] == "vocabulary  identical: 4096 of 4096 tokens, 100.0% of the prompts'"
     assert lines[3].split() == ["0", "where", "reached", *["1.00"] * 8]
-    assert lines[8].split()[:2] == ["0", report["temperatures"][0]["tree"]]
     assert lines[-2:] == ["worth it", "it is cheap"]
 
 

@@ -19,7 +19,6 @@ QUICK = ("--repeat", 1, "-n", 12)
 PARTS = ("draft", "verify", "accept", "commit", "host")
 BUCKETS = [1, 2, 4, 8, 16, 32, 64]
 # The reference pair by hand: per layer queries and output, keys and values, the MLP; the head, which is the embedding.
-TARGET = 6 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768) + 256 * 4096
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +34,6 @@ def test_json(specbuild: Specbuild, bundle: Path) -> None:
     found = json.loads(outcome.out)
     assert (found["batch_size"], found["context"], found["tree"]) == (1, 100, "best:5")
     assert all(each["seconds"] > 0 and each["bound"] in ("memory", "compute") for each in found["steps"])
-    one, device = found["steps"][0], found["device"]
-    assert one["flops"] == 2 * TARGET + 101 * 6 * 4 * 64 * 4
-    least = max(one["bytes"] / device["bytes_per_second"], one["flops"] / device["flops_per_second"])
-    assert one["least_seconds"] == pytest.approx(least)
     run = found["generation"]
     assert run["emitted"] == 12  # the warm-up's are not in it
     assert run["total_s"] == pytest.approx(sum(run[f"{part}_s"] for part in PARTS))
@@ -56,15 +51,6 @@ def test_the_table(specbuild: Specbuild, bundle: Path) -> None:
     assert rows == [["target", str(n)] for n in BUCKETS] + [["draft", "1"], ["draft", "2"]]
     assert any(line.startswith("rounds: ") and ", 36 tokens, " in line for line in lines)
     assert lines[-1].startswith("a round: ")
-
-
-@pytest.mark.slow
-def test_without_a_draft(specbuild: Specbuild, tiny_bundle: Path) -> None:
-    outcome = specbuild("profile", tiny_bundle, "--json", *QUICK)
-    assert (outcome.status, outcome.err) == (0, "")
-    found = json.loads(outcome.out)
-    assert {each["model"] for each in found["steps"]} == {"target"}
-    assert found["context"] == 32
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -78,33 +76,8 @@ def test_types_are_exact(kind: type[Body]) -> None:
         assert all(isinstance(read(kind, put(BODIES[kind], path, other)), tuple) for other in others), path
 
 
-def bounds(schema: dict[str, Any], definitions: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, str, Any]]:
-    """The bounds of a body's values, by JSON schema's names for them."""
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]]
-    for name in BEYOND.keys() & schema.keys():
-        yield path, name, schema[name]
-    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from bounds(each, definitions, path)
-    for name, each in schema.get("properties", {}).items():
-        yield from bounds(each, definitions, (*path, name))
-    if "items" in schema:
-        yield from bounds(schema["items"], definitions, (*path, 0))
-
-
-BEYOND = {
-    **{"minimum": lambda most: most - 1, "maximum": lambda most: most + 1},
-    **{"exclusiveMinimum": lambda most: most, "exclusiveMaximum": lambda most: most},
-    **{"minLength": lambda most: "x" * (most - 1), "maxLength": lambda most: "x" * (most + 1)},
-}
-
-
-@pytest.mark.parametrize("kind", BODIES)
-def test_a_value_beyond_a_bound_is_told_the_bound(kind: type[Body]) -> None:
-    schema = kind.model_json_schema()
-    for path, name, bound in bounds(schema, schema.get("$defs", {})):
-        if (kind, path) in PLACES:
-            told = read(kind, put(BODIES[kind], path, BEYOND[name](bound)))
-            assert isinstance(told, tuple), (path, name)
-            assert told[0] == ".".join(map(str, path))
-            assert json.dumps(bound).removesuffix(".0") in told[1].replace("e+", "e"), told
+@pytest.mark.parametrize(("field", "value", "bound"), [("top_p", 1.5, "1"), ("n", 0, "1"), ("user", "x" * 300, "256")])
+def test_a_value_beyond_a_bound_is_told_the_bound(field: str, value: Any, bound: str) -> None:
+    kind = next(kind for kind in BODIES if {field, "n"} <= kind.model_fields.keys())
+    found, said = read(kind, put(BODIES[kind], (field,), value))
+    assert (found, bound in said) == (field, True)

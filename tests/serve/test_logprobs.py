@@ -11,21 +11,10 @@ from hypothesis import strategies as st
 from route_client import RouteClient
 from text_tokenizers import KINDS
 
-from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
+from specbuild.runtime import Engine, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.serve import logprobs
 from specbuild.serve.errors import ApiError
-
-
-def test_those_of_a_prompt_are_those_of_the_same_text_decoded(engine: Engine) -> None:
-    (told,) = engine.generate("def main(", SamplingParams(max_new_tokens=6, logprobs=2))
-    prompt = engine.encode("def main(")
-    found = logprobs.of_prompt(engine, [*prompt, *told.token_ids], 2)
-    assert found[0] is None
-    for ours, want in zip(found[len(prompt) :], told.logprobs or [], strict=True):
-        assert ours
-        assert (ours.token_id, ours.logprob) == (want.token_id, pytest.approx(want.logprob, abs=1e-4))
-    assert logprobs.of_prompt(engine, [5], 2) == [None]
 
 
 def test_too_much_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -91,24 +90,6 @@ def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(log.event, "info", "outer").result(30)
     assert [line["message"] for line in lines(stream)] == ["inner", "outer"]
-
-
-@pytest.mark.slow
-def test_threads_do_not_mix_their_lines() -> None:
-    class Stream(io.StringIO):
-        def write(self, text: str) -> int:
-            return sum(super(Stream, self).write(part) for part in text)
-
-    log, together = RequestLog(stream := Stream()), threading.Barrier(4)
-
-    def work(name: int) -> None:
-        together.wait()
-        for number in range(50):
-            log.ended(request_id=f"{name}-{number}", status=200)
-
-    with ThreadPoolExecutor(4) as pool:
-        [*pool.map(work, range(4))]
-    assert len({line["request_id"] for line in lines(stream)}) == 200
 
 
 class UnreadableError(Exception):

@@ -74,19 +74,6 @@ def test_what_never_ran_has_no_times() -> None:
         assert found[OWN + name] == 0
 
 
-def test_series_of_what_is_served_begin_at_zero_and_gauges_are_read_when_somebody_looks(engine: Engine) -> None:
-    metrics = Metrics({"m": engine})
-    found = samples(metrics)
-    assert found.pop(f"{OWN}timing_correction") == engine.correction > 0
-    counted = {"request_success_total stop", "request_success_total abort", "inter_token_latency_seconds_count"}
-    assert {OWN + name for name in counted | {"prompt_tokens_total"}} <= found.keys()
-    assert not [name for name, n in found.items() if n and "_created" not in name and "num_requests" not in name]
-    handle = engine.submit("def main(")
-    assert samples(metrics)[f"{OWN}num_requests_running"] == 1
-    handle.result()
-    assert 0 <= samples(metrics)[f"{OWN}kv_cache_usage_perc"] <= 1
-
-
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [

@@ -10,16 +10,6 @@ from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.serve import state_file
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    assert state_file.load(path, {"of": "a"}) is None
-    state_file.store(path, {"of": "a"}, {"numbers": [1, 0.5]})
-    assert state_file.load(path, {"of": "a"}) == {"of": "a", "numbers": [1, 0.5]}
-    assert path.stat().st_mode & 0o077 == 0
-    with pytest.raises(OptionError, match="'a' there, 'b' here"):
-        state_file.load(path, {"of": "b"})
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"of": NaN}', "null"])
 def test_what_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import jsonschema
 import pytest
 from route_client import CHATS, COMPLETIONS, SAID, SCHEMA, RouteClient
 
-from specbuild.runtime import Engine
 from specbuild.serve.fields import ChatRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, sampling
 from specbuild.serve.structured import structured
@@ -82,18 +80,3 @@ def test_texts_are_what_was_asked_for(client: RouteClient) -> None:
     assert client.choice(CHATS, response_format=OF_SCHEMA, max_tokens=4)["finish_reason"] == "length"
     (choice,) = client.ask(CHATS, response_format=OF_SCHEMA, receipt=True)["choices"]
     assert choice["receipt"]["parameters"]["structured_outputs"] == {"json": json.dumps(SCHEMA)}
-
-
-def test_a_server_s_structures_begin_after_its_reasoning(
-    make_client: Callable[..., RouteClient], engine: Engine
-) -> None:
-    """The bias makes the token come, which a text of this pair has no other reason to say."""
-    client, (token, other) = make_client(reasoning_end="return"), map(engine.tokenizer.token_id, ("return", "class"))
-    fields = {"response_format": OF_SCHEMA, "logit_bias": {str(token): 9}}
-    _, end, text = text_of(client, **fields).partition("return")
-    assert end
-    jsonschema.validate(json.loads(text), SCHEMA)
-    jsonschema.validate(json.loads(text_of(client, **fields, reasoning_end="")), SCHEMA)
-    own = {"choice": ["yes"], "after": "class"}
-    said = text_of(client, structured_outputs=own, logit_bias={str(other): 30}, speculation="best:8")
-    assert said.partition("class")[1:] == ("class", "yes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from specbuild.measure.tuning import tune as tuning
 from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
-from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime import Bundle
 from specbuild.runtime.speculation.tree import TreeSpec
 
 TIME_IS_UP = Tuning(new_tokens=24, batch_sizes=[1, 2], seconds=0.0)
@@ -86,29 +86,6 @@ def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) ->
         ]
         assert contenders in turns
         assert [*contenders[1:], contenders[0]] in turns
-
-
-@pytest.mark.slow(but=("None",))
-@pytest.mark.parametrize("drafter", [None, "model", "ngram"])
-def test_a_tuned_bundle_gives_the_same_tokens(tuned: Tuned, drafter: Any) -> None:
-    texts = ["class Reader:\n", "for i in range(10):\n    print(i)\nfor i in range("]
-    params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
-    with Engine.load(tuned.folder, drafter=drafter, batch_size=2) as engine:
-        chosen = engine.generate(texts, params)
-        off = engine.generate(texts, [replace(each, speculation="off") for each in params])
-    assert [r.token_ids for r in chosen] == [r.token_ids for r in off]
-    assert {r.metrics.speculation for r in chosen} == {"auto"}
-
-
-@pytest.mark.slow
-def test_a_table_of_another_machine_is_noticed(
-    tuned: Tuned, tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Any
-) -> None:
-    Engine.load(tuned.folder).close()
-    assert not logged()
-    Engine.load(tuned.folder, threads=3).close()
-    assert "was tuned with another thread count (" in caplog.text
-    assert "run specbuild tune" in caplog.text
 
 
 @pytest.mark.slow

@@ -29,8 +29,7 @@ from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.prompt_file import Request
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.controller import Controller
-from specbuild.runtime.speculation.cost_model import CostModel
-from specbuild.runtime.speculation.timing_table import FILE, TimingTable
+from specbuild.runtime.speculation.timing_table import FILE
 
 BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
@@ -97,26 +96,3 @@ def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[st
     accepted = [tree["accepted"] for tree in tuned["trees"]]
     assert accepted == sorted(accepted)
     assert 0.3 < accepted[0] < 1 < accepted[-1]
-
-
-@pytest.mark.parametrize("ahead", [0, 32])
-def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], bundle: Path, ahead: int) -> None:
-    """The same tokens as on a CPU, and decisions that are counted."""
-    table = TimingTable.of(json.loads((folder / FILE).read_text()), BUCKETS[-1])
-    texts = ["class Reader:\n", "for i in range(10):\n    print(i)\nfor i in range("]
-    params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
-    with Engine.load(bundle, batch_size=2) as engine:
-        expected = [r.token_ids for r in engine.generate(texts, [replace(p, speculation="off") for p in params])]
-    with load(
-        folder,
-        LoadOptions(batch_size=2),
-        controller=Controller(CostModel(table, 2, padded=True), has_model=True),
-        ahead=ahead,
-    ) as engine:
-        results = engine.generate(texts, params)
-    assert [result.token_ids for result in results] == expected
-    for result in results:
-        told = result.metrics.speculative_decoding
-        assert sum(told.decisions.values()) > 0
-        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "probe"))
-        assert told.num_spec_steps <= drafting

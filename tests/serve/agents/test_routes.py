@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,3 +117,32 @@ def test_a_message_is_the_chats_text(client: RouteClient) -> None:
     assert counted == body["usage"]["input_tokens"] + body["usage"]["cache_read_input_tokens"] > 0
     stopped = client.ask(MESSAGES, stop_sequences=[said[3:6]])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", said[3:6])
+
+
+def test_a_response_calls_a_tool(client: RouteClient) -> None:
+    body, events = client.ask(RESPONSES, **CALLS[RESPONSES]), client.events(RESPONSES, **CALLS[RESPONSES])
+    (call,) = body["output"]
+    assert (call["type"], call["name"], body["status"]) == ("function_call", "weather", "completed")
+    assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo")
+    deltas = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert ("".join(deltas), events[-1]["type"]) == (call["arguments"], "response.completed")
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+    assert client.ask(RESPONSES, input=[output], previous_response_id=body["id"])
+
+
+def test_a_message_calls_a_tool(client: RouteClient) -> None:
+    body, events = client.ask(MESSAGES, **CALLS[MESSAGES]), client.events(MESSAGES, **CALLS[MESSAGES])
+    (call,) = body["content"]
+    assert (call["type"], call["name"], body["stop_reason"]) == ("tool_use", "weather", "tool_use")
+    assert call["input"]["city"] in ("Rome", "Oslo")
+    deltas = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(deltas)) == call["input"]
+    cut = client.ask(MESSAGES, **CALLS[MESSAGES] | {"max_tokens": 1})
+    assert (cut["content"][0]["input"], cut["stop_reason"]) == ({}, "max_tokens")
+
+
+@pytest.mark.parametrize(("key", "status"), [("secret", 200), ("other", 401)])
+def test_a_key_may_come_by_anthropics_header(make_client: Callable[..., RouteClient], key: str, status: int) -> None:
+    body = {"messages": SAID, "max_tokens": 1}
+    reply = make_client(api_keys=("secret",)).post(MESSAGES, json=body, headers={"x-api-key": key})
+    assert reply.status_code == status

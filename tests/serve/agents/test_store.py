@@ -15,17 +15,6 @@ from specbuild.runtime.errors import OptionError
 from specbuild.serve.agents.store import Store
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_response_is_its_tenants(tmp_path: Path, kept: bool) -> None:
-    store = Store(tmp_path / "kept.db" if kept else None)
-    assert store.put("a", "1", {"x": "é"})
-    assert store.get("a", "1") == {"x": "é"}
-    assert store.get("b", "1") is store.get(None, "1") is None
-    assert not store.delete("b", "1")
-    assert store.delete("a", "1")
-    assert store.get("a", "1") is None
-
-
 def test_it_is_bounded_by_number_and_bytes() -> None:
     store = Store(max_responses=3, max_bytes=100)
     for number in range(5):
