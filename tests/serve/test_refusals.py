@@ -14,28 +14,10 @@ from campaign.attack import Bench
 from campaign.http import HttpAttack
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
+from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, RouteClient
 
-BAD = {"type": "colour"}
-TOOL, BAD_TOOL = (
-    {"type": "function", "function": {"name": "f", "parameters": each, "strict": True}} for each in (SCHEMA, BAD)
-)
-OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
-STRUCTURES: list[dict[str, Any]] = [
-    *({}, {"regex": "a("}, {"regex": "a", "whitespace_pattern": " "}, {"regex": "a", "choice": ["b"]}, {"json": BAD}),
-    *({"json": {"not": {"type": "string"}}}, {"json": {"$ref": "https://example.com/a.json"}}, {"json": {"$ref": "#"}}),
-    *({"json": {"enum": []}}, {"json": json.dumps({"d": "x" * 300_000})}, {"grammar": "start: nothing"}),
-    *({"json": '{"items":' * 500 + "{}" + "}" * 500}, {"json_object": True, "after": "</nothing>"}),
-]
+LINES = (Path(__file__).parents[1] / "data" / "wrong_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 LONG = "x " * 3000
-IMAGE, EMPTY, USED = (
-    {"role": "user", "content": [part]}
-    for part in (
-        {"type": "image_url", "image_url": {"url": "x"}},
-        {"type": "text"},
-        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
-    )
-)
 
 
 @pytest.fixture(scope="module")
@@ -62,45 +44,14 @@ BASE: dict[str, dict[str, Any]] = {
     },
 }
 WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
-    COMPLETIONS: [
-        *({"prompt": ""}, {"prompt": None}, {"prompt": "x" * 9000}, {"prompt": [10**6]}, {"suffix": "y"}),
-        *({"prompt": ["x"] * 3, "n": 128}, {"best_of": 3}, {"speculation": "best:4096"}, {"max_tokens": 5000}),
-        *({"num_speculative_tokens": 4096}, {"disable_spec_decode": True, "speculation": "auto"}, {"stop": "\ud800"}),
-        *({"logit_bias": {"9999999999": 1}}, {"structured_outputs": {"regex": "a"}, "ignore_eos": True}),
-        *({"stream": False, "stream_options": {}}, {"min_tokens": 20}),
-    ],
-    CHATS: [
-        *({"messages": [{"role": "user", "content": LONG}]}, {"messages": [IMAGE]}, {"max_completion_tokens": 5000}),
-        *({"chat_template_kwargs": {"messages": 1}}, {"max_completion_tokens": 1, "max_tokens": 1}),
-        *({"top_logprobs": 2}, {"response_format": {"type": "json_schema"}}, {"tool_choice": "required"}),
-        *({"structured_outputs": {"regex": "a"}, "response_format": OF_SCHEMA}, {"tools": [TOOL, TOOL]}),
-        *({"tools": [TOOL], "tool_choice": "required", "response_format": OF_SCHEMA}, {"tools": [BAD_TOOL]}),
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-        *({"structured_outputs": each} for each in STRUCTURES),
-    ],
-    RESPONSES: [
-        *({"input": LONG}, {"input": [{"type": "function_call", "name": "f"}]}, {"input": [{"content": "x"}]}),
-        *({"stream": True, "background": True}, {"include": ["x"]}, {"tools": [{"type": "web_search"}]}),
-        *({"text": {"format": {"type": "json_schema", "name": "s", "schema": BAD}}}, {"previous_response_id": "none"}),
-    ],
-    MESSAGES: [
-        *(
-            {"stop_sequences": [""]},
-            {"tool_choice": {"type": "tool"}},
-            {"tools": [{"type": "web_search_1", "name": "w"}]},
-        ),
-        *({"messages": [said]} for said in (IMAGE, EMPTY, USED, {"role": "system", "content": "x"})),
-    ],
-    f"{MESSAGES}/count_tokens": [{"messages": []}, {"messages": SAID, "colour": "red"}],
-    "/generate": [{"parameters": {"stop": ["x" * 5000]}}, {"parameters": {"max_new_tokens": 5000}}],
-    "/generate_stream": [{"parameters": {"max_new_tokens": 5000}}, {"parameters": {"colour": 0}}],
-    "/": [{"inputs": 5}, {"inputs": "x", "parameters": {"max_new_tokens": 5000}}],
-    "/tokenize": [{"prompt": LONG}, {"messages": SAID, "prompt": "x"}],
-    "/detokenize": [{"tokens": [10**6]}],
-    "/invocations": [{"inputs": None}],
-    "/predict": [{"instances": []}, {"instances": [{"inputs": "x"}], "colour": 1}],
-    "/ui/line": [{"line": ""}, {"line": "/dance"}, {"line": "x", "said": [{"role": "system", "content": "y"}]}],
+    COMPLETIONS: [{"prompt": LONG * 2}],
+    **{CHATS: [{"messages": [{"role": "user", "content": LONG}]}], RESPONSES: [{"input": LONG}]},
+    **{"/generate": [{"parameters": {"stop": [LONG]}}], "/tokenize": [{"prompt": LONG}]},
 }
+for text in (json.dumps({"d": LONG * 50}), '{"items":' * 500 + "{}" + "}" * 500):
+    WRONG[CHATS].append({"structured_outputs": {"json": text}})
+for line in map(json.loads, LINES):
+    WRONG.setdefault(line["path"], []).append(line["fields"])
 
 
 @pytest.mark.parametrize("path", WRONG)
