@@ -82,21 +82,15 @@ def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path
     cases = [f"{PLANTED}Mixed:{number}" for number in range(40)] + [f"{PLANTED}Crash:{number}" for number in range(2)]
     status, told = run("--only", ",".join(cases[::-1]), "--seed", "9")
     mixed, crash = (told["classes"][PLANTED + name] for name in ("Mixed", "Crash"))
-    assert (status, told["seed"]) == (1, 9)
+    assert (status, told["seed"], crash["findings"]) == (1, 9, 2)
     assert mixed["cases"] == mixed["passed"] + mixed["refused"] + mixed["findings"] == 40
-    assert mixed["findings"] > 0 < mixed["refused"]
-    assert crash["findings"] == crash["cases"] == 2
-    assert len(told["findings"]) == 2  # each fault once, however often it was found
-    (raw,) = [each for each in told["findings"] if each["kind"] == "raw"]
-    again = raw["again"][0].partition("ONLY=")[2]
-    assert "ValueError: raw" in (Path(raw["folder"]) / "finding.txt").read_text()
+    raw, _ = sorted(told["findings"], key=lambda each: each["kind"] != "raw")  # each fault once, however often found
     number = (Path(raw["folder"]) / "input" / "input.txt").read_text()
-    status, told = run("--only", again, "--seed", "9")
+    status, told = run("--only", raw["again"][0].partition("ONLY=")[2], "--seed", "9")
     assert (status, [each["detail"] for each in told["findings"]]) == (1, [f"ValueError: raw {number}"])
     assert run("--only", f"{PLANTED}Unprepared:0")[0] == 2
     status, told = run("--classes", f"{PLANTED}Sound,{PLANTED}Refused", "--minutes", "0.02")
     assert (status, told["findings"]) == (0, [])
-    assert sum(each["cases"] for each in told["classes"].values()) > 1
 
 
 def test_mutations_differ_and_are_drawn_again() -> None:

@@ -11,8 +11,6 @@ import pytest
 from command_line import Specbuild
 from html_page import Page
 
-QUICK = ("--num-prompts", 2, "-n", 6)
-
 
 def questions(tmp_path: Path, *categories: str) -> Path:
     path = tmp_path / "question.jsonl"

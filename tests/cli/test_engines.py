@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -45,26 +46,26 @@ def test_the_graph_of_a_round_is_shown(specbuild: Specbuild, engines: Path) -> N
     assert [node["model"] for node in graph["body"]["nodes"] if node["kind"] == "child"][-1] == "target"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--backend", "tensorrt-rtx", "--arch", "90"), "TensorRT-RTX has no sm_90: use 75, 80, 86, 89, 120, 121"),
-        (("--backend", "tensorrt-rtx", "--precision", "fp8", "--arch", "80"), "sm_80 has no FP8: give --arch 89 or"),
-        (("--backend", "tensorrt-rtx", "--precision", "fp8"), "portable engines also run where there is no FP8"),
-        (("--backend", "tensorrt-rtx", "--tensor-type", "*=fp8", "--arch", "86,89"), "sm_86 has no FP8"),
-        (("--backend", "tensorrt-rtx", "--precision", "auto", "--arch", "75"), "sm_75 has no INT4: give --arch 80 or"),
-        (("--backend", "tensorrt-rtx", "--precision", "bf16", "--arch", "75"), "sm_75 has no BF16: give --arch 80 or"),
-        (("--backend", "tensorrt-rtx", "--buckets", "1,4"), "give a bucket of 2"),
-        (("--prompt-chunk", "512"), "drop --prompt-chunk"),
-        pytest.param(("--backend", "tensorrt"), "needs a GPU to build, and here ", marks=needs_no_gpu),
-    ],
-)
-def test_refused_before_anything_is_built(
-    specbuild: Specbuild, pair: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+REFUSED = """
+--backend tensorrt-rtx --arch 90 | TensorRT-RTX has no sm_90: use 75, 80, 86, 89, 120, 121
+--backend tensorrt-rtx --precision fp8 --arch 80 | sm_80 has no FP8: give --arch 89 or
+--backend tensorrt-rtx --precision fp8 | portable engines also run where there is no FP8
+--backend tensorrt-rtx --tensor-type *=fp8 --arch 86,89 | sm_86 has no FP8
+--backend tensorrt-rtx --precision auto --arch 75 | sm_75 has no INT4: give --arch 80 or
+--backend tensorrt-rtx --precision bf16 --arch 75 | sm_75 has no BF16: give --arch 80 or
+--backend tensorrt-rtx --buckets 1,4 | give a bucket of 2
+--prompt-chunk 512 | drop --prompt-chunk
+"""
+
+
+NO_GPU = pytest.param("--backend tensorrt | needs a GPU to build, and here", marks=needs_no_gpu)
+
+
+@pytest.mark.parametrize("case", [*REFUSED.strip().splitlines(), NO_GPU])
+def test_refused_before_anything_is_built(specbuild: Specbuild, pair: Path, tmp_path: Path, case: str) -> None:
+    flags, message = case.split(" | ")
     models = ("--target", pair / "target", "--draft", pair / "draft")
-    line = specbuild("build", *models, "-o", tmp_path / "x.bundle", *arguments).refusal()
-    assert message in line
+    assert message in specbuild("build", *models, "-o", tmp_path / "x.bundle", *flags.split()).refusal()
     assert not list(tmp_path.iterdir())
 
 
@@ -93,3 +94,10 @@ def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> Non
         line = specbuild(*command).refusal(1)
         assert "there is no NVIDIA driver (libcuda.so.1): install one for CUDA 13" in line
     assert "which has no threads" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
+
+
+def test_a_plan_s_profiles_are_listed(specbuild: Specbuild, pair: Path, tmp_path: Path) -> None:
+    recipe = pair.parent / "pycode-jetson-orin.toml"
+    shown = specbuild("build", "--recipe", recipe, "-o", tmp_path / "x", "--max-batch-size", 2, "--dry-run").out
+    assert re.search(r"\nmax_batch_size +2\n", shown)
+    assert re.search(r"\n +prompt |\nprofiles +prompt ", shown)

@@ -105,25 +105,26 @@ def test_a_value_that_looks_like_another_engines_flag_is_a_value() -> None:
     assert parsed("generate", "x", "-p", "-ngl")["texts"] == ("-ngl",)
 
 
-@pytest.mark.parametrize(
-    ("command", "theirs", "ours"),
-    [
-        ("generate", "--draft-max", "--max-draft-tokens"),
-        ("generate", "--repeat-penalty", "--repetition-penalty"),
-        ("generate", "--n-predict", "--max-new-tokens"),
-        ("generate", "-np", "--batch-size"),
-        ("generate", "-s", "--seed"),
-        ("chat", "-sys", "--system"),
-        ("serve", "--alias", "--served-model-name"),
-        ("serve", "-np", "--max-num-seqs"),
-        ("serve", "--chat-template-file", "--chat-template"),
-        ("bench", "--max-concurrency", "--concurrency"),
-        ("build", "-m", "--target"),
-        ("build", "--draft-model", "--draft"),
-        ("build", "-c", "--max-seq-len"),
-        ("build", "--max_seq_len", "--max-seq-len"),
-    ],
-)
-def test_names_by_which_others_call_a_flag(command: str, theirs: str, ours: str) -> None:
+NAMES = """
+generate --draft-max --max-draft-tokens
+generate --repeat-penalty --repetition-penalty
+generate --n-predict --max-new-tokens
+generate -np --batch-size
+generate -s --seed
+chat -sys --system
+serve --alias --served-model-name
+serve -np --max-num-seqs
+serve --chat-template-file --chat-template
+bench --max-concurrency --concurrency
+build -m --target
+build --draft-model --draft
+build -c --max-seq-len
+build --max_seq_len --max-seq-len
+"""
+
+
+@pytest.mark.parametrize("line", NAMES.strip().splitlines())
+def test_names_by_which_others_call_a_flag(line: str) -> None:
+    command, theirs, ours = line.split()
     needed = ["--target", "t", "-o", "o"] if command == "build" else ["x"]
     assert parsed(command, *needed, theirs, "7") == parsed(command, *needed, ours, "7") != parsed(command, *needed)

@@ -50,7 +50,7 @@ def tokens(results: list[dict[str, Any]]) -> list[list[int]]:
 
 def test_an_object_per_prompt(generate: Generate) -> None:
     (result,) = generate("-n", 16, "--logprobs", 2)
-    assert list(result) == [*"index sample text token_ids finish_reason stop_reason logprobs metrics".split()]
+    assert list(result) == [*"index sample text token_ids finish_reason stop_reason metrics logprobs".split()]
     metrics = result["metrics"]
     assert (len(result["logprobs"]), result["finish_reason"], metrics["num_output_tokens"]) == (16, "length", 16)
     assert 0 <= metrics["queue_time"] < metrics["ttft"] <= metrics["e2el"]
@@ -60,21 +60,6 @@ def test_an_object_per_prompt(generate: Generate) -> None:
     seed = sampled["metrics"]["seed"]
     assert seed != other["metrics"]["seed"]
     assert tokens(generate("--temperature", 1, "-n", 12, "--seed", seed)) == [sampled["token_ids"]]
-
-
-def test_a_prompt_is_read_from_where_a_cache_has_it(specbuild: Specbuild, bundle: Path, generate: Generate) -> None:
-    (first,) = generate("-n", 16)
-    prompts = ("-p", PROMPT, "-p", PROMPT + first["text"] + "\n\n", "-n", 16)
-    reused, fresh = (generate(*prompts, flag) for flag in ("--enable-prefix-caching", "--no-enable-prefix-caching"))
-    none, cached, *others = (result["metrics"]["num_cached_tokens"] for result in (*reused, *fresh))
-    assert none == max(others) == 0
-    lengths = [result["metrics"]["num_prompt_tokens"] for result in reused]
-    assert lengths[0] + 12 <= cached < lengths[1]
-    assert tokens(reused) == tokens(fresh)
-    assert (
-        f"{sum(lengths)} tokens, of which {cached} were in a cache"
-        in specbuild("generate", bundle, *prompts, "--stats").err
-    )
 
 
 def test_prompts_and_samples_come_in_order_and_are_what_they_are_alone(
@@ -153,15 +138,6 @@ def test_what_ends_a_text(specbuild: Specbuild, generate: Generate, tiny_bundle:
     ended, full = (objects(specbuild(*command, *more, stdin=request))[0] for more in ((), ("--ignore-eos",)))
     assert (ended["token_ids"], ended["finish_reason"], full["finish_reason"]) == ([0], "stop", "length")
     assert len(full["token_ids"]) + full["metrics"]["num_prompt_tokens"] == 64, "what the bundle was built for"
-
-
-def test_a_lines_fields_override_the_flags(generate: Generate, lines: Callable[..., Path]) -> None:
-    second = {"prompt": PROMPT, "seed": 5, "max_tokens": 3, "speculation": "off"}
-    file = lines({"turns": [PROMPT], "category": "c"}, second)
-    results = generate("--prompts", file, "--temperature", 1, "--seed", 4, "--max-tokens", 12, "-b", 2)
-    assert [result["metrics"]["speculation"] for result in results] == ["best:5", "off"]
-    expected = [generate("--temperature", 1, "--seed", seed, "-n", n) for seed, n in ((4, 12), (5, 3))]
-    assert tokens(results) == [ids for each in expected for ids in tokens(each)]
 
 
 def test_later_turns_are_not_dropped_in_silence(specbuild: Specbuild, bundle: Path, lines: Callable[..., Path]) -> None:

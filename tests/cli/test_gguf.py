@@ -74,17 +74,6 @@ def test_a_bad_gguf_is_refused(specbuild: Specbuild, plain: Path, case: str, tmp
     assert not (tmp_path / "x").exists()
 
 
-def test_other_commands_refuse_a_bad_gguf(
-    specbuild: Specbuild, plain: Path, tiny_bundle: Path, tmp_path: Path, temporary: Path
-) -> None:
-    path = write_gguf(plain, tmp_path / "bad.gguf")
-    cut(path)
-    assert "is cut off within" in specbuild("pair", plain, path).refusal()
-    assert "is cut off within" in specbuild("verify", tiny_bundle, "--hf", path, "-n", 2).refusal()
-    assert "is cut off within" in specbuild("distill", path, "-o", tmp_path / "x").refusal()
-    assert not list(temporary.iterdir())
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 def test_a_bundle_of_a_gguf(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +53,3 @@ def test_nothing_is_left_of_a_failure(
     monkeypatch.setattr(measure, "build", build)
     assert "interrupted: nothing half-done was left behind" in specbuild("pair", tiny, tiny).refusal(1)
     assert list(scratch.iterdir()) == []
-
-
-def test_a_draft_that_cannot_be_used(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:
-    draft = Path(shutil.copytree(tiny, tmp_path / "draft"))
-    content = json.loads((draft / "tokenizer.json").read_text(encoding="utf-8"))
-    content["model"] = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0, "Fuchs": 1, "def": 2}, "unk_token": "Fuchs"}
-    (draft / "tokenizer.json").write_text(json.dumps(content))
-    line = specbuild("pair", tiny, draft).refusal()
-    assert "different vocabularies of 4096 and 3 tokens, and share only 2: use a draft with the target's" in line

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import Specbuild
 
-from specbuild.measure.tuning import tune
-
 
 @pytest.mark.nightly
 def test_a_table_and_what_follows_from_it(specbuild: Specbuild, bundle_copy: Path, tmp_path: Path) -> None:
@@ -32,13 +30,3 @@ def test_a_table_and_what_follows_from_it(specbuild: Specbuild, bundle_copy: Pat
     assert told.status == 0
     (bundle_copy / "timings.json").write_text("{}")
     assert "is not what was built" in specbuild("generate", bundle_copy, "-p", "x").refusal()
-
-
-def test_a_draft_that_loses_is_said_to(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed = {"tree": "best:1", "speedup": 0.8, "measured": 0.7}
-    tree = speed | {"accepted": 0.2, "seconds": 1e-3, "sequoia": {"accepted": 0.2}}
-    found = {"greedy": {"calibration_error": 0.125}, "sampled": {}, "trees": [tree], "auto": 0.9}
-    monkeypatch.setattr(tune, "tune", lambda *_: speed | found)
-    shown = specbuild("tune", bundle).out
-    for words in ("the draft model loses here", "speculation loses here", "calibration error: 0.125 greedy"):
-        assert words in shown

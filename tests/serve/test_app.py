@@ -13,7 +13,6 @@ from serving import Log
 from specbuild.runtime import Chat, Engine, SamplingParams
 
 Make = Callable[..., RouteClient]
-SAMPLED = {"temperature": 0.8, "seed": 3, "n": 2}
 
 
 def test_a_completion_is_the_engines(client: RouteClient, engine: Engine) -> None:

@@ -29,12 +29,12 @@ def test_contenders_take_turns_and_each_begins_once(bundle: Path, monkeypatch: p
         measure(engine, CONTENDERS, cases, 2, lambda: None)
     off, auto, tree = CONTENDERS
     orders = [off, auto, tree], [off, auto, tree], [auto, tree, off], [tree, off, auto]
-    groups = [1, 2], [1, 2], [3, 4], [5]
-    turns = [(name, group) for group, names in zip(groups, orders, strict=True) for name in names]
+    turns = [
+        (name, group) for group, names in zip(([1, 2], [1, 2], [3, 4], [5]), orders, strict=True) for name in names
+    ]
     assert [(name, group) for name, group, _ in taken] == turns
-    salts = [{salt for _, _, salt in taken[:3]}]
-    salts += ({salt for each, _, salt in taken[3:] if each == name} for name in CONTENDERS)
-    assert [len(each) for each in salts] == [1] * 4 == [1] * len(set.union(*salts))
+    salts = {(place < 3 or name, salt) for place, (name, _, salt) in enumerate(taken)}
+    assert len({salt for _, salt in salts}) == len(salts) == 4
 
 
 @pytest.mark.slow(but=("2",))
@@ -45,24 +45,20 @@ def test_every_contender_decodes_the_same(bundle: Path, prompts: list[str], conc
     with Engine.load(bundle, batch_size=concurrency, prefix_caching=False) as engine:
         found = measure(engine, CONTENDERS, prepare(engine, requests), concurrency, lambda: advanced.append(1))
     assert len(advanced) == 3 * (1 + len(found["off"]))
-    texts = {name: [sample.tokens for turn in turns for sample in turn.samples] for name, turns in found.items()}
-    assert texts["off"] == texts["auto"] == texts["topk:2,3"]
-    assert [len(tokens) for tokens in texts["off"]] == [12, 12, 12]
+    samples = {name: [sample for turn in turns for sample in turn.samples] for name, turns in found.items()}
+    texts = {tuple(tuple(sample.tokens) for sample in each) for each in samples.values()}
+    assert [[len(tokens) for tokens in each] for each in texts] == [[12, 12, 12]]
     for name, turns in found.items():
         assert [len(turn.samples) for turn in turns] == ([1, 1, 1] if concurrency == 1 else [2, 1])
         for turn in turns:
             assert turn.stats.emitted == sum(len(sample.tokens) for sample in turn.samples)
             assert max(turn.stats.total, *(sample.e2el for sample in turn.samples)) < turn.seconds
-        samples = [sample for turn in turns for sample in turn.samples]
-        assert [sample.category for sample in samples] == ["0", "1", "2"]
-        for sample in samples:
-            assert 0 < sample.ttft < sample.e2el
+        assert [sample.category for sample in samples[name]] == ["0", "1", "2"]
+        for sample in samples[name]:
             assert sum(sample.itl) == pytest.approx(sample.e2el - sample.ttft)
             assert sample.tpot == pytest.approx(sum(sample.itl) / 11)
-        counts = {len(sample.itl) for sample in samples}
-        assert counts == {11} if name == "off" else max(counts) == 11  # a prompt's last token alone is drafted for
-    drafted = {name: turns[0].samples[0].drafting.num_spec_steps for name, turns in found.items()}
-    assert drafted["off"] == 0 < min(drafted["auto"], drafted["topk:2,3"])
+            assert len(sample.itl) <= 11
+        assert (samples[name][0].drafting.num_spec_steps > 0) == (name != "off")
 
 
 def test_tokens_of_a_round_share_its_time() -> None:
