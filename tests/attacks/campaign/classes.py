@@ -8,7 +8,7 @@ from .attack import Attack, Bench
 
 CLASSES = (
     *("manifest", "graphs", "timings", "tokenizer", "templates", "checkpoints"),
-    *("prompts", "parameters", "texts", "structures", "http", "races", "signals"),
+    *("prompts", "parameters", "structures", "http", "races", "signals"),
 )
 # Races wait for others, each no longer than 10 s. An ambiguous grammar may take a second for a token. Signals are
 # several commands, each with a limit of its own by what it computes, so that a machine with other work does no harm.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,25 +35,3 @@ def test_a_file_is_its_owners_and_of_responses(tmp_path: Path) -> None:
     for wrong in (other, text, tmp_path / "none" / "kept.db"):
         with pytest.raises(OptionError, match="give another file"):
             Store(wrong)
-
-
-def test_a_kill_loses_the_row_being_written_at_most(tmp_path: Path) -> None:
-    """What was put before a kill is there, whole, and the file goes on."""
-    path = tmp_path / "kept.db"
-    program = (
-        "import sys; from pathlib import Path; from specbuild.serve.agents.store import Store\n"
-        "store, number = Store(Path(sys.argv[1])), 0\n"
-        "while True:\n"
-        "    store.put('a', str(number), [number] * 2000); print(number, flush=True); number += 1\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout
-        for line in writer.stdout:
-            if int(line) == 30:
-                writer.send_signal(signal.SIGKILL)
-                break
-        last = max([30, *(int(line) for line in writer.stdout if line.endswith("\n"))])
-    store = Store(path)
-    assert all(store.get("a", str(number)) == [number] * 2000 for number in range(last + 1))
-    assert store.get("a", str(last + 2)) is None
-    assert store.put("a", "after", json.loads("1"))
