@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.measure.exactness import Case, compare, plain
+from specbuild.measure.exactness import Case, compare
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.sampling.sampler import Sampler
 
-PROMPTS = [[5, 900, 17], [33, 2048]]
 PARAMS = SamplingParams(max_new_tokens=16, seed=3, speculation="topk:2,3")
 
 
@@ -23,31 +21,6 @@ PARAMS = SamplingParams(max_new_tokens=16, seed=3, speculation="topk:2,3")
 def engine(bundle: Path) -> Iterator[Engine]:
     with Engine.load(bundle, batch_size=2, threads=1) as engine:
         yield engine
-
-
-@pytest.mark.slow
-def test_speculation_compared_with_plain_decoding_is_exact(engine: Engine) -> None:
-    """And each prompt is decoded with its own parameters."""
-    params = [replace(PARAMS, temperature=1.0, ignore_eos=True), replace(PARAMS, max_new_tokens=5)]
-    expected = plain(engine, PROMPTS, params)
-    assert [len(tokens) for tokens in expected] == [16, 5]
-    assert expected == [plain(engine, [p], [e])[0] for p, e in zip(PROMPTS, params, strict=True)]
-    case = compare(engine, "tree", PROMPTS, params, expected)
-    assert (case.name, case.prompts, case.tokens, case.divergences) == ("tree", 2, 21, [])
-    assert case.mean_acceptance_length > 1
-    assert case.to_dict()["exact"] is True
-
-
-@pytest.mark.slow
-def test_a_changed_token_is_a_real_divergence(engine: Engine) -> None:
-    expected = plain(engine, PROMPTS, [PARAMS, PARAMS])
-    right = expected[1][4]
-    expected[1][4] = wrong = (right + 1) % 4096
-    (found,) = compare(engine, "wrong", PROMPTS, [PARAMS, PARAMS], expected).divergences
-    assert (found.prompt, found.position, found.expected, found.got) == (1, 4, wrong, right)
-    logits = engine.logits([*PROMPTS[1], *expected[1][:4]])
-    assert found.margin == pytest.approx(float(logits[right] - logits[wrong]), abs=1e-3)
-    assert found.real
 
 
 class FakeEngine:

@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from host_device import HostDevice, QueuedModel
-from tiny_models import BUCKETS, CAPACITY, executor
 
 from specbuild.measure.roofline import (
     Attention,
@@ -94,21 +92,3 @@ def test_a_step_is_run_after_its_rows(load: Callable[[str, int], Executor]) -> N
     timed_step(draft, 64, draft.spec.capacity - 64)()
     with pytest.raises(ExecutionError, match="do not fit"):
         timed_step(draft, 64, draft.spec.capacity - 63)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("capturable", [True, False])
-def test_on_a_device_the_graph_alone_is_timed_where_there_may_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capturable: bool
-) -> None:
-    monkeypatch.setattr(QueuedModel, "capturable", capturable)
-    device = HostDevice()
-    target = executor("target", device, tmp_path, 2)
-    runs = {nodes: timed_step(target, nodes, 20) for nodes in BUCKETS}
-    ran = target.model.steps  # type: ignore[attr-defined]
-    ran.clear()
-    assert all(runs[nodes]() > 0 for nodes in (4, 1, 4))
-    assert device.captured == (len(BUCKETS) if capturable else 0)
-    assert ran == [4, 4, 1, 1, 4, 4] if capturable else {*ran} == {1, 4}  # its own inputs each time, then the graph
-    with pytest.raises(ExecutionError, match="do not fit"):
-        timed_step(target, 4, CAPACITY)

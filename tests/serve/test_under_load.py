@@ -2,99 +2,122 @@
 
 from __future__ import annotations
 
+import json
+import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
+import psutil
 import pytest
-from crowd import Case, Crowd, Outcome, Quiet, cases
+from route_client import COMPLETIONS, joined
 from serving import Server, until
 
-from specbuild.runtime import Engine
+from specbuild.runtime import Engine, SamplingParams
 
-FLAGS = ("--port", "0", "--max-num-seqs", "4")
+SERVERS = {"prompt", "max_tokens", "stream", "return_token_ids", "deadline", "priority", "speculation"}
+EXTRAS: list[dict[str, Any]] = [
+    *({"frequency_penalty": 0.5, "presence_penalty": 0.2}, {"repetition_penalty": 1.2}, {"top_p": 0.9, "top_k": 40}),
+    *({"stop": ["\n\n", "self"]}, {"deadline": 0.001}, {"deadline": 0.05}, {"min_tokens": 1}, {}),
+]
 
 
 @pytest.fixture(scope="module")
-def quiet(bundle: Path) -> Iterator[Quiet]:
+def quiet(bundle: Path) -> Iterator[Engine]:
     with Engine.load(bundle, batch_size=4) as engine:
-        yield Quiet(engine)
+        yield engine
 
 
-def load(server: Server) -> tuple[int, int, int]:
-    """Requests, and samples that run and that wait."""
-    with server.client() as client:
-        told = client.get("/load").json()
-    (model,) = told["models"].values()
-    return told["server_load"], model["running"], model["waiting"]
+def body(rng: random.Random, prompts: list[str]) -> dict[str, Any]:
+    """A request; one that ignores the model's own end is left after its first event."""
+    leaves = rng.random() < 0.2
+    return {
+        "prompt": rng.choice([prompt for prompt in prompts if 0 < len(prompt) < 400]),
+        "max_tokens": 200 if leaves else rng.randint(1, 40),
+        "temperature": rng.choice([0, 0.8, 1.0]),
+        "seed": rng.randrange(2**32),
+        "n": rng.choice([1, 1, 2]),
+        "stream": leaves or rng.random() < 0.5,
+        "speculation": rng.choice(["auto", "off", "chain:4", "best:8"]),
+        "priority": rng.choice([-1, 0, 0, 3]),
+        "ignore_eos": leaves,
+        "return_token_ids": True,
+    } | rng.choice(EXTRAS)
 
 
-def check(outcomes: Sequence[Outcome], quiet: Quiet, allowed: tuple[int, ...] = ()) -> int:
-    """Hold outcomes against what may happen, and the texts against the engine's; how many were whole."""
-    for outcome in outcomes:
-        assert outcome.broken is None, outcome
-        if outcome.status == 408 or outcome.code == "deadline":
-            assert "deadline" in outcome.case.body, outcome
-        else:
-            assert (outcome.status, outcome.code) == (200, None) or outcome.status in allowed, outcome
-        if not outcome.case.leaves:
-            assert outcome.ended, outcome
-            ends = [part["index"] for part in outcome.parts if part["finish_reason"]]
-            assert outcome.code or sorted(ends) == list(range(outcome.case.body["n"])), outcome
-    return sum(map(quiet.check, outcomes))
+def ask(client: httpx.Client, asked: dict[str, Any], number: int) -> tuple[int, list[Any]]:
+    """The status, and the events, or all of a reply as the only one; status 0: the connection was refused."""
+    with (
+        suppress(httpx.TransportError),
+        client.stream("POST", COMPLETIONS, json=asked, headers={"X-Request-Id": f"load-{number}"}) as reply,
+    ):
+        if not reply.headers["content-type"].startswith("text/event-stream"):
+            return reply.status_code, [json.loads(reply.read())]
+        events = list[Any]()
+        for line in (line.removeprefix("data: ") for line in reply.iter_lines() if line):
+            assert "[DONE]" not in events, "nothing comes after the end"
+            events.append(line if line == "[DONE]" else json.loads(line))
+            if asked["ignore_eos"]:
+                return 200, events
+        assert events.pop() == "[DONE]"
+        return 200, events
+    return 0, []
 
 
-def asked(seed: int, count: int, prompts: Sequence[str]) -> list[Case]:
-    """Cases over the prompts that leave room for long texts."""
-    return cases(seed, count, [prompt for prompt in prompts if 0 < len(prompt) < 400])
-
-
-@pytest.mark.soak
-def test_two_thousand_requests_of_64_connections(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
-    """The queue is so short that some are refused; the second half takes no more memory than the first."""
-    pool = asked(2, 200, prompts)
-    with Server(str(bundle), *FLAGS, "--max-waiting", "64") as server:
-        crowd, sizes = Crowd(server.url, 64), list[int]()
-        for _ in range(2):
-            crowd.wave(pool * 5)
-            until(lambda: load(server) == (0, 0, 0))
-            sizes.append(resident(server.process.pid))
-        assert len(crowd.outcomes) == 2000
-        assert {each.code for each in crowd.refused} == {"queue_full"}
-        assert check(crowd.outcomes, quiet) > 1000
-        assert sizes[1] <= 1.02 * sizes[0], sizes
-        assert not server.other
-        assert not [line for line in server.lines if line["level"] == "error"]
-
-
-def resident(pid: int) -> int:
-    """KiB of memory that a process has."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+def check(quiet: Engine, asked: dict[str, Any], status: int, events: list[Any]) -> bool:
+    """Hold what was told against the engine's texts; whether it is whole."""
+    errors = [event["error"]["code"] for event in events if "error" in event]
+    if status not in (0, 200) or errors:
+        assert status in (200, 429, 503) or "deadline" in asked, (status, errors)
+        return False
+    own = {name: value for name, value in asked.items() if name not in SERVERS}
+    parts = [choice for event in events for choice in event["choices"]]
+    params = SamplingParams(asked["max_tokens"], **own, speculation="off")
+    for index, expected in enumerate(quiet.generate(asked["prompt"], params)):
+        mine = [part for part in parts if part["index"] == index]
+        found = joined(mine)
+        count, reason = len(found["token_ids"]), found.get("finish_reason")
+        assert found["token_ids"] == expected.token_ids[:count], (asked, expected)
+        assert expected.text.startswith(found["text"]), (asked, expected)
+        if reason and mine[-1].get("stop_reason") != "deadline":
+            assert (found["text"], count, reason) == (expected.text, len(expected.token_ids), expected.finish_reason)
+        assert reason or asked["ignore_eos"] or not status
+    return bool(status)
 
 
 @pytest.mark.nightly
-def test_sigterm_under_load_leaves_nobody_without_an_answer(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
-    """What was accepted is finished; what came later is told so, or finds nobody listening."""
-    twenty = threading.Event()
-    with Server(str(bundle), *FLAGS) as server:
-        crowd = Crowd(server.url, 12)
-        working = threading.Thread(
-            target=crowd.wave, args=(asked(3, 2000, prompts), lambda done: twenty.set() if done >= 20 else None)
-        )
-        working.start()
-        assert twenty.wait(60)
+@pytest.mark.soak(only=("2000",))
+@pytest.mark.parametrize("count", [100, 2000])
+def test_every_text_is_a_quiet_engines(bundle: Path, quiet: Engine, prompts: list[str], count: int) -> None:
+    """The second half takes no more memory than the first; then SIGTERM: what was accepted is finished."""
+    rng, sizes, ended = random.Random(2), list[int](), threading.Event()
+    bodies = [body(rng, prompts) for _ in range(2 * count)]
+    flags = ("--port", "0", "--max-num-seqs", "4", "--max-waiting", "64")
+    with Server(str(bundle), *flags) as server, ThreadPoolExecutor(16) as pool, server.client() as client:
+
+        def use(number: int) -> tuple[int, list[Any]]:
+            return (0, []) if ended.is_set() else ask(client, bodies[number], number)
+
+        outcomes = list[Any]()
+        for half in range(2):
+            outcomes += pool.map(use, range(half * count // 2, (half + 1) * count // 2))
+            until(lambda: client.get("/load").json()["server_load"] == 0)
+            sizes.append(psutil.Process(server.process.pid).memory_info().rss)
+        late = [pool.submit(use, number) for number in range(count, 2 * count)]
+        until(lambda: sum(each.done() for each in late) > 20)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        working.join()
-        assert not server.other
-    begun = {line.get("request_id") for line in server.lines}
-    lost = [each for each in crowd.outcomes if each.broken]
-    assert not [each for each in lost if each.status or each.request_id in begun]
-    told = [each for each in crowd.outcomes if not each.broken]
-    draining = [each for each in told if each.status == 503]
-    assert {each.code for each in draining} <= {"draining"}
-    assert 20 <= len(told) < 2000
-    assert len(lost) + len(draining) == 12, "everyone was sent away once"
-    check(told, quiet, allowed=(503,))
+        ended.set()
+        told = [each.result() for each in late]
+        begun = {line.get("request_id") for line in server.lines}
+        assert server.other == []
+    assert not [n for n, (status, _) in enumerate(told, count) if not status and f"load-{n}" in begun]
+    assert [status for status, _ in outcomes].count(0) == 0
+    assert sum(check(quiet, asked, *got) for asked, got in zip(bodies, outcomes + told, strict=True)) > count / 2
+    assert count < 1000 or sizes[1] <= 1.02 * sizes[0], sizes
+    assert {line.get("status") for line in server.lines if line["level"] == "error"} <= {503}
