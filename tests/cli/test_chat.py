@@ -81,59 +81,34 @@ class Terminal:
     """A chat on a terminal of its own."""
 
     def __init__(self, *arguments: object) -> None:
-        code = "from specbuild.cli import main; main()"
         self.ours, theirs = os.openpty()
-        command = [sys.executable, "-c", code, "chat", *map(str, arguments)]
+        command = [sys.executable, "-c", "from specbuild.cli import main; main()", "chat", *map(str, arguments)]
         environment = os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": "1"}
-        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload]
         os.close(theirs)
         self.seen = ""
 
-    def read(self) -> None:
-        if select.select([self.ours], [], [], 1)[0]:
-            self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
-
-    def see(self, words: str) -> str:
-        """What was shown until these words."""
+    def see(self, words: str, interrupts: bool = False) -> None:
+        """Read until these words; a Ctrl-C is sent again until it was noticed: Python loses one before it reads."""
         deadline = time.monotonic() + LIMIT
         while words not in self.seen:
             assert time.monotonic() < deadline, f"no {words!r} in {self.seen!r}"
-            self.read()
-        before, _, self.seen = self.seen.partition(words)
-        return before
-
-    def interrupt(self, words: str) -> None:
-        """Ctrl-C until it was noticed: Python loses one that comes just before it waits for a line."""
-        deadline = time.monotonic() + LIMIT
-        while words not in self.seen and time.monotonic() < deadline:
-            self.process.send_signal(signal.SIGINT)
-            self.read()
-        self.see(words)
+            if interrupts:
+                self.process.send_signal(signal.SIGINT)
+            if select.select([self.ours], [], [], 1)[0]:
+                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+        self.seen = self.seen.partition(words)[2]
 
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
-
-    def end(self) -> int:
-        try:
-            while True:
-                try:
-                    if not os.read(self.ours, 1 << 16):
-                        break
-                except OSError:  # nobody has the other end any more
-                    break
-            return self.process.wait(LIMIT)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            os.close(self.ours)
 
 
 @pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
     terminal.see("> ")
-    terminal.interrupt("/exit or Ctrl-D leaves")
+    terminal.see("/exit or Ctrl-D leaves", interrupts=True)
     terminal.see("> ")
     terminal.type("def main():\n")
     terminal.see("\n")  # the echo's end
@@ -144,4 +119,5 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal.type("/reset\n")
     terminal.see("> ")
     terminal.type("\x04")
-    assert terminal.end() == 0
+    assert terminal.process.wait(LIMIT) == 0
+    os.close(terminal.ours)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ended
 import pytest
-import yaml
-from route_client import COMPLETIONS, RouteClient
-from serving import Server, until
+from route_client import RouteClient
 
 from specbuild.serve.arms import CanaryOptions
 
@@ -59,22 +56,3 @@ def test_orders(client: RouteClient) -> None:
         assert (told["phase"], told["weight"], gauge(client, "weight")) == (phase, weight, weight)
     assert client.post("/canary/resume").status_code == 400
     assert client.post("/canary/delete").status_code == 404
-
-
-@pytest.mark.nightly
-def test_a_killed_server_goes_on_with_its_canary(bundle: Path, tmp_path: Path) -> None:
-    """One that shadows its texts and has an objective, too."""
-    config = tmp_path / "serve.yaml"
-    flags = {"port": 0, "canary": "speculation=chain:2", "canary-weight": 50, "canary-ignore": ["ttft"], "shadow": 1}
-    config.write_text(yaml.safe_dump(flags | {"canary-state": str(tmp_path / "canary.json"), "slo": ["ttft=30"]}))
-    with Server(str(bundle), "--config", str(config)) as server, server.client() as client:
-        for seed in range(12):
-            assert client.post(COMPLETIONS, json=SAMPLED | {"seed": seed}).status_code == 200
-        until(lambda: sum(client.get("/canary").json()["evidence"][0]["n"]) == 12)
-        until(lambda: 'shadows_total{model_name="pycode",outcome="equal"} 12.0' in client.get("/metrics").text)
-        assert 'slo_attainment{model_name="pycode",objective="ttft_p99"} 1.0' in client.get("/metrics").text
-        paused = client.post("/canary/pause").json()
-        server.process.kill()
-    assert paused["evidence"][0]["metric"] == "tpot"
-    with Server(str(bundle), "--config", str(config)) as server, server.client() as client:
-        assert client.get("/canary").json() == paused
