@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from campaign.attack import Bench
 from campaign.bundle_copy import copied, manifest, put, sealed
 from campaign.campaign import Campaign
 from campaign.classes import CLASSES, LIMITS
-from campaign.mutations import mutate_bytes, mutate_json, to_bytes
 
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.speculation.timing_table import FILE
@@ -91,16 +89,6 @@ def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path
     assert run("--only", f"{PLANTED}Unprepared:0")[0] == 2
     status, told = run("--classes", f"{PLANTED}Sound,{PLANTED}Refused", "--minutes", "0.02")
     assert (status, told["findings"]) == (0, [])
-
-
-def test_mutations_differ_and_are_drawn_again() -> None:
-    body = {"a": [1, 2.5, {"b": "text"}], "c": None, "d": {"e": True}}
-    made, again = ([to_bytes(mutate_json(random.Random(n), body)[0]) for n in range(300)] for _ in range(2))
-    assert made == again
-    assert len(set(made)) > 150
-    assert max(map(len, made)) > 50_000  # deep nesting
-    content = to_bytes(body)
-    assert all(mutate_bytes(random.Random(n), content) != content for n in range(300))
 
 
 def test_a_manifest_is_sealed_as_a_build_seals_it(bundle: Path) -> None:

@@ -156,18 +156,6 @@ def test_a_tokenizer_that_cuts_or_fills_does_neither(pair: Path, tmp_path: Path,
     assert other.encode("def main(argv):") == sound.encode("def main(argv):")
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        *(b"x" * 10**6, {1}, np.array([1]), [np.int64(1)], [True], [1.0], (x for x in "a"), in_itself(), object()),
-        *([float("nan")], [HUGE, "a"]),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_no_prompt_is_told_by_its_kind(chatting: Tokenizer, prompt: Any) -> None:
-    assert refusal(chatting.encode, prompt, LIMIT).startswith("a prompt is a text, a list of token ids")
-
-
 WRONG: list[Any] = [
     *(USER | {"x": x} for x in ({1}, b"a", (i for i in "a"), float("nan"), float("inf"), HUGE, np.int64(1), {1: 2})),
     *(USER | {"x": in_itself()}, USER | {"x": Raising()}, Raising(), Endless(), {"content": "x"}),

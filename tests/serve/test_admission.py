@@ -8,27 +8,6 @@ from specbuild.serve.admission import Admission
 from specbuild.serve.errors import ApiError
 
 
-def refused(admission: Admission, samples: int = 1) -> tuple[int, str | None, bool]:
-    """Status, code, and whether to try again later."""
-    with pytest.raises(ApiError) as told, admission.room(samples):
-        pass
-    return told.value.status, told.value.code, told.value.retry_after is not None
-
-
-def test_room_is_reserved_and_given_back() -> None:
-    admission = Admission(2, 2)
-    with admission.room(3):
-        assert (admission.samples, admission.requests) == (3, 1)
-        assert refused(admission, 2) == (429, "queue_full", True)
-        with admission.room(1):
-            assert (admission.samples, admission.idle.is_set()) == (4, False)
-        assert not admission.idle.is_set(), "one is left"
-    assert (admission.samples, admission.requests, admission.idle.is_set()) == (0, 0, True)
-    assert refused(admission, 5)[::2] == (400, False), "more than there ever is room for"
-    admission.draining = True
-    assert refused(admission) == (503, "draining", True)
-
-
 def test_what_fails_gives_its_room_back() -> None:
     admission = Admission(1, 1, max_queued_tokens=10)
     with pytest.raises(TypeError), admission.room(1) as ticket:

@@ -9,26 +9,13 @@ from typing import Any
 
 import pytest
 from asgi import GONE, call, part, scope_of
-from route_client import ASKED, CHATS, COMPLETIONS, RouteClient
+from route_client import ASKED, COMPLETIONS, RouteClient
 from serving import Log
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.serve.generation import EventStream
 
 PLAIN = {"speculation": "off"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
-def test_tokens_without_text_come_with_an_empty_one(client: RouteClient, path: str) -> None:
-    """All that is said may become a stop string, until the end: clients read the text of every event."""
-    fields = {"ignore_eos": True, "return_token_ids": True}
-    whole = client.choice(path, **fields)
-    parts = [event["choices"][0] for event in client.events(path, **fields, **PLAIN, stop=[whole["text"] + "x"])]
-    texts = [part.get("delta", part).get("content" if path == CHATS else "text", "") for part in parts]
-    assert texts == [*[""] * (len(parts) - 1), whole["text"]]
-    assert [token for part in parts for token in part["token_ids"]] == whole["token_ids"]
-    assert len(parts) > 1
 
 
 @pytest.mark.slow

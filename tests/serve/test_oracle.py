@@ -12,7 +12,7 @@ from typing import Any
 import ended
 import pytest
 from route_client import RouteClient
-from serving import Log, running
+from serving import Log
 
 from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.engine.receipt import keyed_sha256
@@ -138,24 +138,6 @@ def test_nothing_is_decoded_while_requests_are_under_way_or_the_engine_is_closed
 
     asyncio.run(run())
     assert (len(engine.asked), outcomes, log.lines) == (1, [], [])
-
-
-def test_an_oracle_that_has_nothing_to_do_sets_no_timer(log: Log) -> None:
-    oracle, outcomes, model = oracle_of(Scripted(text([1])), log)
-
-    async def run() -> None:
-        loop, timers = asyncio.get_running_loop(), list[Any]()
-        loop.call_at = loop.call_later = lambda *given, **_: timers.append(given)  # type: ignore[assignment, method-assign]
-        async with running(oracle.run()):
-            for _ in range(2):  # another comes before the oracle is told that nobody is there
-                with model.admission.room(1):
-                    offer(oracle, model, text([1]))
-                    for _ in range(9):
-                        await asyncio.sleep(0)
-            await oracle.settled()
-        assert (outcomes, timers) == (["equal"] * 2, [])
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
