@@ -106,17 +106,6 @@ def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], b
     asyncio.run(work())
 
 
-def test_orders(replicas_of: Callable[..., Any]) -> None:
-    async def work() -> None:
-        judge, _ = await replicas_of()
-        assert [(await judge.ask(order))[1]["phase"] for order in ("pause", "promote")] == ["paused", "promoted"]
-        status, told = await judge.ask("pause")
-        assert (status, "the canary is promoted" in told["error"]["message"]) == (400, True)
-        assert (await judge.ask("dance"))[0] == 404
-
-    asyncio.run(work())
-
-
 @pytest.mark.parametrize("silent", [False, True])
 def test_without_a_judge_requests_run_as_they_ask(bundle: Path, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
