@@ -18,24 +18,8 @@ FIELDS = (
     *("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "layer_types", "sliding_window"),
 )
-OTHERS: tuple[tuple[str, Any], ...] = (
-    (
-        "model_type",
-        ("gpt2", "mistral", "qwen3", "gemma2", "t5", "bert", "mamba", "llava", "deepseek_v3", "mixtral", "x"),
-    ),
-    ("auto_map", ({"AutoModelForCausalLM": "evil.Evil"}, {"AutoConfig": "../evil.py"}, 5)),
-    ("rope_scaling", ({"rope_type": "llama3"}, {"rope_type": "x"}, {"type": "linear", "factor": 0}, 5, {})),
-    ("rope_parameters", ({"rope_type": "yarn", "factor": 1e308}, {"rope_theta": 0}, {"rope_theta": "x"}, [])),
-    ("quantization_config", ({"quant_method": "bitsandbytes"}, {"quant_method": "x"}, 5, {})),
-    ("dtype", ("float16", "float8_e4m3fn", "int8", "x", 5)),
-    ("torch_dtype", ("bfloat16", "os.system")),
-    ("hidden_act", ("x", "relu", 5, "gelu_new")),
-    ("tie_word_embeddings", (True, "x")),
-    ("text_config", ({"model_type": "llama"}, {}, 5)),
-    ("architectures", (["LlamaForCausalLM"], [], ["X"], 5)),
-    ("_attn_implementation", ("flash_attention_2", "x")),
-    ("is_encoder_decoder", (True,)),
-    ("rms_norm_eps", (0, -1, "x", 1e308)),
+OTHERS: dict[str, list[Any]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "config_fields.json").read_text(encoding="utf-8")
 )
 
 
@@ -46,7 +30,7 @@ def configuration(rng: random.Random, body: dict[str, Any]) -> bytes:
             for name in rng.sample(FIELDS, rng.choice((1, 1, 2, 4))):
                 body[name] = rng.choice(SIZES)
         case 2 | 3:
-            for name, values in rng.sample(OTHERS, rng.choice((1, 2))):
+            for name, values in rng.sample([*OTHERS.items()], rng.choice((1, 2))):
                 body[name] = rng.choice((*values, *values, rng.choice(HOSTILE)))
         case _:
             body = mutate_json(rng, body)[0]

@@ -30,12 +30,12 @@ BODIES: dict[str, dict[str, Any]] = {  # sound ones, quickly answered
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }
-FIELDS = (
-    *("n", "stop", "seed", "top_p", "top_k", "min_p", "logit_bias", "temperature", "stream_options", "priority"),
-    *("stop_token_ids", "structured_outputs", "response_format", "speculation", "num_speculative_tokens", "user"),
-    *("logprobs", "best_of", "min_tokens", "session", "deadline", "tool_choice", "tools", "metadata", "store", "text"),
-    *("stop_sequences", "system", "parameters", "prompt", "messages", "input", "inputs", "tokens", "colour", "model"),
-)
+FIELDS = """
+n stop seed top_p top_k min_p logit_bias temperature stream_options priority stop_token_ids structured_outputs
+response_format speculation num_speculative_tokens user logprobs best_of min_tokens session deadline
+tool_choice tools metadata store text stop_sequences system parameters prompt messages input inputs tokens
+colour model
+""".split()
 PATHS = (*BODIES, "/", "/health", "/health/live", "/ping", "/v1/models", "/v1/models/pycode", "/metrics", "/info")
 ODD_PATHS = ("*", "", "//", "/nowhere", "/v1/models/", "/v1//models", "/%2e%2e/health", "/health/../metrics", "/é")
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "BREW", "get", "")

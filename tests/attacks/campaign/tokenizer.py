@@ -16,91 +16,27 @@ from .mutations import mutate_bytes, mutate_json, to_bytes
 from .outcome import check_error
 
 TEXTS = ("def main(argv):\n    return 0\n", "a" * 60 + "!", "naïve 😀 \u202e\x00 ﷺ", " " * 500, "x" * 3000)
-PATTERNS = (
-    *(
-        "(a+)+$",
-        "(a|aa)+$",
-        "(.*)*x",
-        "((a{0,9}){0,9}){0,9}b",
-        "(?<=a",
-        "[",
-        "(?R)",
-        "\\p{Foo}",
-        "(a)\\2",
-        "(?=(a+))a*b",
-    ),
-    *(
-        "",
-        "(?:)*",
-        ".*?",
-        "\\G",
-        "(?i)ſ",
-        "\\X",
-        "a{1000000}",
-        "(" * 500 + ")" * 500,
-        "^(\\w+\\s?)*$",
-        "\ud7ff",
-        "(?!)",
-    ),
-)
-NAMES = ("", "a", "\x00", "▁", "Ġ", "😀", "\ufffd", "a" * 5000)
+PARTS = json.loads((Path(__file__).parents[2] / "data" / "tokenizer_parts.json").read_text(encoding="utf-8"))
+NAMES = PARTS["@name"]
+SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 
 
-def pattern(rng: random.Random) -> dict[str, str]:
-    """A regular expression, mostly a bad one; or a plain text."""
-    return {rng.choice(("Regex", "Regex", "String")): rng.choice(PATTERNS)}
+def drawn(rng: random.Random, value: Any) -> Any:
+    """A part with every text that names a list, "@name" or another, replaced by one of the list."""
+    if isinstance(value, dict):
+        return {key: drawn(rng, each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [drawn(rng, each) for each in value]
+    return drawn(rng, rng.choice(PARTS[value])) if isinstance(value, str) and value[:1] == "@" else value
 
 
-def normalizer(rng: random.Random) -> Any:
-    """One of tokenizers' normalizers, or a few of them."""
-    kinds: list[Any] = [
-        {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(NAMES)},
-        {"type": "Prepend", "prepend": rng.choice(NAMES)},
-        {"type": rng.choice(("NFC", "NFKD", "Lowercase", "Nmt", "StripAccents"))},
-        {"type": "Strip", "strip_left": True, "strip_right": True},
-        {"type": "Precompiled", "precompiled_charsmap": rng.choice(("", "AAAA", "////", "x"))},
-        {"type": "BertNormalizer", "clean_text": 1, "handle_chinese_chars": True, "lowercase": True},
-    ]
-    return rng.choice((*kinds, {"type": "Sequence", "normalizers": rng.sample(kinds, 3)}))
-
-
-def pre_tokenizer(rng: random.Random) -> Any:
-    """One of tokenizers' pre-tokenizers."""
-    behavior = rng.choice(("Removed", "Isolated", "MergedWithPrevious", "Contiguous", "Nothing"))
-    kinds: list[Any] = [
-        {"type": "Split", "pattern": pattern(rng), "behavior": behavior, "invert": rng.random() < 0.5},
-        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": rng.random() < 0.5},
-        {"type": "Metaspace", "replacement": rng.choice(("▁", "ab", "")), "prepend_scheme": "always", "split": True},
-        {"type": "Punctuation", "behavior": behavior},
-        {"type": "CharDelimiterSplit", "delimiter": rng.choice(("a", "", "ab"))},
-        {"type": "FixedLength", "length": rng.choice((0, 1, 5, -1, 2**63))},
-        {"type": rng.choice(("Whitespace", "BertPreTokenizer", "UnicodeScripts", "Digits"))},
-    ]
-    return rng.choice((*kinds, {"type": "Sequence", "pretokenizers": rng.sample(kinds, 2)}))
-
-
-def decoder(rng: random.Random) -> Any:
-    """One of tokenizers' decoders."""
-    big = rng.choice((0, 1, 5, 2**31, 2**63))
-    kinds: list[Any] = [
-        {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(NAMES)},
-        {"type": "Strip", "content": rng.choice(("a", "", "ab")), "start": big, "stop": rng.choice((0, 1, big))},
-        {"type": "WordPiece", "prefix": rng.choice(NAMES), "cleanup": True},
-        {"type": "CTC", "pad_token": rng.choice(NAMES), "word_delimiter_token": rng.choice(NAMES), "cleanup": True},
-        {"type": "BPEDecoder", "suffix": rng.choice(NAMES)},
-        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
-        {"type": rng.choice(("ByteLevel", "ByteFallback", "Fuse"))},
-    ]
-    return rng.choice((*kinds, {"type": "Sequence", "decoders": rng.sample(kinds, 3)}))
-
-
-def post_processor(rng: random.Random) -> Any:
-    """A template of special tokens that there may not be."""
-    id = rng.choice((0, 1, 4095, 4096, 2**32 - 1, -1))
-    token = {"<s>": {"id": rng.choice(NAMES), "ids": [id], "tokens": ["<s>"]}}
-    piece = {"SpecialToken": {"id": rng.choice(("<s>", "x")), "type_id": 0}}
-    pieces = [piece, {"Sequence": {"id": rng.choice("AB"), "type_id": rng.choice((0, 2**31))}}]
-    return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": token}
+def part(rng: random.Random, name: str) -> Any:
+    """One of tokenizers' normalizers, pre-tokenizers, decoders or post-processors, or a sequence of a few."""
+    kinds = drawn(rng, PARTS[name])
+    several = SEQUENCES.get(name)
+    if several and rng.random() < 0.15:
+        return {"type": "Sequence", several: rng.sample(kinds, 3)}
+    return rng.choice(kinds)
 
 
 def vocabulary(rng: random.Random, body: dict[str, Any]) -> None:
@@ -128,8 +64,6 @@ def vocabulary(rng: random.Random, body: dict[str, Any]) -> None:
 def mutated(rng: random.Random, content: bytes) -> bytes:
     """Another tokenizer.json."""
     body = json.loads(content)
-    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder}
-    parts |= {"post_processor": post_processor}
     match rng.randrange(8):
         case 0:
             return mutate_bytes(rng, content)
@@ -143,8 +77,8 @@ def mutated(rng: random.Random, content: bytes) -> bytes:
             wide |= {"pad_id": rng.choice((0, 2**32 - 1)), "pad_type_id": 0, "pad_token": "x"}
             body |= {"truncation": short | {"direction": "Right"}} if rng.random() < 0.5 else {"padding": wide}
         case _:
-            for part in rng.sample(sorted(parts), rng.choice((1, 1, 2))):
-                body[part] = parts[part](rng)
+            for name in rng.sample([*SEQUENCES, "post_processor"], rng.choice((1, 1, 2))):
+                body[name] = part(rng, name)
     return to_bytes(body)
 
 
