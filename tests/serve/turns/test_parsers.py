@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,65 +31,10 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "amid thinking": lambda: ReasoningParser(THINK, True, Hermes()),
     "after": lambda: ReasoningParser(Reasoning("", "</think>"), True, Hermes(), "content"),
 }
-TURNS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {  # by parser: text, content and calls
-    "hermes": [
-        ("plain", "plain", []),
-        (f"Yes.\n<tool_call>\n{CALL}\n</tool_call>\n", "Yes.\n", [F]),
-        (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}", "", [F, F]),
-        ('<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", [G]),
-        ('<tool_call>{"name": "g", "id": 7, "arguments": {"a": "\\u00e9"}}', "", [("g", '{"a": "\\u00e9"}')]),
-        ('<tool_call>{"name": "g", "arguments": {"a": 1', "", [("g", '{"a": 1')]),
-    ],
-    "llama3_json": [
-        ('{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
-        ('<|python_tag|>{"type": "function", "name": "g", "parameters": {}}', "", [G]),
-        ('\n{"name": "g", "parameters": {}}; {"name": "g", "arguments": {"b": 2}}\n', "", [G, ("g", '{"b": 2}')]),
-        ('{"name": "g", "parameters": {}} done', " done", [G]),
-    ],
-    "mistral": [
-        (f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [F, F]),
-        (f"So.[TOOL_CALLS][{CALL}", "So.", [F]),
-        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}', "", [("f", '{"a": 1}'), G]),
-        ('[TOOL_CALLS]f[CALL_ID]abc123DEF[ARGS]{"a": 1', "", [("f", '{"a": 1')]),
-    ],
-    f"regex:{EXPRESSION}": [
-        (
-            "So <call>f({})</call>\n<call>g({})</call>\n<call>h({3})</call> x",
-            "So \n<call>h({3})</call> x",
-            [("f", "{}"), G],
-        )
-    ],
-    "list": [
-        (f"[{CALL},{CALL}]", "", [F, F]),
-        (f"[{CALL},", "", [F]),
-        ('[{"name":"stop","arguments":{"a"', "", [("stop", '{"a"')]),
-    ],
-    "required": [
-        (f'[{CALL},{{"name":"g"', "", [F]),
-        (f'[{CALL},{{"name":"g","arguments":', "", [F, ("g", "")]),
-        (f'[{CALL},{{"name":"g","arguments":{{"a', "", [F, ("g", '{"a')]),
-        ('[{"name":"stop","argum', "", [("stop", "")]),
-        ("[", "", []),
-    ],
-    "named": [('{"a"', "", [("f", '{"a"')])],
-}
-CONTENT = {  # by parser: what is no call, and stays as it is
-    "hermes": [
-        *("<tool_call>{broken</tool_call>", '<tool_call>{"name": "g"}</tool_call>', "<tool_call> 3", "<tool_cal"),
-        *('<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"name": "g", "arguments": "a"}'),
-    ],
-    "llama3_json": [
-        '{"name": "Bob", "age": 3}',
-        'See {"name": "f", "parameters": {}}',
-        "<|python_tag|>print(1)",
-        "<|py",
-    ],
-    "mistral": ["[TOOL_CALLS] not a name {", "[TOOL_CALLS] of these", "[TOOL_CALLS][3]", "[TOOL_CALLS]" + "x" * 300],
-    "list": ['[{"name":"stop","argum', "[ ", "said"],
-    "plain": [f"<tool_call>{CALL}"],
-}
-ROWS = [(name, *row) for name, rows in TURNS.items() for row in rows]
-ROWS += [(name, text, text, []) for name, listed in CONTENT.items() for text in listed]
+ROWS = [  # parser, text, content and calls: what is no call stays as it is
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "turns.jsonl").read_text(encoding="utf-8").splitlines()
+]
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -102,9 +48,9 @@ def test_any_cut_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "content", "called"), ROWS)
-def test_calls_and_content(name: str, text: str, content: str, called: list[tuple[str, str]]) -> None:
+def test_calls_and_content(name: str, text: str, content: str, called: list[list[str]]) -> None:
     turn = whole(PARSERS[name](), text)
-    assert (turn.content, calls(turn)) == (content, called)
+    assert (turn.content, [*map(list, calls(turn))]) == (content, called)
 
 
 @pytest.mark.slow
