@@ -1,52 +1,36 @@
-"""Items become messages of a chat, and pieces become items."""
+"""Requests of responses and messages become chats, and pieces become items."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from route_client import SCHEMA
+from route_client import MESSAGES, RESPONSES
 
-from specbuild.serve.agents.conversation import chat_of, messages_of
-from specbuild.serve.agents.fields import Item, ResponsesRequest
+from specbuild.serve.agents import conversation, messages
+from specbuild.serve.agents.fields import ResponsesRequest
 from specbuild.serve.agents.items import Output
+from specbuild.serve.agents.message_fields import MessagesRequest
+from specbuild.serve.fields import ChatRequest
 from specbuild.serve.turns.pieces import Piece
 
-TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
+LINES = (Path(__file__).parents[2] / "data" / "translated_bodies.jsonl").read_text(encoding="utf-8").splitlines()
+CHATS: dict[str, Callable[[Any], ChatRequest]] = {
+    RESPONSES: lambda body: conversation.chat_of(ResponsesRequest.model_validate(body), []),
+    MESSAGES: lambda body: messages.chat_of(MessagesRequest.model_validate(body)),
+}
 
 
-def test_a_request_is_a_chat() -> None:
-    form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
-    asked = {"input": "hello", "instructions": "be brief", "max_output_tokens": 5, "top_k": 3, "text": form}
-    called = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}
-    chat = chat_of(ResponsesRequest.model_validate(asked | called), []).model_dump(by_alias=True, exclude_none=True)
-    assert [(each["role"], each["content"]) for each in chat["messages"]] == [("system", "be brief"), ("user", "hello")]
-    assert (chat["max_tokens"], chat["top_k"]) == (5, 3)
-    assert chat["response_format"]["json_schema"]["schema"] == SCHEMA
-    assert (chat["tools"][0]["function"]["strict"], chat["tool_choice"]["function"]["name"]) == (True, "f")
-    required = ResponsesRequest.model_validate({"input": "x", "tools": [TOOL], "tool_choice": "required"})
-    assert chat_of(required, []).tool_choice == "required"
-
-
-def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    given: list[Any] = [
-        {"role": "user", "content": parts},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "yes", "annotations": []}],
-        },
-        *({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "12"),
-        {"type": "function_call_output", "call_id": "1", "output": "3"},
-        {"role": "developer", "content": "d"},
-    ]
-    user, assistant, *rest = messages_of([Item.model_validate(each) for each in given])
-    assert (user["content"], assistant["content"], assistant["reasoning_content"]) == ("ab", "yes", "so")
-    assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
-    assert rest == [{"role": "tool", "tool_call_id": "1", "content": "3"}, {"role": "system", "content": "d"}]
+@pytest.mark.parametrize("line", LINES)
+def test_a_request_is_a_chat(line: str) -> None:
+    told = json.loads(line)
+    found = CHATS[told["path"]](told["body"])
+    assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["chat"]
 
 
 @given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))
