@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,50 +17,19 @@ from specbuild.serve.structured import structured
 from specbuild.serve.turns.reading import Reading
 
 OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}]
-NAMED = {"type": "function", "function": {"name": "weather"}}
+LINES = (Path(__file__).parents[1] / "data" / "structured_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 
 
-def asked(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"messages": SAID} | fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        (
-            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}},
-            {"json": json.dumps(SCHEMA), "any_whitespace": True},
-        ),
-        ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}}, {"regex": "a+"}),
-        ({"tools": TOOLS, "tool_choice": "none"}, None),
-        ({"tools": TOOLS, "tool_choice": NAMED}, {"json": json.dumps(SCHEMA)}),
-    ],
-)
-def test_what_is_asked_for(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    found = structured(asked(**fields), Reading())
-    assert (found and found.to_dict()) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "served", "expected"),
-    [
-        *(({}, None, None), ({}, "</think>", "</think>"), ({"reasoning_end": "</other>"}, "</think>", "</other>")),
-        *(({"reasoning_end": "</other>"}, None, "</other>"), ({"reasoning_end": ""}, "</think>", None)),
-        ({"structured_outputs": {"regex": "a", "after": "</own>"}, "response_format": None}, "</think>", "</own>"),
-        ({"tools": TOOLS, "response_format": None}, "</think>", "</think>"),
-    ],
-)
-def test_it_begins_after_the_reasoning(fields: dict[str, Any], served: str | None, expected: str | None) -> None:
-    """The request's own token goes before the server's; the rest is as without either."""
-    body = asked(**{"response_format": OF_SCHEMA} | fields)
-    found, plain = structured(body, Reading(), served), structured(body, Reading())
-    assert found is not None is not plain
-    assert (found.after, replace(found, after=None)) == (expected, replace(plain, after=None))
+@pytest.mark.parametrize("line", LINES)
+def test_what_is_asked_for_and_after_which_token_it_begins(line: str) -> None:
+    """The request's own token goes before the server's."""
+    told = json.loads(line)
+    body, served = ChatRequest.model_validate({"messages": SAID} | told["fields"]), told["reasoning_end"]
+    found = structured(body, Reading(), served)
+    assert (found and found.to_dict()) == told["structured"]
     params = sampling(body, DEFAULTS, 100, Caller(reasoning_end=served))
-    assert (params.structured_outputs, params.skip_special_tokens) == (found, expected is None)
+    assert params.structured_outputs == found
+    assert params.skip_special_tokens == (not found or found.after is None)
 
 
 def text_of(client: RouteClient, path: str = CHATS, **fields: Any) -> str:

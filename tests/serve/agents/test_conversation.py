@@ -1,4 +1,4 @@
-"""Requests of responses and messages become chats, and pieces become items."""
+"""Requests of other routes become chats or completions, and pieces become items."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from specbuild.serve.agents import conversation, messages
 from specbuild.serve.agents.fields import ResponsesRequest
 from specbuild.serve.agents.items import Output
 from specbuild.serve.agents.message_fields import MessagesRequest
-from specbuild.serve.fields import ChatRequest
+from specbuild.serve.body import Body
+from specbuild.serve.clouds.fields import GenerateRequest
+from specbuild.serve.clouds.tgi import completion_of
 from specbuild.serve.turns.pieces import Piece
 
 LINES = (Path(__file__).parents[2] / "data" / "translated_bodies.jsonl").read_text(encoding="utf-8").splitlines()
-CHATS: dict[str, Callable[[Any], ChatRequest]] = {
+READERS: dict[str, Callable[[Any], Body]] = {
+    "/generate": lambda body: completion_of(GenerateRequest.model_validate(body), stream=False),
     RESPONSES: lambda body: conversation.chat_of(ResponsesRequest.model_validate(body), []),
     MESSAGES: lambda body: messages.chat_of(MessagesRequest.model_validate(body)),
 }
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_request_is_a_chat(line: str) -> None:
+def test_a_request_is_a_chat_or_a_completion(line: str) -> None:
     told = json.loads(line)
-    found = CHATS[told["path"]](told["body"])
-    assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["chat"]
+    found = READERS[told["path"]](told["body"])
+    assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["translated"]
 
 
 @given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))

@@ -1,4 +1,4 @@
-"""text-generation-inference's texts: what is asked becomes a completion, and its tokens together are its text."""
+"""text-generation-inference's texts: tokens together are the text, whole and streamed."""
 
 from __future__ import annotations
 
@@ -8,42 +8,8 @@ import pytest
 from route_client import RouteClient
 
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.serve.clouds.fields import GenerateRequest
-from specbuild.serve.clouds.tgi import completion_of
-from specbuild.serve.errors import ApiError
 
 PROMPT = "def parse(text):\n"
-
-
-def of(**parameters: Any) -> GenerateRequest:
-    return GenerateRequest.model_validate({"inputs": "x", "parameters": parameters})
-
-
-@pytest.mark.parametrize(
-    ("parameters", "temperature"),
-    [
-        *(({}, 0.0), ({"do_sample": False, "temperature": 1.0}, 0.0), ({"do_sample": True}, 1.0), ({"top_k": 5}, 1.0)),
-        *(({"top_p": 0.5, "temperature": 0.7}, 0.7), ({"watermark": False, "best_of": 1, "typical_p": None}, 0.0)),
-    ],
-)
-def test_it_is_greedy_unless_something_asks_for_sampling(parameters: dict[str, Any], temperature: float) -> None:
-    assert completion_of(of(**parameters), stream=False).temperature == temperature
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "structure", "wrong"),
-    [
-        ("json", {"type": "object"}, {"json": {"type": "object"}}, "x"),
-        ("json_schema", {"name": "a", "schema": {"type": "null"}}, {"json": {"type": "null"}}, {"name": "a"}),
-        ("regex", "a+", {"regex": "a+"}, {}),
-    ],
-)
-def test_a_grammar_is_a_structure(kind: str, value: Any, structure: dict[str, Any], wrong: Any) -> None:
-    found = completion_of(of(grammar={"type": kind, "value": value}), stream=False).structured_outputs
-    assert found is not None
-    assert found.model_dump(by_alias=True, exclude_none=True) == structure
-    with pytest.raises(ApiError, match=r"grammar\.value"):
-        completion_of(of(grammar={"type": kind, "value": wrong}), stream=False)
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8}])
@@ -74,3 +40,9 @@ def test_the_last_tokens_of_a_prompt_count_and_a_stop_sequence_ends_it(client: R
     told = client.ask("/generate", inputs="import os", parameters=parameters)
     assert told["details"]["finish_reason"] == "stop_sequence"
     assert "\n" not in told["generated_text"]
+
+
+def test_a_grammar_that_is_none_is_refused(client: RouteClient) -> None:
+    for kind, wrong in (("json", "x"), ("json_schema", {"name": "a"}), ("regex", {})):
+        status, error = client.refusal("/generate", inputs="x", parameters={"grammar": {"type": kind, "value": wrong}})
+        assert (status, str(error).partition(" ")[0]) == (400, "grammar.value")
