@@ -15,8 +15,8 @@ from campaign.http import HttpAttack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, RouteClient
+from tables import rows
 
-LINES = (Path(__file__).parents[1] / "data" / "wrong_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 LONG = "x " * 3000
 
 
@@ -50,7 +50,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
 }
 for text in (json.dumps({"d": LONG * 50}), '{"items":' * 500 + "{}" + "}" * 500):
     WRONG[CHATS].append({"structured_outputs": {"json": text}})
-for line in map(json.loads, LINES):
+for line in rows("wrong_bodies.jsonl"):
     WRONG.setdefault(line["path"], []).append(line["fields"])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from route_client import CHATS, COMPLETIONS, SAID, SCHEMA, RouteClient
+from tables import rows
 
 from specbuild.serve.fields import ChatRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, sampling
@@ -17,13 +17,11 @@ from specbuild.serve.structured import structured
 from specbuild.serve.turns.reading import Reading
 
 OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
-LINES = (Path(__file__).parents[1] / "data" / "structured_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_what_is_asked_for_and_after_which_token_it_begins(line: str) -> None:
+@pytest.mark.parametrize("told", rows("structured_bodies.jsonl"))
+def test_what_is_asked_for_and_after_which_token_it_begins(told: Any) -> None:
     """The request's own token goes before the server's."""
-    told = json.loads(line)
     body, served = ChatRequest.model_validate({"messages": SAID} | told["fields"]), told["reasoning_end"]
     found = structured(body, Reading(), served)
     assert (found and found.to_dict()) == told["structured"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
-from pathlib import Path as File
 from typing import Any
+
+from tables import rows
 
 from specbuild.serve import app  # noqa: F401 - whose routes have the bodies
 from specbuild.serve.body import Body
 
 Path = tuple[str | int, ...]
-LINES = (File(__file__).parents[1] / "data" / "request_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 NO_VALUES = {"refusal", "audio", "function_call", "encrypted_content", "typical_p", "adapter_id"}  # null and no other
 
 
@@ -24,7 +23,7 @@ def kinds(base: type[Body] = Body) -> Iterator[type[Body]]:
 
 
 NAMED = {kind.__name__: kind for kind in kinds()}
-BODIES: dict[type[Body], dict[str, Any]] = {NAMED[each["kind"]]: each["body"] for each in map(json.loads, LINES)}
+BODIES: dict[type[Body], dict[str, Any]] = {NAMED[each["kind"]]: each["body"] for each in rows("request_bodies.jsonl")}
 
 
 def fields(value: Any, path: Path = ()) -> Iterator[tuple[Path, type[Body]]]:

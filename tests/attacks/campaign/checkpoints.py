@@ -8,6 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tables import table
+
 from . import tiny_pair, tokenizer
 from .attack import Attack, Bench
 from .bundle_copy import copied, replace
@@ -18,9 +20,7 @@ FIELDS = (
     *("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "layer_types", "sliding_window"),
 )
-OTHERS: dict[str, list[Any]] = json.loads(
-    (Path(__file__).parents[2] / "data" / "config_fields.json").read_text(encoding="utf-8")
-)
+OTHERS: dict[str, list[Any]] = table("config_fields.json")
 
 
 def configuration(rng: random.Random, body: dict[str, Any]) -> bytes:

@@ -6,8 +6,9 @@ import copy
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from tables import table
 
 Place = tuple[str | int, ...]
 RAW = {  # what `json.dumps` would not write, by the string that stands for it
@@ -23,8 +24,7 @@ RAW = {  # what `json.dumps` would not write, by the string that stands for it
     "@half": '"\\ud83d x"',
     "@twice": '1, "schema_version": 3',
 }
-VALUES = (Path(__file__).parents[2] / "data" / "hostile_values.json").read_text(encoding="utf-8")
-HOSTILE: tuple[Any, ...] = (*json.loads(VALUES), "x" * 100_000, list(range(2000)), *RAW)
+HOSTILE: tuple[Any, ...] = (*table("hostile_values.json"), "x" * 100_000, list(range(2000)), *RAW)
 
 
 def places(document: Any, here: Place = ()) -> list[Place]:

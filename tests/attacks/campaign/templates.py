@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tables import lines
+
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
@@ -25,7 +27,7 @@ REAL = (
     "{% macro part(x, depth=0) %}{% if x is mapping %}{% for k, v in x|items %}{{ k }}={{ part(v, depth + 1) }}"
     "{% endfor %}{% else %}{{ x }}{% endif %}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
 )
-REFUSED = tuple((Path(__file__).parents[2] / "data" / "template_bombs.txt").read_text(encoding="utf-8").splitlines())
+REFUSED = tuple(lines("template_bombs.txt"))
 BOMBS = (
     *REFUSED,
     "{{ 'a\n' * 9999 | indent(99999999) }}",

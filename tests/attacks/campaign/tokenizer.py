@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tables import table
+
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
@@ -16,7 +18,7 @@ from .mutations import mutate_bytes, mutate_json, to_bytes
 from .outcome import check_error
 
 TEXTS = ("def main(argv):\n    return 0\n", "a" * 60 + "!", "naïve 😀 \u202e\x00 ﷺ", " " * 500, "x" * 3000)
-PARTS = json.loads((Path(__file__).parents[2] / "data" / "tokenizer_parts.json").read_text(encoding="utf-8"))
+PARTS = table("tokenizer_parts.json")
 NAMES = PARTS["@name"]
 SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from route_client import MESSAGES, RESPONSES
+from tables import rows
 
 from specbuild.serve.agents import conversation, messages
 from specbuild.serve.agents.fields import ResponsesRequest
@@ -21,7 +20,6 @@ from specbuild.serve.clouds.fields import GenerateRequest
 from specbuild.serve.clouds.tgi import completion_of
 from specbuild.serve.turns.pieces import Piece
 
-LINES = (Path(__file__).parents[2] / "data" / "translated_bodies.jsonl").read_text(encoding="utf-8").splitlines()
 READERS: dict[str, Callable[[Any], Body]] = {
     "/generate": lambda body: completion_of(GenerateRequest.model_validate(body), stream=False),
     RESPONSES: lambda body: conversation.chat_of(ResponsesRequest.model_validate(body), []),
@@ -29,9 +27,8 @@ READERS: dict[str, Callable[[Any], Body]] = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_request_is_a_chat_or_a_completion(line: str) -> None:
-    told = json.loads(line)
+@pytest.mark.parametrize("told", rows("translated_bodies.jsonl"))
+def test_a_request_is_a_chat_or_a_completion(told: Any) -> None:
     found = READERS[told["path"]](told["body"])
     assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["translated"]
 

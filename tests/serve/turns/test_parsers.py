@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import rows
 from turn_texts import CALL, calls, check, cuts, json_objects, parts, texts, whole
 
 from specbuild.runtime.errors import OptionError
@@ -31,10 +31,6 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "amid thinking": lambda: ReasoningParser(THINK, True, Hermes()),
     "after": lambda: ReasoningParser(Reasoning("", "</think>"), True, Hermes(), "content"),
 }
-ROWS = [  # parser, text, content and calls: what is no call stays as it is
-    json.loads(line)
-    for line in (Path(__file__).parents[2] / "data" / "turns.jsonl").read_text(encoding="utf-8").splitlines()
-]
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -47,7 +43,7 @@ def test_any_cut_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
         check(PARSERS[name], text, sizes)
 
 
-@pytest.mark.parametrize(("name", "text", "content", "called"), ROWS)
+@pytest.mark.parametrize(("name", "text", "content", "called"), rows("turns.jsonl"))
 def test_calls_and_content(name: str, text: str, content: str, called: list[list[str]]) -> None:
     turn = whole(PARSERS[name](), text)
     assert (turn.content, [*map(list, calls(turn))]) == (content, called)
