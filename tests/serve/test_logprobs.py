@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from route_client import RouteClient
-from text_tokenizers import KINDS
+from text_tokenizers import KINDS, MARK
 
 from specbuild.runtime import Engine, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -77,3 +77,11 @@ def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: s
         assert offset <= len(text)
         if "\ufffd" not in token and not token.startswith("<|"):
             assert text[offset:].startswith(token) or (stops and token.startswith(text[offset:]))
+
+
+def test_a_special_token_counts_where_a_prompt_spells_it() -> None:
+    """One that the tokenizer adds, such as a BOS, does not."""
+    made, text = tokenizer("byte_level"), f"a{MARK}b"
+    (a, mark, b) = (made.token_id(each) for each in ("a", MARK, "b"))
+    begins = logprobs.Offsets(made, (), lambda shown, at: text.startswith(shown, at))
+    assert [begins.next(token or 0) for token in (mark, a, mark, b)] == [0, 0, 1, 1 + len(MARK)]
