@@ -15,6 +15,7 @@ import pytest
 from campaign.attack import Bench
 from campaign.checkpoints import CheckpointsAttack
 from campaign.worker import try_case
+from tables import table
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend.checkpoint import find
@@ -74,12 +75,8 @@ def refusal(folder: Path) -> str:
     return line
 
 
-SIZES: dict[str, tuple[Any, ...]] = {
-    "num_hidden_layers": (10**9, 2, -1, True, "1", 1.0),
-    **{"hidden_size": (10**12,), "vocab_size": (10**10,), "intermediate_size": (2**64, 47), "head_dim": (10**9, 0)},
-    **{"num_attention_heads": (10**9, 8), "num_key_value_heads": (4,), "max_position_embeddings": (10**12,)},
-    **{"num_labels": (10**9,), "max_window_layers": (10**9,), "text_config": ({"num_hidden_layers": 10**9},)},
-}
+WRONG = table("wrong_checkpoints.json")
+SIZES: dict[str, list[Any]] = WRONG["sizes"]
 
 
 @pytest.mark.parametrize("field", SIZES)
@@ -156,20 +153,7 @@ def test_headers_that_lie(folder: Path) -> None:
         assert "model.safetensors is damaged" in refusal(folder)
 
 
-PREFIXED = {"type": "BPE", "vocab": {}, "merges": ["x \u00e9"], "continuing_subword_prefix": "a"}  # ends the process
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "told"),
-    [
-        *(("tokenizer_config.json", {"chat_template": each}, "chat_template") for each in (1e308, {"default": [1]})),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "tokenizer"),
-        ("tokenizer_config.json", {"tokenizer_class": ["x"]}, "tokenizer"),
-        ("tokenizer.json", {"model": PREFIXED}, "prefix 'a'"),
-        *(("config.json", fields, "") for fields in ({"dtype": 5}, {"dtype": "abc"})),
-        *(("config.json", {"eos_token_id": each}, "") for each in (True, [[0]])),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields", "told"), WRONG["values"])
 def test_values_of_another_kind(folder: Path, name: str, fields: dict[str, Any], told: str) -> None:
     (folder / "generation_config.json").unlink()
     edit(folder / name, **fields)

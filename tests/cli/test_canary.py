@@ -10,23 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 from command_line import Specbuild
+from tables import table
 
-ROW = {"metric": "ttft", "harm": 40.5, "fine": 0.01, "n": [120, 80], "means": [0.1, 0.12345]}
-VIEW: dict[str, Any] = {
-    "model": "pycode",
-    "candidate": "speculation=chain:4",
-    "baseline": "asked",
-    "phase": "rolled back",
-    "weight": 0.0,
-    "max_weight": 50.0,
-    "action": "rollback",
-    "alpha": 0.05,
-    "margin": 0.1,
-    "requests": {"baseline": 120, "candidate": 80},
-    "verdict": {"kind": "rollback", "e": 21.5, "evidence": ROW},
-    "evidence": [ROW, ROW | {"metric": "quality", "fine": None, "means": [None, -1.5]}],
-    "divergence": {"texts": 7, "kl": 0.0123},
-}
+VIEW: dict[str, Any] = table("canary.json")
 
 
 class Answer(BaseHTTPRequestHandler):

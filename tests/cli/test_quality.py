@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tables import table
 
 from specbuild.cli.quality import in_words, show
 
-PRODUCTS = {"names": ["layers.0.q_proj", "layers.0.k_proj"], "precision": "int4", "bytes": 12_345}
-TARGET: dict[str, Any] = {
-    **{"weight_bytes": 2_500_000, "weight_bytes_before": 10_000_000, "tokens": 512, "kl_nats_per_token": 1.234e-3},
-    **{"kl_standard_error": 2e-4, "kl_largest": 0.05, "logit_cosine": 0.99991, "perplexity": [3.5, None]},
-    **{"top1_agreement": 0.9876, "first_divergence": [None, 10, 30, None], "greedy_tokens": [60, 64]},
-    "steps": {"float32": {"1": 2.0, "8": 3.0}, "quantized": {"8": 1.5}},
-    "not_quantized": ["layers.0.up_proj", "lm_head"],
-    "layers": [PRODUCTS | {"cosine": 0.99876, "kl": 1e-3}],
-}
-DRAFT = {"weight_bytes": 1, "weight_bytes_before": 3, "not_quantized": [], "layers": []}
-DRAFT |= {"acceptance_length": [2.125, 2.0]}
+REPORT = table("quality.json")
+TARGET, DRAFT = REPORT["target"], REPORT["draft"]
 
 
 def shown(found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

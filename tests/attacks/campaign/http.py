@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 from asgi import call, part, scope_of
 from route_client import service_of
 from serving import CHAT_TEMPLATE, Log
+from tables import table
 
 from specbuild.runtime import Engine
 from specbuild.serve.app import make_app
@@ -18,28 +18,8 @@ from .attack import Attack, Bench
 from .mutations import HOSTILE, to_bytes
 from .outcome import Fault
 
-SAID = [{"role": "user", "content": "x"}]
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
-BODIES: dict[str, dict[str, Any]] = {  # sound ones, quickly answered
-    "/v1/completions": {"prompt": "x", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": SAID, "max_tokens": 2, "tools": TOOLS},
-    "/v1/responses": {"input": "x", "max_output_tokens": 2, "store": False},
-    "/v1/messages": {"messages": SAID, "max_tokens": 2},
-    "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 2}},
-    "/invocations": {"messages": SAID, "max_tokens": 2},
-    "/tokenize": {"prompt": "x"},
-    "/detokenize": {"tokens": [1]},
-}
-FIELDS = """
-n stop seed top_p top_k min_p logit_bias temperature stream_options priority stop_token_ids structured_outputs
-response_format speculation num_speculative_tokens user logprobs best_of min_tokens session deadline
-tool_choice tools metadata store text stop_sequences system parameters prompt messages input inputs tokens
-colour model
-""".split()
-PATHS = (*BODIES, "/", "/health", "/health/live", "/ping", "/v1/models", "/v1/models/pycode", "/metrics", "/info")
-ODD_PATHS = ("*", "", "//", "/nowhere", "/v1/models/", "/v1//models", "/%2e%2e/health", "/health/../metrics", "/é")
-METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "BREW", "get", "")
-BEFORE = ("", "", "http://host", "HTTP://host:80", "https://[::1]:8", "http://", "http://user:x@host", "ftp://host")
+BODIES, FIELDS, OTHERS, ODD_PATHS, METHODS, BEFORE = table("http_parts.json").values()  # bodies: quickly answered
+PATHS = (*BODIES, *OTHERS)
 VALUES = [value for value in HOSTILE if value != "@twice"]  # which is a field more
 UNREAD = ("the body", "There was an error parsing the body")  # what is said of a body that is not JSON
 ELSEWHERE = {"model": (404,), "deadline": (408,)}  # statuses that a wrong value of these fields may have besides 400
@@ -64,7 +44,11 @@ class HttpAttack(Attack):
 
     def _target(self, rng: random.Random, place: Path) -> None:
         """Every answer is the server's own, HEAD's without a body, and a 405 says what is allowed."""
-        path, before, method = rng.choice((*PATHS, *PATHS, *ODD_PATHS)), rng.choice(BEFORE), rng.choice(METHODS)
+        path, before, method = (
+            rng.choice((*PATHS, *PATHS, *ODD_PATHS)),
+            rng.choice(BEFORE),
+            rng.choice(METHODS),
+        )
         (place / "request.txt").write_text(f"{method} {before}{path}", encoding="utf-8")
         status, headers, body = self._ask(method, before + path, b"")
         allowed = headers.get("allow", "").split(", ")

@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tables import table
+
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests import prompt_file
 
@@ -14,35 +16,8 @@ from .attack import Attack, Bench
 from .mutations import HOSTILE, mutate_bytes, mutate_json, to_bytes
 from .outcome import check_error
 
-LINES: tuple[Any, ...] = (
-    {"prompt": "def f(x):"},
-    {"prompt": "import os", "max_new_tokens": 4, "temperature": 0.8, "seed": 3, "stop": ["\n"], "logit_bias": {"5": 1}},
-    {"question_id": 1, "category": "x", "turns": ["a", "b"], "reference": []},
-    {"messages": [{"role": "user", "content": "hi"}], "tools": [], "chat_template_kwargs": {"enable_thinking": False}},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "n": 2, "temperature": 1.0},
-)
-PIECES = (
-    *(
-        "a",
-        " ",
-        "\n",
-        "\t",
-        "\x00",
-        "\x7f",
-        "é",
-        "e\u0301",
-        "😀",
-        "👨‍👩‍👧",
-        "\u202e",
-        "\ufeff",
-        "\ufffd",
-        "\uffff",
-        "ﷺ",
-        "中",
-        "\u2028",
-    ),
-    *("def ", "<|endoftext|>", "</s>", "\ud800", "\U0010ffff", "\r\n", "\u0300" * 50, "0", "   ", "{{", "\\"),
-)
+PARTS = table("prompt_parts.json")
+LINES, PIECES = PARTS["lines"], PARTS["pieces"]
 SHORT = {"max_new_tokens": 3}
 
 

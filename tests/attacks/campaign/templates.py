@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tables import lines
+from tables import lines, table
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -17,66 +17,13 @@ from .outcome import Fault, check_error
 
 MAX_TEXT = 64 << 20  # characters that no chat may come to
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-REAL = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-    "{{ bos_token }}{% set ns = namespace(found=false) %}{%- for message in messages if message.role != 'system' -%}"
-    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-    "{%- endif %}{% generation %}{{ message.content | trim }}{% endgeneration %}{% set ns.found = true %}{%- endfor %}"
-    "{% if tools is not none %}{{ tools | tojson(indent=4) }}{% endif %}{{ strftime_now('%d %b %Y') }}",
-    "{% macro part(x, depth=0) %}{% if x is mapping %}{% for k, v in x|items %}{{ k }}={{ part(v, depth + 1) }}"
-    "{% endfor %}{% else %}{{ x }}{% endif %}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
-)
+REAL, ESCAPES, NAMES, FILTERS, FRAGMENTS = table("template_parts.json").values()
 REFUSED = tuple(lines("template_bombs.txt"))
 BOMBS = (
     *REFUSED,
     "{{ 'a\n' * 9999 | indent(99999999) }}",
     "{{ 9 ** 9 ** 9 ** 9 }}",
     "{% filter indent(99999999) %}a\nb\n{% endfilter %}",
-)
-ESCAPES = (
-    "{{ ''.__class__.__mro__ }}",
-    "{{ (messages | attr('__class__')) }}",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ '{0.__class__.__init__.__globals__}'.format(joiner) }}",
-    "{{ '{0.__class__}'.format_map({'0': 1}) }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__code__ }}",
-    "{{ namespace(__class__=1) }}",
-    "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
-    "{{ dict.mro() }}{{ dict.__subclasses__() }}",
-    "{{ self._TemplateReference__context }}",
-    "{% import 'os' as os %}{% include '/etc/passwd' %}{% extends 'x' %}",
-    "{{ messages.append({'role': 'x'}) }}{{ messages.clear() }}",
-    "{{ lipsum.__globals__['os'] }}{{ range.__self__ }}",
-    "{{ (1).__format__ }}{{ messages | map(attribute='__class__') | list }}",
-    "{{ messages | map('attr', '__class__') | list }}{{ messages | sort(attribute='__class__.__mro__') }}",
-    "{{ messages | groupby('__class__') }}{{ 'x' | format(messages) }}",
-)
-NAMES = ("messages", "tools", "loop", "bos_token", "x", "ns", "undefined_name", "message", "true", "none", "self")
-FILTERS = (
-    *("trim", "length", "tojson", "list", "join(',')", "upper", "first", "last", "items", "string", "int", "e", "sort"),
-    *("default('d')", "indent(4)", "replace('a', 'b')", "reverse", "selectattr('role')", "map(attribute='role')"),
-    *("batch(2)", "slice(0)", "round(2)", "wordwrap(0)", "truncate(3)", "xmlattr", "format(1)", "dictsort", "nothing"),
-)
-FRAGMENTS = (
-    "{{",
-    "}}",
-    "{%",
-    "%}",
-    "{#",
-    "#}",
-    "-%}",
-    "{%-",
-    "|",
-    "(",
-    ")",
-    "'",
-    "\\",
-    "\n",
-    "\x00",
-    "é",
-    "{% endfor %}",
 )
 
 
@@ -92,7 +39,12 @@ def expression(rng: random.Random, depth: int) -> str:
     test = rng.choice(("defined", "mapping", "string", "none", "number"))
     return rng.choice(
         (
-            *(kinds, f"({one} | {rng.choice(FILTERS)})", f"{one}[{other}]", f"{one}.{rng.choice(NAMES)}"),
+            *(
+                kinds,
+                f"({one} | {rng.choice(FILTERS)})",
+                f"{one}[{other}]",
+                f"{one}.{rng.choice(NAMES)}",
+            ),
             *(f"[{one}, {other}]", f"{{{one}: {other}}}", f"({one} if {other} else {one})", f"{one}({other})"),
             *(f"not {one}", f"{one}[{other}:]", f"range({one})", f"{one} is {test}", f"({one})"),
         )
