@@ -55,18 +55,18 @@ def test_every_option_reaches_the_training(
         assert default != found in (value, (tiny,)), name
 
 
-BAD = {  # tests/builder/distill has the options that do not go together
-    "no target": (["nowhere"], "does not exist"),
-    "too short": (["--sequence-length", 10], "at least 16"),
-    "too many layers": (["--layers", 9], "--init random"),
-    "gpu": (["--device", "cuda"], "drop --device cuda"),
-    "text of bad lines": (["--text", "bad.jsonl"], "bad.jsonl:1"),
-    "foreign draft": (["--init", "foreign"], "another tokenizer"),
-    "no draft": (["--init", "folder"], "is empty"),
-    "damaged draft": (["--init", "damaged"], "does not fit its config.json"),
-    "in the way": (["--out", "bad.jsonl"], "not a folder"),
-    "not ours": (["--out", "damaged", "--force"], "not a draft that specbuild made"),
-}
+BAD = """
+nowhere -o draft | does not exist
+{tiny} -o draft --sequence-length 10 | at least 16
+{tiny} -o draft --layers 9 | --init random
+{tiny} -o draft --device cuda | drop --device cuda
+{tiny} -o draft --text bad.jsonl | bad.jsonl:1
+{tiny} -o draft --init foreign | another tokenizer
+{tiny} -o draft --init folder | is empty
+{tiny} -o draft --init damaged | does not fit its config.json
+{tiny} -o bad.jsonl | not a folder
+{tiny} -o damaged --force | not a draft that specbuild made
+"""  # tests/builder/distill has the options that do not go together
 
 
 @pytest.fixture
@@ -87,13 +87,11 @@ def work(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(specbuild: Specbuild, tiny: Path, work: Path, name: str) -> None:
-    arguments, message = BAD[name]
+@pytest.mark.parametrize("case", BAD.strip().splitlines())
+def test_bad_input_is_one_line(specbuild: Specbuild, tiny: Path, work: Path, case: str) -> None:
+    line, message = case.split(" | ")
+    target, *arguments = line.format(tiny=tiny).split()
     before = sorted(path.name for path in work.iterdir())
-    target = [] if name == "no target" else [tiny]
-    defaults = [each for each in ("--out", "draft") if "--out" not in arguments]
-    small = FEW[:4] if "--text" in arguments else FEW
-    outcome = specbuild("distill", *target, *small, *defaults, *arguments)
+    outcome = specbuild("distill", target, *(FEW[:4] if "--text" in arguments else FEW), *arguments)
     assert message in outcome.refusal()
     assert sorted(path.name for path in work.iterdir()) == before

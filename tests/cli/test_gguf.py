@@ -78,11 +78,11 @@ def test_a_bad_gguf_is_refused(specbuild: Specbuild, plain: Path, case: str, tmp
 @pytest.mark.usefixtures("quick_export")
 def test_a_bundle_of_a_gguf(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
     path, built = write_gguf(plain, tmp_path / "model.gguf", "Q8_0"), tmp_path / "a.bundle"
-    outcome = specbuild("build", "--target", path, "-o", built, *SMALL)
+    outcome = specbuild("build", "--target", path, "-o", built, *SMALL, "--json")
     counts = "9 tensors Q8_0, 3 tensors F32"
     told = f"specbuild: target: gguf quantization: Q8_0 ({counts}), dequantized to float32\n"
     assert (outcome.status, outcome.err) == (0, told)
-    source = json.loads((built / "report.json").read_text(encoding="utf-8"))["sources"]["target"]
+    source = json.loads(outcome.out)["sources"]["target"]
     assert (source["source"], source["gguf_quantization"]) == (str(path), "Q8_0")
     outcome = specbuild("verify", built, "--hf", path, "-n", 8)
     assert outcome.status == 0

@@ -77,21 +77,9 @@ def test_arguments_come_as_they_are_written_and_what_may_begin_a_call_is_held() 
     assert [piece.text for piece in parser.feed("t")] == ["<toot"]
 
 
-@pytest.mark.parametrize(
-    ("text", "inside", "turn"),
-    [
-        ("<think>so</think>yes", False, Turn("so", "yes")),
-        ("\n<think>so</think>yes", True, Turn("so", "yes")),
-        ("so</think>yes", True, Turn("so", "yes")),
-        ("so</think>yes", False, Turn("", "so</think>yes")),
-        ("so it is </thi", True, Turn("so it is </thi")),
-        ("yes <think>so</think>", False, Turn("", "yes <think>so</think>")),
-        ("<think>a</think>b</think>", False, Turn("a", "b</think>")),
-        (f"<think><tool_call>{CALL}</think>", False, Turn(f"<tool_call>{CALL}", "")),
-    ],
-)
-def test_reasoning_and_content(text: str, inside: bool, turn: Turn) -> None:
-    assert whole(ReasoningParser(THINK, inside, Hermes()), text) == turn
+@pytest.mark.parametrize(("text", "inside", "reasoning", "content"), rows("reasoning.jsonl"))
+def test_reasoning_and_content(text: str, inside: bool, reasoning: str, content: str) -> None:
+    assert whole(ReasoningParser(THINK, inside, Hermes()), text) == Turn(reasoning, content)
     called = whole(ReasoningParser(THINK, True, Hermes()), f"so</think><tool_call>{CALL}")
     assert (called.reasoning, calls(called)) == ("so", [F])
 
