@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from specbuild.measure.evidence import (
     ODDS,
@@ -29,17 +30,13 @@ COINS = (np.random.default_rng(29).random(300) < 0.1).astype(float)
 # `betting_mart(x, m, lambdas_fn_positive=lambda x, m: np.full(len(x), f / m), theta=1, trunc_scale=1)`.
 # Its wheel needs Boost and does not compile for Python 3.11, so its pure part was run once from its sources:
 # PYTHONPATH=confseq-0.0.11/src, with `numpy.float_ = numpy.float64`.
-CONFSEQ = [
-    (X, 0.5, {1: 1.0004754796968762, 10: 1.3606234488030526, 50: 237.08669211885044, 200: 50271634712.66213}),
-    (1 - X, 0.45, {1: 1.0336152077442116, 10: 0.8780883291740479, 50: 0.36210186833890606, 200: 0.13650679535068042}),
-    (COINS, 0.05, {1: 6.838541666666667, 10: 9.903951494906908, 50: 2.45361310340277, 300: 2.322223601936167}),
-]
+CONFSEQ = [*zip((X, 1 - X, COINS), (0.5, 0.45, 0.05), table("confseq.json"), strict=True)]
 
 
 @pytest.mark.parametrize(("values", "mean", "expected"), CONFSEQ)
-def test_it_is_confseqs(values: np.ndarray, mean: float, expected: dict[int, float]) -> None:
+def test_it_is_confseqs(values: np.ndarray, mean: float, expected: dict[str, float]) -> None:
     found = np.exp(e_process(values, mean))
-    assert found[[n - 1 for n in expected]] == pytest.approx(list(expected.values()), rel=1e-9)
+    assert found[[int(n) - 1 for n in expected]] == pytest.approx(list(expected.values()), rel=1e-9)
 
 
 def test_sides_mirror_each_other() -> None:

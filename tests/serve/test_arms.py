@@ -26,23 +26,26 @@ def test_a_key_keeps_its_arm_and_counts_once() -> None:
     assert draws.draw(keys[0], 0.3).fresh, "the oldest goes"
 
 
-@pytest.mark.parametrize(
-    ("candidate", "baseline", "found"),
-    [
-        *(("speculation=chain:4", "asked", "aa"), ("model=b", "asked", "ab"), ("model=a", "asked", "ba")),
-        *((each, "asked", None) for each in ("model=x", "speculation=tree", "speculation=chain:8")),
-        ("speculation=off", "speculation=chain:9", None),
-    ],
-)
-def test_the_first_model_is_compared_with_itself_or_with_another(
-    candidate: str, baseline: str, found: str | None
-) -> None:
+ARMS = """
+speculation=chain:4 asked aa
+model=b asked ab
+model=a asked ba
+model=x asked
+speculation=tree asked
+speculation=chain:8 asked
+speculation=off speculation=chain:9
+"""
+
+
+@pytest.mark.parametrize("line", ARMS.strip().splitlines())
+def test_the_first_model_is_compared_with_itself_or_with_another(line: str) -> None:
+    candidate, baseline, *found = line.split()
     models, options = ended.models("a", "b", "c").all, CanaryOptions(candidate=candidate, baseline=baseline)
-    if found is None:
+    if found:
+        assert ["".join(model.name for model in arms_of(models, options))] == found
+    else:
         with pytest.raises(OptionError):
             arms_of(models, options)
-    else:
-        assert "".join(model.name for model in arms_of(models, options)) == found
 
 
 def test_what_is_compared() -> None:

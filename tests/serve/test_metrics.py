@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from tables import table
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 from specbuild.serve.cost_options import CostOptions
@@ -50,17 +51,7 @@ def finished(*results: Result, **options: Any) -> Metrics:
 @pytest.mark.parametrize("prefix", [OWN, "vllm:"])
 def test_what_a_sample_counts(prefix: str) -> None:
     found = samples(finished(result(), result("cancelled"), prefix=prefix))
-    theirs = {
-        **{"request_success_total stop": 1, "request_success_total abort": 1, "prompt_tokens_total": 20},
-        **{"generation_tokens_total": 10, "prefix_cache_queries_total": 20, "prefix_cache_hits_total": 8},
-        **{"spec_decode_num_drafts_total": 6, "spec_decode_num_draft_tokens_total": 24},
-        **{"spec_decode_num_accepted_tokens_total": 10, "spec_decode_num_accepted_tokens_per_pos_total 0": 4},
-        **{"spec_decode_num_accepted_tokens_per_pos_total 2": 2, "time_to_first_token_seconds_sum": 1.5},
-        **{"request_queue_time_seconds_sum": 1.0, "request_prefill_time_seconds_sum": 0.5},
-        **{"request_decode_time_seconds_sum": 2.0, "request_time_per_output_token_seconds_sum": 0.5},
-        "e2e_request_latency_seconds_sum": 3.5,
-    }
-    ours = {"decisions_total model": 2, "promised_speedup_sum_total": 3.5}
+    theirs, ours = table("metrics.json").values()
     wanted = {prefix + name: value for name, value in theirs.items()}
     wanted |= {OWN + name: value for name, value in ours.items()}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from route_client import SAID
+from tables import rows
 
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
@@ -36,15 +37,7 @@ def test_openais_defaults_and_the_checkpoints() -> None:
     assert (params.temperature, params.top_k) == (0.6, 0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "found"),
-    [
-        *(({"seed": seed}, {"seed": 2**64 - 1}) for seed in (-1, 2**64 - 1)),
-        ({"speculation": "off", "disable_spec_decode": True, "num_speculative_tokens": 0}, {"speculation": "off"}),
-        ({"disable_spec_decode": False}, {"speculation": "auto"}),
-        ({"num_speculative_tokens": 3, "logprobs": 3}, {"speculation": "chain:3", "logprobs": 3}),
-    ],
-)
+@pytest.mark.parametrize(("fields", "found"), rows("sampling.jsonl"))
 def test_fields_of_a_completion(fields: dict[str, Any], found: dict[str, Any]) -> None:
     assert {name: getattr(completion(**fields), name) for name in found} == found
 
