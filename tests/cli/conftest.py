@@ -5,27 +5,17 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from specbuild.runtime import Bundle
-from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
+from campaign.bundle_copy import put
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+TEMPLATE = "chat_template.jinja"
 REFUSAL = "{% if messages[-1]['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
-
-
-def rewrite(bundle: Path, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
-    """Write a manifest that says something else, with the digests of the files as they are now."""
-    manifest = change(Bundle.open(bundle).manifest)
-    files = {name: file_record(bundle / name) for name in manifest.files}
-    (bundle / MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +23,7 @@ def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
     """A checkpoint that builds fast, with a chat template; read it, do not change it."""
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", num_hidden_layers=1)
     logging.getLogger("torch.__trace").propagate = False  # thousands of records that pytest would keep
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    (folder / TEMPLATE).write_text(CHAT_TEMPLATE, encoding="utf-8")
     return folder
 
 
@@ -48,8 +38,6 @@ def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory, build_shar
 @pytest.fixture(scope="session")
 def chatty(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reference pair's bundle with a chat template, which refuses what is `forbidden`."""
-    path, name = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b")), "chat_template.jinja"
-    (path / name).write_text(CHAT_TEMPLATE + REFUSAL, encoding="utf-8")
-    record = file_record(path / name)
-    rewrite(path, lambda each: replace(each, chat_template=name, files={**each.files, name: record}))
+    path = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b"))
+    put(path, TEMPLATE, (CHAT_TEMPLATE + REFUSAL).encode(), hashed=True, chat_template=TEMPLATE)
     return path

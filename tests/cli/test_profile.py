@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from campaign.bundle_copy import put
 from command_line import Specbuild
 
 from specbuild.runtime.backends import nvtx
-
-from .conftest import rewrite
 
 QUICK = ("--repeat", 1, "-n", 12)
 BUCKETS = [1, 2, 4, 8, 16, 32, 64]
@@ -55,13 +53,12 @@ def test_ranges_need_their_package(specbuild: Specbuild, tiny_bundle: Path, monk
 def test_a_report_without_products(specbuild: Specbuild, bundle_copy: Path) -> None:
     report = json.loads((bundle_copy / "report.json").read_text(encoding="utf-8"))
     del report["products"]
-    (bundle_copy / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    rewrite(bundle_copy)
+    put(bundle_copy, "report.json", json.dumps(report).encode(), hashed=True)
     assert "build it again" in specbuild("profile", bundle_copy).refusal()
 
 
 def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild: Specbuild, bundle_copy: Path) -> None:
-    rewrite(bundle_copy, lambda manifest: replace(manifest, backend="onnxruntime-cuda"))
+    put(bundle_copy, "report.json", (bundle_copy / "report.json").read_bytes(), hashed=True, backend="onnxruntime-cuda")
     expected = specbuild("generate", bundle_copy, "-p", "x")
     assert specbuild("profile", bundle_copy).refusal(1) == expected.refusal(1)
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign.bundle_copy import put
 from route_client import SAID
 from tables import rows
 
 from specbuild.runtime import Bundle, SamplingParams
-from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import BundleError
 from specbuild.serve.fields import ChatRequest, CompletionRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, defaults_of, sampling
@@ -52,11 +51,7 @@ def test_callers_have_a_deadline_and_caches_of_their_own() -> None:
 
 
 def with_generation_config(bundle: Path, text: str) -> Bundle:
-    (bundle / "generation_config.json").write_text(text)
-    opened = Bundle.open(bundle)
-    files = opened.manifest.files | {"generation_config.json": file_record(bundle / "generation_config.json")}
-    object.__setattr__(opened.manifest, "files", files)
-    (bundle / MANIFEST).write_text(opened.manifest.to_json())
+    put(bundle, "generation_config.json", text.encode(), hashed=True)
     return Bundle.open(bundle)
 
 

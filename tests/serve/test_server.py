@@ -165,19 +165,27 @@ def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
             assert [*lines][-1] == "data: [DONE]"
 
 
+ASKED_RAW = """
+HEAD /health 200
+GET http://host/health 200
+HEAD http://host:1/v1/models 200
+OPTIONS /v1/models 204
+DELETE /v1/models 405
+GET http://host/nowhere?x=1 404
+HEAD /v1/completions 405
+GET /health 200
+"""
+
+
 def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> None:
     """By one connection, as bytes: what one is answered does not get into the next one's answer."""
-    asked = [
-        *(("HEAD", "/health", 200), ("GET", "http://host/health", 200), ("HEAD", "http://host:1/v1/models", 200)),
-        *(("OPTIONS", "/v1/models", 204), ("DELETE", "/v1/models", 405), ("GET", "http://host/nowhere?x=1", 404)),
-        *(("HEAD", COMPLETIONS, 405), ("GET", "/health", 200)),
-    ]
     with connected(server) as raw:
-        for method, target, status in asked:
+        for line in ASKED_RAW.strip().splitlines():
+            method, target, status = line.split()
             raw.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             reply = http.client.HTTPResponse(raw, method=method)
             reply.begin()
             body = reply.read()
-            assert reply.status == status, (method, target)
+            assert str(reply.status) == status, (method, target)
             assert bool(body) == (method not in ("HEAD", "OPTIONS"))
-            assert ("allow" in reply.headers) == (status in (204, 405))
+            assert ("allow" in reply.headers) == (status in ("204", "405"))
