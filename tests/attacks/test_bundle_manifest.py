@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from campaign.bundle_copy import MANIFEST, manifest, sealed
-from tables import table
+from data_files import table
 
 from specbuild.runtime import Engine
 from specbuild.runtime.errors import SpecbuildError

@@ -15,7 +15,7 @@ import pytest
 from campaign.attack import Bench
 from campaign.checkpoints import CheckpointsAttack
 from campaign.worker import try_case
-from tables import table
+from data_files import table
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend.checkpoint import find

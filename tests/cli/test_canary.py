@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from command_line import Specbuild
-from tables import table
+from data_files import table
 
 VIEW: dict[str, Any] = table("canary.json")
 

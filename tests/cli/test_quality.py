@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tables import table
+from data_files import table
 
 from specbuild.cli.quality import in_words, show
 

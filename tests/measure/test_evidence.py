@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from data_files import table
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import table
 
 from specbuild.measure.evidence import (
     ODDS,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from data_files import table
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from tables import table
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 from specbuild.serve.cost_options import CostOptions

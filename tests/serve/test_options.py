@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import table
+from data_files import table
 
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve import ray_options

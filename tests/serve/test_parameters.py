@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from campaign.bundle_copy import put
+from data_files import rows
 from route_client import SAID
-from tables import rows
 
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.errors import BundleError

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from campaign.attack import Bench
 from campaign.http import HttpAttack
+from data_files import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, RouteClient
-from tables import rows
 
 LONG = "x " * 3000
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from data_files import rows
 from route_client import CHATS, COMPLETIONS, SAID, SCHEMA, RouteClient
-from tables import rows
 
 from specbuild.serve.fields import ChatRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, sampling

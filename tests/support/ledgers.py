@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tables import table
+from data_files import table
 
 from specbuild.measure.cost.rows import MachineRow, RequestRow, Row, line_of
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from tables import rows
+from data_files import rows
 
 from specbuild.serve import app  # noqa: F401 - whose routes have the bodies
 from specbuild.serve.body import Body

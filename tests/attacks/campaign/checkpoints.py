@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from tables import table
+from data_files import table
 
 from . import tiny_pair, tokenizer
 from .attack import Attack, Bench

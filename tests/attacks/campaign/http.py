@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 from asgi import call, part, scope_of
+from data_files import table
 from route_client import service_of
 from serving import CHAT_TEMPLATE, Log
-from tables import table
 
 from specbuild.runtime import Engine
 from specbuild.serve.app import make_app

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tables import table
+from data_files import table
 
 Place = tuple[str | int, ...]
 RAW = {  # what `json.dumps` would not write, by the string that stands for it

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tables import table
+from data_files import table
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests import prompt_file

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tables import lines, table
+from data_files import lines, table
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tables import table
+from data_files import table
 
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from data_files import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from route_client import MESSAGES, RESPONSES
-from tables import rows
 
 from specbuild.serve.agents import conversation, messages
 from specbuild.serve.agents.fields import ResponsesRequest

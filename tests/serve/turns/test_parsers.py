@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from data_files import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import rows
 from turn_texts import CALL, calls, check, cuts, json_objects, parts, texts, whole
 
 from specbuild.runtime.errors import OptionError
