@@ -1,17 +1,23 @@
-"""The ledger: every request that ended has its row, and the machine has its own."""
+"""The ledger: every request that ended has its row, whatever ends the server, and machine and requests add up."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-from serving import Log, running
+from route_client import COMPLETIONS
+from serving import Log, Server, running
 
 from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
@@ -19,6 +25,8 @@ from specbuild.runtime.errors import OptionError
 from specbuild.serve import ledger as module
 from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.ledger import Ledger
+
+GREEDY = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
 def ended(model: Any, number: int = 0, samples: int = 1, plain: float = 4.0, **more: Any) -> Any:
@@ -157,3 +165,55 @@ def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: 
     ledger.ended(ended(model, 2, request_id=None, served=None))
     ledger.close()
     assert [(line["level"], "r1" in str(line.get("row"))) for line in log.lines] == [("error", True), ("error", False)]
+
+
+def serving(bundle: Path, ledger: Path) -> Server:
+    return Server(str(bundle), "--port", "0", "--ledger", str(ledger), "--price-per-hour", "3.6")
+
+
+@pytest.mark.slow
+def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
+    """Several at once, whole and streamed, with samples and without speculation; and metrics say the same."""
+    ways = [{}, {"stream": True}, {"n": 2, "temperature": 1.0}, {"speculation": "off"}, {"speculation": "chain:2"}]
+    bodies = [GREEDY | way | {"user": f"u{n}"} for n, way in enumerate(ways * 3)]
+    with serving(bundle, file) as server, server.client() as client:
+        with ThreadPoolExecutor(4) as pool:
+            assert {*pool.map(lambda body: client.post(COMPLETIONS, json=body).status_code, bodies)} == {200}
+        told = dict(line.rpartition(" ")[::2] for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    found = read([file])
+    assert {row.user for row in found.requests} == {body["user"] for body in bodies}
+    spent = sum(row.busy_seconds for row in found.requests)
+    machine = sum(row.busy_seconds["pycode"] for row in found.machines)
+    assert spent == pytest.approx(machine, rel=0.01)
+    assert machine <= sum(row.seconds for row in found.machines)
+    series = 'busy_seconds_total{model_name="pycode"}', 'cost_total{currency="USD",model_name="pycode"}'
+    assert [float(told[f"specbuild:{name}"]) for name in series] == pytest.approx([spent, spent / 1000], rel=1e-6)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, file: Path, stream: bool) -> None:
+    answered, enough = list[str](), threading.Event()
+    with serving(bundle, file) as server, server.client() as client:
+
+        def ask(number: int) -> None:
+            with suppress(httpx.HTTPError):
+                for turn in range(1000):
+                    body = {"request_id": f"{number}-{turn}", "stream": stream, "max_tokens": 3 + turn % 5}
+                    if client.post(COMPLETIONS, json=GREEDY | body).status_code == 200:  # read to its end
+                        answered.append(f"{number}-{turn}")
+                    if len(answered) > 40:
+                        enough.set()
+
+        with ThreadPoolExecutor(4) as pool:
+            for number in range(4):
+                pool.submit(ask, number)
+            assert enough.wait(60)
+            server.signal(signal.SIGKILL)
+    assert not {*answered} - {*names(file)}
+    with serving(bundle, file) as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert len({row.server for row in read([file]).machines}) == 2

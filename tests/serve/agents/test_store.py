@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve.agents.store import Store
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_response_is_its_tenants(tmp_path: Path, kept: bool) -> None:
+    store = Store(tmp_path / "kept.db" if kept else None)
+    assert store.put("a", "1", {"x": "é"})
+    assert store.get("a", "1") == {"x": "é"}
+    assert store.get("b", "1") is store.get(None, "1") is None
+    assert not store.delete("b", "1")
+    assert store.delete("a", "1")
+    assert store.get("a", "1") is None
 
 
 def test_it_is_bounded_by_number_and_bytes() -> None:
@@ -35,3 +50,25 @@ def test_a_file_is_its_owners_and_of_responses(tmp_path: Path) -> None:
     for wrong in (other, text, tmp_path / "none" / "kept.db"):
         with pytest.raises(OptionError, match="give another file"):
             Store(wrong)
+
+
+def test_a_kill_loses_the_row_being_written_at_most(tmp_path: Path) -> None:
+    """What was put before a kill is there, whole, and the file goes on."""
+    path = tmp_path / "kept.db"
+    program = (
+        "import sys; from pathlib import Path; from specbuild.serve.agents.store import Store\n"
+        "store, number = Store(Path(sys.argv[1])), 0\n"
+        "while True:\n"
+        "    store.put('a', str(number), [number] * 2000); print(number, flush=True); number += 1\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout
+        for line in writer.stdout:
+            if int(line) == 30:
+                writer.send_signal(signal.SIGKILL)
+                break
+        last = max([30, *(int(line) for line in writer.stdout if line.endswith("\n"))])
+    store = Store(path)
+    assert all(store.get("a", str(number)) == [number] * 2000 for number in range(last + 1))
+    assert store.get("a", str(last + 2)) is None
+    assert store.put("a", "after", json.loads("1"))
