@@ -137,7 +137,7 @@ class HostLoop:
             self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached = root + len(path)
         if sequence.shape and self.proposer:
-            self.proposer.commit(sequence, path)
+            self.proposer.commit(sequence, proposal, path)
             self.planner.record(sequence, proposal, path, sequence.tokens[root + 1], len(tree) - 1, max(tree.depths))
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked

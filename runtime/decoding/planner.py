@@ -65,5 +65,5 @@ class Planner:
         if drafted:
             counts.record(drafted, len(path) - 1, levels)
         if sequence.controller and decision:
-            sequence.controller.record(proposal, path, token)
+            sequence.controller.record(proposal, path, token, ended=sequence.finish_reason is not None)
             counts.decide(decision.kind, decision.speedup)

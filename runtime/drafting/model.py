@@ -118,13 +118,15 @@ class ModelDrafter:
         while True:
             behind = [text for text in texts if self._behind(text) > self._chunk]
             if not behind:
+                caught_up = all(len(text.tokens) - self.cached[text.slot] <= 2 for text in texts)
                 with nvtx.range("draft level"):
-                    return self._step([self._last(text) for text in texts])
+                    return self._step([self._last(text) for text in texts], caught_up)
             self.executor.step([self._chain(text, 0) for text in behind])
 
-    def _step(self, inputs: Seq[StepInput]) -> list[NDArray[np.float32]]:
+    def _step(self, inputs: Seq[StepInput], timed: bool = True) -> list[NDArray[np.float32]]:
+        """Run a step, and record what it took unless it read what the table's steps do not."""
         before, logits = self.executor.seconds, self.executor.step(inputs)
-        if self.cost:
+        if self.cost and timed:
             self.cost.record("draft", sum(len(each.tokens) for each in inputs), self.executor.seconds - before)
         return logits
 
@@ -153,10 +155,6 @@ class ModelDrafter:
 
     def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the frontier's best children by the target's own processors and noise, and their log likelihoods."""
-        tokens, likely = self._best(text, logits)
-        return tokens, text.growth.rule.log_chances(likely) if text.growth.rule else likely
-
-    def _best(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         growth = text.growth
         if text.sampler.greedy:
             columns, likely = best_tokens(logits, growth.spec.branch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import PLAIN, Decision, Proposal, Round, SequenceController
+from specbuild.runtime.speculation.controller import Decision, Proposal, Round
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -22,6 +22,14 @@ from .model import ModelDrafter
 ONE = TreeSpec.parse("chain:1")
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Where a text's continuation begins, and how many tokens before it match; 0: there is none."""
+
+    start: int
+    matched: int
+
+
 @dataclass(slots=True)
 class Plan:
     """A round's proposals, and which of them the draft model has to grow.
@@ -29,16 +37,16 @@ class Plan:
     Attributes:
         sequences: The sequences that draft.
         proposals: Theirs, in order; the root alone where a tree is still to be grown.
-        shapes: By the number of a sequence, the shape of the tree to grow for it.
+        shapes: By the index of a sequence, the shape of the tree to grow for it.
+        decided: Indices of the sequences that `round` decides, in its order.
         round: The decisions; None if no controller was asked.
-        numbers: By the number of a sequence, its number in `round`.
     """
 
     sequences: Seq[Sequence]
     proposals: list[Proposal]
     shapes: dict[int, TreeSpec] = field(default_factory=dict)
+    decided: list[int] = field(default_factory=list)
     round: Round | None = None
-    numbers: dict[int, int] = field(default_factory=dict)
 
 
 class Proposer:
@@ -56,7 +64,6 @@ class Proposer:
         """
         self.model, self.looks_up = model, looks_up
         self._cached = model.cached if model else cached
-        self.grown: set[int] = set()  # slots whose last tree the model grew
 
     @property
     def executor(self) -> Executor | None:
@@ -77,52 +84,53 @@ class Proposer:
             step: Sequences in the round's step, those that only decode or prefill included; 0: these alone.
             limits: The operator's limits.
         """
-        plan = Plan(sequences, [Proposal(Tree([s.tokens[-1]])) for s in sequences])
-        controllers, open_ = list[tuple[SequenceController, Candidate]](), list[tuple[int, int]]()
-        for number, sequence in enumerate(sequences):
+        plan, candidates = Plan(sequences, [Proposal(Tree([s.tokens[-1]])) for s in sequences]), list[Candidate]()
+        continuations = list[Continuation]()
+        for index, sequence in enumerate(sequences):
             if not sequence.shape:
                 continue
             if forced := self._forced(sequence):
-                plan.proposals[number] = forced
+                plan.proposals[index] = forced
             elif sequence.controller is None:
-                self._of_shape(plan, number, sequence, sequence.shape)
+                self._of_shape(plan, index, sequence, sequence.shape)
             else:
-                start, matched = self._continuation(sequence)
+                known = self._continuation(sequence)
                 unread = len(sequence.tokens) - 1 - self._cached[sequence.slot] if self._cached is not None else 0
-                plan.numbers[number] = len(controllers)
-                controllers.append((sequence.controller, sequence.controller.candidate(matched, sequence.room, unread)))
-                open_.append((start, matched))
-        if controllers:
-            sampled = any(controller.sampled for controller, _ in controllers)
-            cost = controllers[0][0].engine.cost.of_round(max(step, len(sequences)), sampled)
-            plan.round = Round(controllers, cost, limits)
-            for number, at in plan.numbers.items():
-                self._decided(plan, number, *open_[at], plan.round.decisions[at])
+                plan.decided.append(index)
+                continuations.append(known)
+                candidates.append(
+                    sequence.controller.candidate(known.matched, sequence.room, sequence.shape, max(unread, 0))
+                )
+        if controllers := [each for index in plan.decided if (each := sequences[index].controller)]:
+            sampled = any(controller.sampled for controller in controllers)
+            cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
+            plan.round = Round([*zip(controllers, candidates, strict=True)], cost, limits)
+            for index, known, decision in zip(plan.decided, continuations, plan.round.decisions, strict=True):
+                self._decided(plan, index, known, decision)
         return plan
 
     def grow(self, plan: Plan) -> None:
         """Grow the trees that a plan leaves to the model on the host, and cut them to what is worth verifying."""
-        self.grown = {plan.sequences[number].slot for number in plan.shapes}
         if not (self.model and plan.shapes):
             return
+        decided = {index: number for number, index in enumerate(plan.decided) if index in plan.shapes}
         asked = []
-        for number, shape in plan.shapes.items():
-            decided = plan.round is not None and number in plan.numbers
-            rule = plan.round.rule(plan.numbers[number]) if plan.round and decided else None
-            asked.append((plan.sequences[number], shape, rule))
+        for index, shape in plan.shapes.items():
+            sequence, rule = plan.sequences[index], None
+            if plan.round and index in decided:
+                rule, shape = plan.round.rule(decided[index], len(plan.shapes)), shape.within(sequence.room) or ONE
+            asked.append((sequence, shape, rule))
         trees = dict(zip(plan.shapes, self.model.grow(asked), strict=True))
-        counts = dict[int, int]()
-        if plan.round:
-            counts = plan.round.cut({plan.numbers[n]: tree for n, tree in trees.items() if n in plan.numbers})
-        for number, growth in trees.items():
-            proposal, count = plan.proposals[number], counts.get(plan.numbers.get(number, -1))
-            proposal.tree = growth.tree(count)
-            if proposal.decision:
+        counts = plan.round.cut({number: trees[index] for index, number in decided.items()}) if plan.round else {}
+        for index, growth in trees.items():
+            proposal = plan.proposals[index]
+            proposal.tree, proposal.grown = growth.tree(counts[decided[index]] if index in decided else None), True
+            if index in decided:
                 proposal.chances = growth.chances()
 
-    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+    def commit(self, sequence: Sequence, proposal: Proposal, path: Seq[int]) -> None:
         """Note the accepted nodes of the tree just proposed; `path`: the nodes, the root first."""
-        if self.model and sequence.slot in self.grown:
+        if self.model and proposal.grown:
             self.model.commit(sequence, path)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
@@ -148,7 +156,7 @@ class Proposer:
         decision = Decision("forced", len(found)) if sequence.controller else None
         return Proposal(Tree.chain([sequence.tokens[-1], *found]), decision) if found else None
 
-    def _of_shape(self, plan: Plan, number: int, sequence: Sequence, shape: TreeSpec) -> None:
+    def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
         """Plan a tree of the shape that a request names: from the text where it repeats itself, else of the model."""
         if self._cached is None:
             tree: Tree | None = lookup(sequence.tokens, sequence.string, shape)
@@ -156,36 +164,37 @@ class Proposer:
             sure = SURE if sequence.params.temperature else SURE_GREEDY
             tree = repeats(sequence.tokens, sequence.string, shape, sure) if self.looks_up else None
         if tree is None:
-            plan.shapes[number] = shape
+            plan.shapes[index] = shape
         else:
-            plan.proposals[number].tree = constrained(sequence, tree, shape.nodes)
+            plan.proposals[index].tree = constrained(sequence, tree, shape.nodes)
 
-    def _continuation(self, sequence: Sequence) -> tuple[int, int]:
-        """Return where the text's continuation begins and how many tokens before it match, unless it is forbidden."""
+    def _continuation(self, sequence: Sequence) -> Continuation:
+        """Return the text's continuation, unless its constraint forbids it."""
         start, matched = longest(sequence.string) if self.looks_up else (0, 0)
         if matched and sequence.sampler.foresees:
             first = [sequence.tokens[start]]
             if sequence.sampler.follow((), first, 1) != first:
-                return 0, 0
-        return start, matched
+                return Continuation(0, 0)
+        return Continuation(start, matched)
 
-    def _decided(self, plan: Plan, number: int, start: int, matched: int, decision: Decision) -> None:
+    def _decided(self, plan: Plan, index: int, known: Continuation, decision: Decision) -> None:
         """Put a decision into the plan."""
-        sequence, proposal = plan.sequences[number], plan.proposals[number]
+        sequence, proposal = plan.sequences[index], plan.proposals[index]
         controller, shape = sequence.controller, sequence.shape
         assert controller
         assert shape
         proposal.decision = decision
-        if matched:
-            proposal.guess = sequence.tokens[start], controller.chances.continuation(matched, 1)[0]
+        if known.matched:
+            chance = controller.chances.continuation(known.matched, 1)[0]
+            proposal.guess = sequence.tokens[known.start], chance
         if decision.kind == "lookup":
-            tokens = continuation(sequence.tokens, start, decision.nodes)
+            tokens = continuation(sequence.tokens, known.start, decision.nodes)
             proposal.tree = constrained(sequence, Tree.chain([sequence.tokens[-1], *tokens]), sequence.room)
             same = _common(tokens, proposal.tree.tokens[1:])
-            chances = controller.chances.continuation(matched, same)
+            chances = controller.chances.continuation(known.matched, same)
             proposal.chances = [*chances, *[0.0] * (len(proposal.tree) - same)]
-        elif decision is not PLAIN:
-            plan.shapes[number] = ONE if decision.kind == "probe" else shape
+        elif decision.kind != "plain":
+            plan.shapes[index] = ONE if decision.kind == "probe" else shape
 
 
 def constrained(sequence: Sequence, tree: Tree, nodes: int) -> Tree:

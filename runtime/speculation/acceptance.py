@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .timing_table import MAX_CHANCE
 
 PRIOR = 4.0  # tokens that the prior weighs
+MAX_RATIO = 2.0  # a drafter that does better than this has not been calibrated by such texts
 MEMORY = 0.9  # weight that a round's counts keep for the next one
 
 
@@ -25,7 +26,7 @@ class Acceptance:
     @property
     def ratio(self) -> float:
         """Accepted tokens for each expected one: the mean of a gamma distribution."""
-        return self.accepted / self.expected
+        return min(self.accepted / self.expected, MAX_RATIO)
 
     @property
     def log_ratio(self) -> float:
@@ -34,9 +35,9 @@ class Acceptance:
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials: how many succeeded, and the calibrated chance of each."""
-        if chances:
+        if (expected := sum(chances)) > 1e-3:  # else both counts would decay to nothing
             self.accepted = MEMORY * self.accepted + accepted
-            self.expected = MEMORY * self.expected + sum(chances)
+            self.expected = MEMORY * self.expected + expected
 
     def prior(self) -> Acceptance:
         """Return what another sequence begins with."""

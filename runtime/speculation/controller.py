@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
 from .cost_model import CostModel, RoundCost
 from .draft_limits import NO_LIMITS, Limits
-from .goodput import MIN_CHANCE, Candidate, allocate, cut, plain
+from .goodput import UNLIKELY, Candidate, allocate, cut, plain
 from .sessions import Backoff, Session, Sessions
 from .timing_table import Chances
-from .tree import Tree
+from .tree import Tree, TreeSpec
 from .tree_growth import Growth, GrowthRule
 
 MAX_CONTINUATION = 24  # tokens of a text's continuation
@@ -32,8 +32,8 @@ class Decision:
 
     Attributes:
         kind: The drafter; "probe": the model's likeliest token, to see how it fares; "forced": by a constraint.
-        nodes: Drafted nodes, of a tree about so many.
-        levels: Levels of the model's tree.
+        nodes: Drafted nodes of a continuation; of a tree about so many, which bind where a device grows it.
+        levels: Levels of the model's tree, which bind there too.
         speedup: The round's expected tokens a second over those of plain decoding.
     """
 
@@ -55,12 +55,14 @@ class Proposal:
         decision: What was decided; None for a request that names its tree.
         chances: By node, the calibrated chance that a child of it is accepted; 0: it has none, or a forced one.
         guess: The first token of the text's continuation, drafted or not, and its chance; None: there is none.
+        grown: Whether the model on the host grew it.
     """
 
     tree: Tree
     decision: Decision | None = None
     chances: list[float] = field(default_factory=list)
     guess: tuple[int, float] | None = None
+    grown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +74,43 @@ class SequenceController:
     sampled: bool
     session: Session
 
-    def candidate(self, matched: int, room: int, unread: int = 0) -> Candidate:
+    def candidate(self, matched: int, room: int, shape: TreeSpec, unread: int = 0) -> Candidate:
         """Return what the sequence may draft.
 
         Args:
             matched: Tokens that match before the text's continuation; 0: there is none.
             room: Maximum nodes.
+            shape: The largest tree of the model.
             unread: Tokens of the text that the draft model has not run.
         """
         continuation = self.chances.continuation(matched, min(room, MAX_CONTINUATION)) if matched else []
-        levels = self.chances.levels(self.session.drafters["model"].ratio) if self.engine.has_model else []
-        tree = [0.0, *accumulate(levels[: max(room, 0)])]
-        return Candidate(self.session.drafters["lookup"].reached(continuation), tree, room, unread)
+        reached = self.session.drafters["lookup"].reached(continuation)
+        brought = self._brought(self.session.drafters["levels"].ratio, min(room, shape.depth))
+        return Candidate(reached, brought, room, shape.width > 1, unread)
 
-    def record(self, proposal: Proposal, path: Sequence[int], token: int) -> None:
+    def hopeful(self, candidate: Candidate) -> Candidate:
+        """Return what a candidate would be if the model did better than calibrated, and the text did not go on."""
+        return replace(candidate, reached=(), brought=self._brought(HOPE, len(candidate.brought) - 1))
+
+    def _brought(self, ratio: float, levels: int) -> list[float]:
+        """Return the tokens that trees of the model bring, by their levels, from 0."""
+        each = self.chances.levels(ratio)[: max(levels, 0)] if self.engine.has_model else []
+        return [0.0, *accumulate(each)]
+
+    def record(self, proposal: Proposal, path: Sequence[int], token: int, ended: bool = False) -> None:
         """Learn from a round; the text's continuation is judged even if it was not drafted.
+
+        A trial is a node of the path that had children by chance; the last one failed, unless the text ended there.
 
         Args:
             proposal: What was drafted.
             path: The accepted nodes, the root first.
             token: The first emitted token.
+            ended: Whether the text ended with the path.
         """
         kind = proposal.decision.kind if proposal.decision else "plain"
-        trials = (
-            [min(proposal.chances[node], 1.0) for node in path if proposal.chances[node]] if proposal.chances else []
-        )
+        tried, chances = path[:-1] if ended else path, proposal.chances
+        trials = [min(chances[node], 1.0) for node in tried if chances[node]] if chances else []
         accepted = min(len(path) - 1, len(trials))
         if kind == "lookup":
             self.session.record("lookup", accepted, trials)
@@ -104,8 +118,11 @@ class SequenceController:
         if proposal.guess:
             guess, chance = proposal.guess
             self.session.record("lookup", int(token == guess), [chance])
-        if kind in ("model", "probe"):
+        if kind in ("model", "probe") and tried:
             self.session.record("model", accepted, trials)
+            # A tree that was cut to nothing is a failure of its first level.
+            levels = self.chances.below(max(len(trials), 1))
+            self.session.record("levels", min(accepted, len(levels)), levels)
         if kind == "probe":
             self.session.backoff.record(accepted)
 
@@ -124,50 +141,47 @@ class Round:
             limits: The operator's limits.
         """
         self._cost, self._sequences = cost, sequences
-        self.decisions, self._tokens, self._goodput = [PLAIN] * len(sequences), float(cost.sequences), 0.0
+        self.decisions, self._tokens, self._rate = [PLAIN] * len(sequences), float(cost.sequences), 0.0
         candidates = [candidate for _, candidate in sequences]
-        if all(
-            len(each.tree) < 2 and (not each.continuation or each.continuation[0] < MIN_CHANCE) for each in candidates
-        ):
+        if all(len(each.brought) < 2 and (not each.reached or each.reached[0] < UNLIKELY) for each in candidates):
             return  # a few microseconds where there is nothing to draft
         best, nothing = allocate(candidates, cost, limits.min_expected_speedup), plain(candidates, cost)
-        self._goodput, speedup = best.goodput, best.goodput / nothing.goodput
+        self._rate, speedup = best.goodput, best.goodput / nothing.goodput
         for number, (nodes, levels) in enumerate(zip(best.nodes, best.levels, strict=True)):
             if levels:
                 self.decisions[number] = Decision("model", nodes, levels, speedup)
             elif nodes:
                 self.decisions[number] = Decision("lookup", nodes, 0, speedup)
-                self._tokens += sum(candidates[number].continuation[:nodes])
+                self._tokens += sum(candidates[number].reached[:nodes])
         self._probe(limits)
 
     def _probe(self, limits: Limits) -> None:
         """Let the model draft a token for one sequence that decodes plainly, if it is time for that."""
-        backoffs = dict[int, tuple[Backoff, int]]()  # with the first sequence that waits for it
+        waiting = dict[int, tuple[Backoff, int]]()  # backoffs, each with the first sequence that waits for it
         for number, (controller, candidate) in enumerate(self._sequences):
-            if self.decisions[number] is PLAIN and len(candidate.tree) > 1:
-                backoffs.setdefault(id(controller.session.backoff), (controller.session.backoff, number))
-        due = [number for backoff, number in backoffs.values() if backoff.due()]
-        if due and self._could_pay(due[0], limits):
-            self.decisions[due[0]] = Decision("probe", 1, 1)
+            if self.decisions[number].kind == "plain" and len(candidate.brought) > 1:
+                waiting.setdefault(id(controller.session.backoff), (controller.session.backoff, number))
+        for backoff, number in waiting.values():
+            if not backoff.tick():
+                continue
+            backoff.begin()
+            controller, candidate = self._sequences[number]
+            hopeful = allocate([controller.hopeful(candidate)], self._cost, limits.min_expected_speedup)
+            if hopeful.levels[0]:  # one that would not pay even so is never tried
+                self.decisions[number] = Decision("probe", 1, 1)
+                return
 
-    def _could_pay(self, number: int, limits: Limits) -> bool:
-        """Return whether the model would draft for a sequence if it did better than calibrated."""
-        controller, candidate = self._sequences[number]
-        tree = [0.0, *accumulate(controller.chances.levels(HOPE)[: candidate.room])]
-        hopeful = Candidate([], tree, candidate.room)
-        return allocate([hopeful], self._cost, limits.min_expected_speedup).levels[0] > 0
-
-    def rule(self, number: int) -> GrowthRule:
-        """Return the rule by which a sequence's tree grows."""
+    def rule(self, number: int, sharing: int) -> GrowthRule:
+        """Return the rule by which a sequence's tree grows, in steps that so many trees share."""
         controller, _ = self._sequences[number]
         ratio = controller.session.drafters["model"].log_ratio
-        return GrowthRule(controller.chances, ratio, self._goodput, self._cost)
+        return GrowthRule(controller.chances, ratio, self._rate, self._cost, sharing)
 
     def cut(self, trees: Mapping[int, Growth]) -> dict[int, int]:
         """Return how many nodes of each grown tree to verify, by the number of its sequence; of a probe's, one."""
         counts, grown = dict.fromkeys(trees, 1), [n for n in trees if self.decisions[n].kind == "model"]
         if grown:
-            texts = sum(decision.nodes for decision in self.decisions if decision.kind == "lookup")
+            texts = [decision.nodes for decision in self.decisions if decision.kind == "lookup"]
             spent = self._cost.draft(max(growth.depth for growth in trees.values()), [0] * len(trees))
             sizes = cut([trees[n].ranked() for n in grown], texts, self._tokens, spent, self._cost)
             counts |= dict(zip(grown, sizes, strict=True))

@@ -15,7 +15,7 @@ from typing import Literal
 from .timing_table import Times, TimingTable, seconds_at
 
 STEPS = 8  # steps over which a correction is averaged
-FRESH = 128  # steps of other shapes after which a shape is mostly forgotten
+FRESH = 48  # steps of other shapes after which a shape is mostly forgotten
 LARGEST_RATIO = 4.0  # a step further off the table says something else of the machine: it was suspended, say
 READING_ROUNDS = 16  # rounds over which a draft model pays for reading a text that it has not run
 
@@ -58,6 +58,7 @@ class CostModel:
     _shapes: dict[tuple[Part, int], _Average] = field(default_factory=dict)
     _all: _Average = field(default_factory=_Average)
     _steps: int = 0
+    _factors: dict[tuple[Part, int], float] = field(default_factory=dict)
 
     def times(self, sampled: bool = False) -> Times:
         """Return the table's times for the batch size, as they were measured."""
@@ -79,6 +80,7 @@ class CostModel:
             self._shapes[part, _shape(rows)] = _Average()  # a shape's first step binds buffers, and does not count
             return
         self._steps += 1
+        self._factors.clear()
         for average in (shape, self._all):
             average.record(ratio, self._steps)
 
@@ -89,9 +91,13 @@ class CostModel:
 
     def factor(self, part: Part, rows: int) -> float:
         """Return what the table's seconds of a step of `rows` rows are multiplied with."""
-        shape, unknown = self._shapes.get((part, _shape(rows))), min(self._all.value, 0.0)
-        trust = shape.trust(self._steps) if shape and shape.weight else 0.0
-        return math.exp(unknown + trust * ((shape.value if shape else 0.0) - unknown))
+        shape = _shape(rows)
+        if (found := self._factors.get((part, shape))) is None:
+            average, unknown = self._shapes.get((part, shape)), min(self._all.value, 0.0)
+            trust = average.trust(self._steps) if average and average.weight else 0.0
+            found = math.exp(unknown + trust * ((average.value if average else 0.0) - unknown))
+            self._factors[part, shape] = found
+        return found
 
     def of_round(self, sequences: int, sampled: bool = False) -> RoundCost:
         """Return the prices of one round.
@@ -120,7 +126,7 @@ class RoundCost:
             drafts: Whether the loop handles trees.
         """
         times, padded = self.times, self.model.padded
-        rows = times.batch_size * (1 + most) if padded else self.sequences + nodes
+        rows = self.model.batch_size * (1 + most) if padded else self.sequences + nodes
         own = (times.round if drafts else times.plain) * self.sequences / times.batch_size
         return seconds_at(times.verify, rows) * self.model.factor("verify", rows) + own * self.model.correction
 
@@ -144,8 +150,12 @@ class RoundCost:
             return 0.0
         times, count = self.times, len(unread)
         step = self.level(count) if not times.once else 0.0
-        read = sum(seconds_at(times.draft, count + each) - seconds_at(times.draft, count) for each in unread)
-        return times.once * self.model.factor("draft", count) + levels * step + read / READING_ROUNDS
+        return times.once * self.model.factor("draft", count) + levels * step + sum(map(self.reading, unread))
+
+    def reading(self, unread: int) -> float:
+        """Return a round's share of the seconds in which the draft model reads so many tokens of a text."""
+        seconds = self.times.draft
+        return (seconds_at(seconds, 1 + unread) - seconds_at(seconds, 1)) / READING_ROUNDS
 
     def level(self, rows: int) -> float:
         """Return the seconds of one level of draft trees, in a step of `rows` rows."""

@@ -19,7 +19,7 @@ import numpy as np
 from .cost_model import RoundCost
 
 MARGIN = 0.1  # tokens by which each drafting sequence must beat plain decoding's one: chances and costs are estimates
-MIN_CHANCE = 0.05  # a token less likely than this is not worth weighing
+UNLIKELY = 0.05  # a token less likely than this is not weighed
 NODES_A_LEVEL = 2  # nodes of a tree's level that are verified in the end, about
 
 
@@ -28,16 +28,22 @@ class Candidate:
     """What a sequence may draft.
 
     Attributes:
-        continuation: Chance that each token of its text's continuation is accepted, with all before it.
-        tree: Tokens that trees of the draft model bring, by their levels, from 0; empty without a model.
+        reached: Chance that each token of its text's continuation is accepted, with all before it.
+        brought: Tokens that trees of the draft model bring, by their levels, from 0; `[0]` without a model.
         room: Maximum nodes.
+        branches: Whether trees have side branches.
         unread: Tokens of its text that the draft model has not run.
     """
 
-    continuation: Sequence[float]
-    tree: Sequence[float] = ()
+    reached: Sequence[float]
+    brought: Sequence[float] = (0.0,)
     room: int = 0
+    branches: bool = True
     unread: int = 0
+
+    def size(self, levels: int) -> int:
+        """Return how many nodes of a tree of so many levels are verified, about."""
+        return min((NODES_A_LEVEL if self.branches else 1) * levels, self.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,14 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
     """Return the allocation of most goodput, or `plain` if none beats that by MARGIN and `min_speedup`."""
     nothing = plain(candidates, cost)
     texts = best = _continuations(candidates, cost, nothing)
-    for levels in range(1, max((len(each.tree) for each in candidates), default=0)):
+    before = 0.0
+    for levels in range(1, max((len(each.brought) for each in candidates), default=0)):
         if cost.model.padded and levels & (levels - 1):
             continue  # a device has a graph for each number of levels
         grown = _trees(levels, candidates, texts, best.goodput, cost)
-        if grown.goodput > best.goodput:
-            best = grown
-        elif levels > NODES_A_LEVEL:
+        if grown.goodput < before:
             break
+        best, before = max(best, grown, key=lambda each: each.goodput), grown.goodput
     drafting = sum(nodes > 0 for nodes in best.nodes)
     needed = nothing.goodput * max(min_speedup, 1 + MARGIN * drafting / cost.sequences)
     return best if best.goodput >= needed else nothing
@@ -80,8 +86,8 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
 
 def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Allocation) -> Allocation:
     """Return the best allocation of continuations alone: tokens are taken in order of their chance."""
-    tokens = [(chance, number) for number, each in enumerate(candidates) for chance in each.continuation[: each.room]]
-    tokens = sorted((each for each in tokens if each[0] >= MIN_CHANCE), key=lambda each: -each[0])
+    tokens = [(chance, number) for number, each in enumerate(candidates) for chance in each.reached[: each.room]]
+    tokens = sorted((each for each in tokens if each[0] >= UNLIKELY), key=lambda each: -each[0])
     best, expected, nodes = nothing, nothing.tokens, list(nothing.nodes)
     for count, (chance, number) in enumerate(tokens, 1):
         expected, nodes[number] = expected + chance, nodes[number] + 1
@@ -91,29 +97,30 @@ def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Al
     return best
 
 
-def _trees(
-    levels: int, candidates: Sequence[Candidate], texts: Allocation, goodput: float, cost: RoundCost
-) -> Allocation:
-    """Return `texts` with trees of `levels` levels wherever a tree brings more than its further rows cost."""
+def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate: float, cost: RoundCost) -> Allocation:
+    """Return `texts` with trees of so many levels wherever they bring more than their seconds at `rate` tokens."""
     nodes, grown, expected = list(texts.nodes), [0] * len(candidates), float(cost.sequences)
     for number, each in enumerate(candidates):
-        text = sum(each.continuation[: nodes[number]])
-        depth = min(levels, len(each.tree) - 1)
-        size = min(NODES_A_LEVEL * depth, each.room)
-        if size > 0 and each.tree[depth] - text > goodput * cost.row * (size - nodes[number]):
-            nodes[number], grown[number], text = size, depth, each.tree[depth]
+        text = sum(each.reached[: nodes[number]])
+        depth = min(levels, len(each.brought) - 1)
+        size = each.size(depth)
+        further = cost.row * (size - nodes[number]) + cost.reading(each.unread)
+        if size > 0 and each.brought[depth] - text > rate * further:
+            nodes[number], grown[number], text = size, depth, each.brought[depth]
         expected += text
     unread = [each.unread for each, depth in zip(candidates, grown, strict=True) if depth]
     seconds = cost.verify(sum(nodes), max(nodes)) + (cost.draft(max(grown), unread) if unread else 0.0)
     return Allocation(tuple(nodes), tuple(grown), expected, seconds)
 
 
-def cut(trees: Sequence[Sequence[float]], texts: int, tokens: float, spent: float, cost: RoundCost) -> list[int]:
+def cut(
+    trees: Sequence[Sequence[float]], texts: Sequence[int], tokens: float, spent: float, cost: RoundCost
+) -> list[int]:
     """Return how many nodes of each grown tree to verify for most goodput.
 
     Args:
         trees: The chance of each node, the likeliest first.
-        texts: Nodes that are verified beside them.
+        texts: Nodes of each continuation that is verified beside them.
         tokens: Tokens that the round brings without the trees.
         spent: Seconds that growing them took.
         cost: The round's prices.
@@ -121,12 +128,12 @@ def cut(trees: Sequence[Sequence[float]], texts: int, tokens: float, spent: floa
     chances = np.concatenate([np.asarray(each, dtype=np.float64) for each in trees])
     whose = np.repeat(np.arange(len(trees)), [len(each) for each in trees])
     order = np.argsort(-chances, kind="stable")
-    counts, best, goodput = [0] * len(trees), [0] * len(trees), tokens / (spent + cost.verify(texts, texts))
-    for count, (number, expected) in enumerate(
-        zip(whose[order].tolist(), accumulate(chances[order].tolist()), strict=True), 1
-    ):
+    beside, longest = sum(texts), max(texts, default=0)
+    counts, best, rate = [0] * len(trees), [0] * len(trees), tokens / (spent + cost.verify(beside, longest))
+    expected = accumulate(chances[order].tolist())
+    for count, (number, more) in enumerate(zip(whose[order].tolist(), expected, strict=True), 1):
         counts[number] += 1
-        seconds = spent + cost.verify(texts + count, max(counts))
-        if tokens + expected > goodput * seconds:
-            best, goodput = counts.copy(), (tokens + expected) / seconds
+        seconds = spent + cost.verify(beside + count, max(longest, *counts))
+        if tokens + more > rate * seconds:
+            best, rate = counts.copy(), (tokens + more) / seconds
     return best

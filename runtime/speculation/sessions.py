@@ -10,11 +10,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from .acceptance import Acceptance
 
-Drafter = Literal["lookup", "model"]
+Drafter = Literal["lookup", "model", "levels"]  # the model by its tokens' likelihoods, and by levels of its trees
 PROBES = 16, 256  # rounds until a model that does not pay is tried again: at first, and at most
 MAX_SESSIONS = 1024  # the least recently used one is forgotten first
 MAX_AGE = 3600.0  # seconds without a request, after which a session is forgotten
@@ -27,10 +27,14 @@ class Backoff:
     rounds: int = PROBES[0]
     left: int = PROBES[0]
 
-    def due(self) -> bool:
-        """Return whether it is time to try; counts a round without the model."""
+    def tick(self) -> bool:
+        """Count a round without the model; return whether it is time to try."""
         self.left -= 1
-        return self.left < 0
+        return self.left <= 0
+
+    def begin(self) -> None:
+        """Note that a try begins; whatever becomes of it, the next one is not due at once."""
+        self.left = self.rounds
 
     def record(self, accepted: int) -> None:
         """Record a try: after a success the next round may try again."""
@@ -43,7 +47,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.backoff, self._lock = Backoff(), threading.Lock()
-        self._drafters: dict[Drafter, Acceptance] = {"lookup": Acceptance(), "model": Acceptance()}
+        self._drafters: dict[Drafter, Acceptance] = {drafter: Acceptance() for drafter in get_args(Drafter)}
 
     def record(self, drafter: Drafter, accepted: int, chances: Sequence[float]) -> None:
         """See `Acceptance.record`."""

@@ -23,7 +23,7 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "timings.json"
 SCHEMA = 2
-MAX_CHANCE = 0.98  # of a drafted token
+MIN_CHANCE, MAX_CHANCE = 1e-6, 0.98  # of a drafted token
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -116,7 +116,7 @@ class Times:
             fewer: Times of the next smaller batch size, for steps with fewer rows; None: there is none.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
-        own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
+        own, once = (sampled and record.get("sampled")) or record, float(record.get("once", 0.0))
         draft = np.zeros(nodes + 1) if once else draft
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
         rows, draft_rows = _by_rows(verify, batch_size), _by_rows(draft, batch_size)
@@ -160,7 +160,8 @@ class Chances:
         likely, chance = (np.asarray(record[name], dtype=np.float64) for name in ("likely", "chance"))
         if likely.shape != chance.shape or not ((chance >= 0) & (chance <= 1)).all() or (np.diff(likely) < 0).any():
             raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
-        return cls(likely, chance, float(record["step"]), tuple(record["reach"]), tuple(record["lookup"]))
+        lookup = tuple(max(each, MIN_CHANCE) for each in record["lookup"])
+        return cls(likely, np.maximum(chance, MIN_CHANCE), float(record["step"]), tuple(record["reach"]), lookup)
 
     def continuation(self, matched: int, count: int) -> list[float]:
         """Return the chance of each continuation token, if those before it came true: each lengthens the match."""

@@ -25,16 +25,14 @@ class GrowthRule:
         log_ratio: Logarithm of its accepted over its expected tokens.
         rate: Tokens that a second is worth.
         cost: The round's prices.
+        sharing: Trees that grow in the same draft steps.
     """
 
     chances: Chances
     log_ratio: float
     rate: float
     cost: RoundCost
-
-    def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return children's log chances if their parent is accepted, by their log likelihoods."""
-        return np.minimum(self.chances.log_chances(likelihoods) + self.log_ratio, math.log(MAX_CHANCE))
+    sharing: int = 1
 
     def expands(self, scores: Sequence[float]) -> int:
         """Return how many nodes of a level, by their log chances, have children that are worth a draft step."""
@@ -42,7 +40,7 @@ class GrowthRule:
         gain, best, count = 0.0, 0.0, 0
         for size, score in enumerate(scores, 1):
             gain += max(step * math.exp(score) - row, 0.0)
-            worth = gain - self.rate * self.cost.level(size)
+            worth = gain - self.rate * self.cost.level(size * self.sharing) / self.sharing
             if worth > best:
                 best, count = worth, size
         return count
@@ -59,6 +57,7 @@ class Growth:
     pool: Tree
     rule: GrowthRule | None = None  # how far to grow; the scores are then log chances
     scores: list[float] = field(default_factory=lambda: [0.0])
+    calibrated: list[float] = field(default_factory=lambda: [0.0])  # log chance if the parent is accepted
     rows: list[int] = field(default_factory=lambda: [-1])
     frontier: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
@@ -69,13 +68,16 @@ class Growth:
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
-        flat = (likely + np.array([self.scores[node] for node in self.frontier])[:, None]).ravel()
+        own = self.rule.chances.log_chances(likely) if self.rule else likely
+        chances = np.minimum(own + self.rule.log_ratio, math.log(MAX_CHANCE)) if self.rule else likely
+        flat = (chances + np.array([self.scores[node] for node in self.frontier])[:, None]).ravel()
         order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
         level = []
         for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
             if score > -np.inf:
                 level.append(self.pool.add(int(tokens.flat[index]), self.frontier[index // self.spec.branch]))
                 self.scores.append(score)
+                self.calibrated.append(float(own.flat[index]))
                 self.rows.append(-1)
         self.depth += 1
         best = set(self.best())
@@ -103,6 +105,7 @@ class Growth:
             for token in found[len(path) :] if found[: len(path)] == path else ():
                 node = self.pool.add(token, node)
                 self.scores.append(self.scores[leaf])
+                self.calibrated.append(0.0)
                 self.rows.append(-1)
                 self.forced.add(node)
 
@@ -128,15 +131,10 @@ class Growth:
 
     def chances(self) -> list[float]:
         """Return, by node of the final tree, the calibrated chance that a child is accepted; 0 if it is forced."""
-        index, log_ratio = (
-            {node: place for place, node in enumerate(self.kept)},
-            self.rule.log_ratio if self.rule else 0.0,
-        )
-        found = [0.0] * len(self.kept)
+        index, found = {node: place for place, node in enumerate(self.kept)}, [0.0] * len(self.kept)
         for node in self.kept[1:]:
             if node not in self.forced:
-                parent = self.pool.parents[node]
-                found[index[parent]] += math.exp(self.scores[node] - self.scores[parent] - log_ratio)
+                found[index[self.pool.parents[node]]] += math.exp(self.calibrated[node])
         return found
 
     def place(self) -> NDArray[np.bool_] | None:

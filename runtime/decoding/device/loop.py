@@ -70,7 +70,7 @@ class DeviceLoop:
         self.target.keep_to(self.exactness)
         self.trunk = self.exactness is not None
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
-        self.emission, self.planner = Emission(eos), Planner(options.limits)
+        self.emission, self.planner = Emission(eos), Planner(options.limits, target.buckets[-1])
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
@@ -164,8 +164,8 @@ class DeviceLoop:
         needs_rows = sequence.params.logprobs is not None or min(emitted, default=0) < 0
         rows = self.target.fetch((slot * nodes + path).tolist()) if needs_rows else None
         taken = self._emit(draft, fault, emitted, rows)
-        if draft.on_host:  # trees that the device grows may overwrite drafted rows: keep the root alone
-            self.proposals.proposer.commit(sequence, path[:taken].tolist() if self.hosted else [0])
+        if draft.proposal.grown:  # trees that the device grows may overwrite drafted rows: keep the root alone
+            self.proposals.proposer.commit(sequence, draft.proposal, path[:taken].tolist() if self.hosted else [0])
         self.proposals.record(draft, path[:taken].tolist(), emitted[0], drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:

@@ -66,17 +66,17 @@ class Proposals:
 
     def _draft(self, sequence: Sequence, proposal: Proposal | None, spec: TreeSpec | None) -> Draft:
         """Return a sequence's draft, the root alone where nothing was proposed."""
-        on_host = proposal is not None and sequence.slot in self.proposer.grown
         proposal = proposal or Proposal(Tree([sequence.tokens[-1]]))
-        return Draft(sequence, proposal, spec, drafts=sequence.shape is not None, on_host=on_host)
+        return Draft(sequence, proposal, spec, drafts=sequence.shape is not None)
 
     def _grown(self, proposal: Proposal, shape: TreeSpec) -> TreeSpec:
         """Return the shape of a tree that the device grows: as deep as decided, with all nodes of its step."""
         decision = proposal.decision
         if decision is None or shape is ONE:
             return shape
+        depth = min(decision.levels, shape.depth)
         nodes = next((step for step in self.steps if step > decision.nodes), shape.nodes + 1) - 1
-        return replace(shape, depth=min(decision.levels, shape.depth), nodes=min(nodes, shape.nodes))
+        return replace(shape, depth=depth, nodes=min(nodes, shape.nodes, shape.width * depth))
 
     def record(self, draft: Draft, path: Seq[int], token: int, drafted: int) -> None:
         """Record what became of a draft.

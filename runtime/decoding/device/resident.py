@@ -230,7 +230,7 @@ def _continues(draft: Draft, under_way: TreeSpec | None) -> bool:
     decision, shape = draft.proposal.decision, draft.sequence.shape
     if draft.tree and len(draft.tree) > 1:  # a tree from the host, for which the device has to stop
         return decision is not None and under_way is None and decision.speedup < STOP_ROUNDS
-    if draft.spec and under_way and decision and shape:
+    if draft.spec and under_way and decision and decision.kind == "model" and shape:
         return under_way.nodes <= shape.nodes and under_way.depth <= shape.depth
     over = not draft.sequence.drafts or (draft.drafts and decision is None)  # near its end, or out of room
     return draft.spec == under_way or (over and draft.nodes == 1)

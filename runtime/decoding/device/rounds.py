@@ -30,7 +30,6 @@ class Draft:
     proposal: Proposal
     spec: TreeSpec | None = None  # its shape, if the device grows the tree
     drafts: bool = False  # whether it was to draft, even if it drafts nothing in the end
-    on_host: bool = False  # whether the host grew the tree, with a model on the device
 
     @property
     def tree(self) -> Tree | None:

@@ -73,6 +73,24 @@ def test_a_hostile_draft_costs_next_to_nothing(times: dict[str, Any], temperatur
     assert sum(spent[1::2]) / 4 < 0.025
 
 
+def test_a_draft_that_is_never_sure_is_left() -> None:
+    """Its likelihoods say so, and trees that are cut to nothing are failures."""
+    loop = PricedLoop(HashModel(7), HashModel(7), LARGE)
+    loop.draft.model = lambda text: 0.01 * HashModel(99)(text)  # type: ignore[union-attr, assignment]
+    (done,) = loop.run([1, 2, 3], count=401)
+    assert done.output == plain_text(HashModel(7), [1, 2, 3], done.params)
+    assert done.metrics.speculative_decoding.decisions.get("model", 0) < 40
+    assert loop.seconds < 1.03 * 400 * loop.plain()
+
+
+def test_a_text_that_ends_fails_no_draft() -> None:
+    loop = PricedLoop(HashModel(7), HashModel(7), LARGE)
+    for _ in range(30):
+        loop.run([1, 2, 3], count=6)
+    drafters = loop.controller.for_request(0.0).session.drafters
+    assert all(drafters[each].ratio >= 1.0 for each in ("model", "levels"))
+
+
 def test_a_hostile_draft_of_several_costs_next_to_nothing() -> None:
     loop = PricedLoop(HashModel(1), HashModel(101), LARGE, slots=3)
     loop.run([1], [2], [3], count=201)
@@ -97,10 +115,10 @@ def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
         [drafted for at, drafted in zip(emitted, loop.drafted(), strict=True) if begin <= at < end]
         for begin, end in ((0, 80), (80, 180), (300, 420))
     )
-    assert min(before[1:]) > 2
+    assert min(before[1:]) > 1
     assert max(during[25:]) <= 1
     assert sum(during[25:]) < 0.1 * len(during)
-    assert sum(drafted > 2 for drafted in after) > 0.9 * len(after)
+    assert sum(drafted > 1 for drafted in after) > 0.9 * len(after)
     assert done.output == plain_text(HashModel(7), [1, 2, 3], done.params)
 
 
@@ -120,7 +138,7 @@ def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again() -> None
         for begin, end in ((1, 60), (60, 160), (420, 540))
     )
     assert sum(drafted > 2 for drafted in before) > 0.8 * len(before)
-    assert sum(drafted > 1 for drafted in during[6:]) < 0.2 * len(during)
+    assert sum(drafted > 1 for drafted in during[24:]) <= 2
     assert sum(drafted > 2 for drafted in after) > 0.7 * len(after)
 
 

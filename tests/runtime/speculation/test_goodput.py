@@ -36,7 +36,7 @@ def test_no_other_lengths_of_continuations_bring_more(chances: list[list[float]]
     best = nothing.goodput
     for lengths in itertools.product(*(range(len(each) + 1) for each in chances)):
         if any(lengths):
-            brought = sum(sum(each.continuation[:n]) for each, n in zip(candidates, lengths, strict=True))
+            brought = sum(sum(each.reached[:n]) for each, n in zip(candidates, lengths, strict=True))
             seconds = cost.verify(sum(lengths), max(lengths))
             best = max(best, (len(chances) + brought) / seconds)
     assert found.goodput <= best * (1 + 1e-9)
@@ -48,7 +48,7 @@ def test_no_other_lengths_of_continuations_bring_more(chances: list[list[float]]
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), st.integers(0, 3), st.floats(0.0, 12.0))
 def test_a_tree_is_cut_where_its_next_node_does_not_pay(chances: list[float], texts: int, row: float) -> None:
     cost, ranked = prices(row), sorted(reached(chances), reverse=True)
-    (count,) = cut([ranked], texts, 1.5, 2.0, cost)
+    (count,) = cut([ranked], [texts], 1.5, 2.0, cost)
 
     def rate(nodes: int) -> float:
         return (1.5 + sum(ranked[:nodes])) / (2.0 + cost.verify(texts + nodes))

@@ -80,7 +80,7 @@ def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]], rule: Any
             assert (visible is None) == (spec.width == 1)
         rows = np.stack([model([0, *growth.pool.path(node)]) for node in frontier])
         tokens, likely = best_tokens(rows, spec.branch)
-        growth.grow(tokens, rule.log_chances(likely) if rule else likely)
+        growth.grow(tokens, likely)
         assert len(growth.frontier) <= spec.expand
     assert growth.rows[0] == -1, "the root is the text's own"
     assert run <= spec.expand * (spec.depth - 1)
@@ -116,8 +116,8 @@ def test_the_dearer_a_row_the_smaller_the_tree(text: str, dear: float, seed: int
         times = {"verify": [[1, 9.0], [64, 9.0 + 63 * row]], "draft": [[1, 0.1], [64, 0.2]]}
         engine = Controller(CostModel(table_of(LARGE | times)), has_model=True)
         one = engine.for_request(0.0)
-        decided = Round([(one, one.candidate(0, 40))], engine.cost.of_round(1))
-        growth, _ = grown(TreeSpec.parse(text), lambda path: rows[len(path)].copy(), decided.rule(0))
+        decided = Round([(one, one.candidate(0, 40, TreeSpec.parse(text)))], engine.cost.of_round(1))
+        growth, _ = grown(TreeSpec.parse(text), lambda path: rows[len(path)].copy(), decided.rule(0, 1))
         tree = growth.tree(decided.cut({0: growth})[0] if decided.decisions[0].kind == "model" else 0)
         assert len(tree) <= growth.spec.nodes + 1
         sizes.append(len(tree))
