@@ -120,9 +120,7 @@ def prepare(config: BuildConfig) -> Sources:
     alone = config.architectures and (config.plugin or not config.descriptor.on_gpu) and not config.descriptor.compiles
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(config, name, sources[name], layout) for name, layout in layouts.items()] if alone else []
-    weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
-    dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
-    parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
+    parameters = [model.parameters for model in sources.values()]
     engines = config.descriptor.compiles
     graphs = "quantized" if config.quantizes else "plain"
     kind = "engines" if engines else graphs
@@ -135,7 +133,7 @@ def prepare(config: BuildConfig) -> Sources:
         max_seq_len=max_seq_len,
         layouts=layouts,
         shapes=shapes,
-        bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
+        bundle_bytes=9 * sum(parameters) // 2 + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
         memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[kind] * max(parameters),
     )
 

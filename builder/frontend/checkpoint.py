@@ -12,7 +12,7 @@ import stat
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from specbuild.runtime.requests.tokenizer import check_merges
 from specbuild.runtime.sampling.parameters import SamplingParams
 
 from .attention_layout import check_decoder, empty
-from .gguf import Gguf, convert
+from .gguf import Gguf, describe
+from .lazy_weights import Stored, Weight, fill, skeleton
 from .packed import Packed, packing, unpack
 from .quiet import quiet
 from .weights import (
+    Header,
     Stamp,
     check_model,
     check_sizes,
@@ -61,14 +63,26 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 class Checkpoint:
     """A checkpoint that passed all checks that need no weights to be loaded.
 
-    ends: the tokens that end a text. sampling: generation_config.json's parameters. stamps: the weight files' when they
-    were checked. origin: the GGUF or packed files from which `folder`, deleted with this object, was converted.
+    Attributes:
+        source: The folder, hub id or file.
+        folder: The folder of its configuration and tokenizer.
+        config: Its configuration.
+        weights: The files of its weights.
+        parameters: How many numbers they hold.
+        tensors: Its weights by the model's names, read when they are needed; None if only `transformers` can load them.
+        tokenizer: Its tokenizer.
+        ends: The tokens that end a text.
+        stamps: The weight files' stamps when they were checked.
+        sampling: generation_config.json's parameters.
+        origin: The GGUF or packed files that the weights come from; `folder` is then deleted with this object.
     """
 
     source: str
     folder: Path
     config: Any  # transformers.PretrainedConfig
     weights: list[Path]
+    parameters: int
+    tensors: Mapping[str, Weight] | None = field(repr=False)
     tokenizer: PreTrainedTokenizerBase
     ends: tuple[int, ...]
     stamps: list[Stamp]
@@ -113,7 +127,7 @@ class Checkpoint:
 
 @quiet()
 def find(source: str) -> Checkpoint:
-    """Find and check a checkpoint without loading its model; convert a GGUF file or a packed checkpoint first.
+    """Find and check a checkpoint without reading its weights.
 
     `source` is a folder, a hub id or a GGUF file. Raises CheckpointError.
     """
@@ -125,8 +139,8 @@ def find(source: str) -> Checkpoint:
             return _look(source, path, f"{source}/config.json")
     folder = Path(tempfile.mkdtemp(prefix="specbuild-checkpoint-"))
     try:
-        origin = unpack(source, path, asked, folder) if asked else convert(source, path, folder)
-        found = replace(_look(source, folder, source), origin=origin)
+        origin = unpack(source, path, asked, folder) if asked else describe(source, path, folder)
+        found = _look(source, folder, source, origin)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -134,20 +148,36 @@ def find(source: str) -> Checkpoint:
     return found
 
 
-def _look(source: str, folder: Path, where: str) -> Checkpoint:
+def _look(source: str, folder: Path, where: str, origin: Gguf | Packed | None = None) -> Checkpoint:
     """Check a checkpoint's folder; `where` names its configuration in error messages."""
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
-    weights = weight_files(source, folder)
-    stamps, header = stamps_of(weights), read_header(weights)
-    check_sizes(where, raw, header)
+    if origin is None:
+        files = weight_files(source, folder)
+        stamps, header = stamps_of(files), read_header(files)
+        check_sizes(where, raw, header)
     config = _configuration(source, folder)
+    if origin is not None:
+        files, stamps, tensors = origin.files, origin.stamps, origin.weights(source, config)
+        header = Header({name: weight.shape for name, weight in tensors.items()})
+        check_sizes(where, raw, header)
     tokenizer = _tokenizer(source, folder)
     _check_fields(where, config, len(tokenizer))
     ends = _ends(source, folder, config, tokenizer)
-    check_model(source, empty(config)[1], header)
-    return Checkpoint(source, folder, config, weights, tokenizer, ends, stamps, _sampling(source, folder))
+    model = empty(config)[1]
+    check_model(source, model, header)
+    found = tensors if origin else _stored(model, header)
+    count, sampling = header.elements, _sampling(source, folder)
+    return Checkpoint(source, folder, config, files, count, found, tokenizer, ends, stamps, sampling, origin)
+
+
+def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
+    """Return a model's weights by its names; None if the files have others, which `transformers` converts."""
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    if any(header.shapes.get(name) != shape for name, shape in wanted.items()):
+        return None
+    return {name: Stored(header.files[name], name, shape) for name, shape in header.shapes.items()}
 
 
 def _read_files(source: str, folder: Path) -> dict[str, Any]:
@@ -305,6 +335,21 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
 
     `attention` is the name of an attention implementation of `transformers`.
     """
+    if checkpoint.origin and checkpoint.tensors is not None:
+        model = skeleton(checkpoint.config, attention)
+        fill(model, checkpoint.tensors)
+    else:
+        model = _from_files(checkpoint, attention)
+    check_stamps(checkpoint.weights, checkpoint.stamps)
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"{checkpoint.source} has NaN or infinite values in {name}: the weights are damaged")
+    model.eval()
+    return model
+
+
+def _from_files(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
+    """Let `transformers` load a model from safetensors; raise CheckpointError if they are not its weights."""
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
@@ -319,15 +364,11 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
         )
     except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{checkpoint.source} does not load: {one_line(error)}") from None
-    check_stamps(checkpoint.weights, checkpoint.stamps)
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info.get(problem):
             first = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])[0]
             raise CheckpointError(
                 f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, the first is {first}"
             )
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
-            raise CheckpointError(f"{checkpoint.source} has NaN or infinite values in {name}: the weights are damaged")
-    model.eval()
-    return model
+    found: PreTrainedModel = model
+    return found

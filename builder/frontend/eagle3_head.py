@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ class EagleCheckpoint:
     folder: Path
     config: LlamaConfig
     weights: list[Path]
+    parameters: int
     stamps: list[Stamp]
 
     architecture = "EagleHead"
@@ -219,7 +221,7 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     _check_target(source, config, target, "embed_tokens.weight" in shapes)
     _check_shapes(source, shapes, wanted, config)
-    return EagleCheckpoint(source, folder, config, weights, stamps)
+    return EagleCheckpoint(source, folder, config, weights, sum(map(prod, shapes.values())), stamps)
 
 
 def _check_target(source: str, config: LlamaConfig, target: Checkpoint, embeds: bool) -> None:

@@ -37,12 +37,40 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata, with arrays replaced by their lengths; the tensors; the data's offset and the file's bytes."""
+    """What a file says of itself.
+
+    Attributes:
+        metadata: Its metadata, with arrays replaced by their lengths.
+        tensors: Its tensors.
+        data: Where the tensors' data begins.
+        size: The file's bytes.
+        entries: From where to where each entry of the metadata goes, and behind them the list of tensors as "".
+    """
 
     metadata: dict[str, Any]
     tensors: list[Tensor]
     data: int
     size: int
+    entries: dict[str, tuple[int, int]]
+
+
+def save_without_tokens(path: Path, header: GgufHeader, to: Path) -> None:
+    """Write a GGUF file's header again without its lists of tokens, which are slow to read, and no data.
+
+    The new file is as long as the data, and takes no room.
+    """
+    kept = [key for key in header.entries if not key.startswith("tokenizer.") or key.endswith("_id")]
+    with path.open("rb") as file, to.open("wb") as out:
+        out.write(file.read(len(MAGIC) + 4) + struct.pack("<QQ", len(header.tensors), len(kept) - 1))
+        for start, end in (header.entries[key] for key in kept):
+            file.seek(start)
+            out.write(file.read(end - start))
+        out.truncate(aligned(out.tell(), header.metadata.get(ALIGNMENT, 32)) + header.size - header.data)
+
+
+def aligned(place: int, alignment: int) -> int:
+    """Return the next multiple of `alignment`."""
+    return -(-place // alignment) * alignment
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -80,15 +108,17 @@ class _Reader:
         for count, what in ((tensors, "tensors"), (entries, "entries of metadata")):
             if count > MAX_ENTRIES:
                 raise CheckpointError(f"{self.name} says it has {count} {what}: more than {MAX_ENTRIES}, do not use it")
-        metadata = dict[str, Any]()
+        metadata, places = dict[str, Any](), dict[str, tuple[int, int]]()
         for _ in range(entries):
-            key = self.text(MAX_NAME)
+            start, key = self.place, self.text(MAX_NAME)
             metadata[key] = self.value(*self.unpack("I"))
-        found = [self.tensor() for _ in range(tensors)]
+            places[key] = start, self.place
+        start, found = self.place, [self.tensor() for _ in range(tensors)]
+        places[""] = start, self.place
         alignment = metadata.get(ALIGNMENT, 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise CheckpointError(f"{self.name} has {ALIGNMENT} {shown(alignment)}, no power of two: convert it again")
-        return GgufHeader(metadata, found, -(-self.place // alignment) * alignment, self.size)
+        return GgufHeader(metadata, found, aligned(self.place, alignment), self.size, places)
 
     def tensor(self) -> Tensor:
         name = self.text(MAX_NAME)

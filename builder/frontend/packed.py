@@ -1,7 +1,7 @@
-"""Dequantizes a checkpoint of packed integers, in the format of GPTQ, AWQ or compressed-tensors, to a plain one.
+"""Reads a checkpoint of packed integers, in the format of GPTQ, AWQ or compressed-tensors, as a plain one.
 
 A 32-bit word holds `32 / bits` codes, the lowest bits first. Each format is decoded as AutoGPTQ, AutoAWQ and
-compressed-tensors write it. Later stages treat the folder as any checkpoint's; `quantize.grids` finds the grid again.
+compressed-tensors write it, a weight at a time when it is needed; `quantize.grids` finds the grid again.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specbuild.builder.strict_json import read_object
 from specbuild.runtime.errors import CheckpointError, one_line, shown
 
-from .weights import INDEX, SINGLE, Stamp, check_room, check_stamps, read_header, sha256_files, stamps_of, weight_files
+from .lazy_weights import ALL, Rows, Stored, Weight
+from .weights import INDEX, Stamp, check_stamps, read_header, sha256_files, stamps_of, weight_files
 
 CONFIG, ASKED = "config.json", "quantization_config"
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position within a word of each of eight columns' codes
 Parts = Mapping[str, Tensor]  # one weight's tensors by the last part of their names
+Shapes = Mapping[str, tuple[int, ...]]  # their shapes
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A dequantized checkpoint: its packed files with their stamps, the method, and the number of packed weights."""
+    """A packed checkpoint: its files with their stamps, the method, its weights, and how many of them are packed."""
 
     files: list[Path]
     stamps: list[Stamp]
     method: str
-    weights: int
+    tensors: dict[str, Weight] = field(repr=False)
 
     @cached_property
     def sha256(self) -> str:
@@ -46,15 +46,24 @@ class Packed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that a report shows."""
-        return {"packed_quantization": self.method, "packed_weights": self.weights}
+        packed = sum(isinstance(weight, PackedWeight) for weight in self.tensors.values())
+        return {"packed_quantization": self.method, "packed_weights": packed}
+
+    def weights(self, source: str, config: Any) -> dict[str, Weight]:
+        """Return the weights, dequantized when they are read; `config` makes no difference."""
+        return self.tensors
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A packed format: the part that every packed weight has, the parts it may also have, and the dequantizer."""
+    """A packed format: the part that every packed weight has, the parts it may also have, and the dequantizer.
+
+    `shape` returns a weight's shape by those of its parts and the codes of a 32-bit word.
+    """
 
     main: str
     others: tuple[str, ...]
+    shape: Callable[[Shapes, int], tuple[int, ...]]
     weight: Callable[[Parts, Mapping[str, Any]], Tensor]
 
 
@@ -64,8 +73,32 @@ def packing(folder: Path) -> dict[str, Any] | None:
     return asked if isinstance(asked, dict) and _name(asked) in _FORMATS else None
 
 
+@dataclass(frozen=True, eq=False)
+class PackedWeight(Weight):
+    """A weight that is dequantized from its parts, all in safetensors files, when it is read."""
+
+    source: str
+    name: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, Path]
+    form: _Format
+    asked: Mapping[str, Any]
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight; raises CheckpointError if it is packed wrongly."""
+        try:
+            parts = dict[str, Tensor]()
+            for part, path in self.parts.items():
+                with safe_open(path, framework="pt") as file:
+                    parts[part] = file.get_tensor(f"{self.name}.{part}")
+            weight = self.form.weight(parts, self.asked).contiguous()
+        except (RuntimeError, KeyError, ValueError, IndexError, TypeError, OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.source} has {shown(self.name)} packed wrongly ({one_line(error)})") from None
+        return weight[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+
+
 def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Packed:
-    """Dequantize a packed checkpoint to a plain one.
+    """Describe a packed checkpoint as a plain one: copy its other files, and find its weights, of which none is read.
 
     Args:
         source: The checkpoint's name in error messages.
@@ -74,7 +107,7 @@ def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Pac
         to: An existing folder to write to.
 
     Raises:
-        CheckpointError: The checkpoint is damaged or unsupported, or there is no room for the weights.
+        CheckpointError: The checkpoint is damaged or unsupported.
     """
     kept, files = _FORMATS[_name(asked)], weight_files(source, folder)
     stamps, header = stamps_of(files), read_header(files)
@@ -82,38 +115,34 @@ def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Pac
     if not prefixes:
         raise CheckpointError(f"{source} says that it is packed by {_name(asked)}, and has no {kept.main}: download it")
     belongs = {f"{prefix}.{part}" for prefix in prefixes for part in (kept.main, *kept.others)}
-    words = sum(_elements(header.shapes[f"{prefix}.{kept.main}"]) for prefix in prefixes)
-    check_room(source, to, 4 * (header.elements + 32 * words // _bits(source, asked)))
-    weights = dict[str, Tensor]()
-    with ExitStack() as stack:
-        readers = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
-        where = {name: reader for reader in readers for name in reader.keys()}  # noqa: SIM118
-        for name in where.keys() - belongs:
-            weights[name] = where[name].get_tensor(name)
-        for prefix in sorted(prefixes):
-            names = {part: f"{prefix}.{part}" for part in (kept.main, *kept.others)}
-            parts = {part: where[name].get_tensor(name) for part, name in names.items() if name in where}
-            try:
-                weights[f"{prefix}.weight"] = kept.weight(parts, asked).contiguous()
-            except (RuntimeError, KeyError, ValueError, IndexError, TypeError) as error:
-                raise CheckpointError(f"{source} has {shown(prefix)} packed wrongly ({one_line(error)})") from None
-    _save(source, folder, to, weights)
+    bits, weights = _bits(source, asked), dict[str, Weight]()
+    for name in header.shapes.keys() - belongs:
+        weights[name] = Stored(header.files[name], name, header.shapes[name])
+    for prefix in sorted(prefixes):
+        names = {part: f"{prefix}.{part}" for part in (kept.main, *kept.others)}
+        parts = {part: header.files[name] for part, name in names.items() if name in header.files}
+        shapes = {part: header.shapes[names[part]] for part in parts}
+        shape = kept.shape(shapes, 32 // bits)
+        if "weight_shape" in parts:  # the last word of a row may hold fewer codes
+            stated = Stored(parts["weight_shape"], names["weight_shape"], (2,)).read()
+            shape = tuple(map(int, stated.tolist()))
+        weights[f"{prefix}.weight"] = PackedWeight(source, prefix, shape, parts, kept, asked)
+    _save(source, folder, to)
     check_stamps(files, stamps)
-    return Packed(files, stamps, _name(asked), len(prefixes))
+    return Packed(files, stamps, _name(asked), weights)
 
 
-def _save(source: str, folder: Path, to: Path, weights: dict[str, Tensor]) -> None:
-    """Write the weights and copy the other files; config.json is written without its quantization_config."""
+def _save(source: str, folder: Path, to: Path) -> None:
+    """Copy the files that are no weights; config.json is written without its quantization_config."""
     config = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
     try:
         for path in folder.iterdir():
             if path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != INDEX and path.is_file():
                 shutil.copyfile(path, to / path.name)
         (to / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        save_file(weights, to / SINGLE, metadata={"format": "pt"})
-    except Exception as error:  # safetensors has an error of its own for a full disk
+    except OSError as error:
         raise CheckpointError(
-            f"{source} cannot be unpacked to {to.parent} ({one_line(error)}): set TMPDIR to another disk"
+            f"{source} cannot be copied to {to.parent} ({one_line(error)}): set TMPDIR to another disk"
         ) from None
 
 
@@ -130,10 +159,6 @@ def _bits(source: str, asked: Mapping[str, Any]) -> int:
     if len(bits) != 1 or not bits <= {2, 4, 8}:
         raise CheckpointError(f"{source} is packed in {shown(sorted(map(str, bits)))} bits: 2, 4 or 8 can be read")
     return int(max(bits))
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _codes(words: Tensor, bits: int, dim: int) -> Tensor:
@@ -190,10 +215,20 @@ def _whole(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
     return _in_groups(codes, parts.get("weight_zero_point", torch.zeros_like(scales)).long(), scales, None)
 
 
+def _turned(shapes: Shapes, inner: int, columns: int) -> tuple[int, ...]:
+    """Return the shape `[N, K]` of words `[K / inner, N / columns]`."""
+    rows, words = shapes["qweight"] if len(shapes["qweight"]) == 2 else (0, 0)
+    return words * columns, rows * inner
+
+
 _BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
 _FORMATS = {
-    "gptq": _Format("qweight", ("qzeros", "scales", "g_idx"), _gptq),
-    "awq": _Format("qweight", ("qzeros", "scales"), _awq),
-    "compressed-tensors pack-quantized": _Format("weight_packed", _BESIDE, _compressed),
-    "compressed-tensors int-quantized": _Format("weight_scale", ("weight", *_BESIDE), _whole),
+    "gptq": _Format("qweight", ("qzeros", "scales", "g_idx"), lambda s, n: _turned(s, n, 1), _gptq),
+    "awq": _Format("qweight", ("qzeros", "scales"), lambda s, n: _turned(s, 1, n), _awq),
+    "compressed-tensors pack-quantized": _Format(
+        "weight_packed", _BESIDE, lambda s, n: s["weight_packed"], _compressed
+    ),
+    "compressed-tensors int-quantized": _Format(
+        "weight_scale", ("weight", *_BESIDE), lambda s, n: s.get("weight", ()), _whole
+    ),
 }

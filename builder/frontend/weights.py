@@ -10,9 +10,8 @@ import hashlib
 import itertools
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -46,9 +45,10 @@ _FREE = re.compile(r"positions|ctx|tokens")  # fields that size none
 
 @dataclass(frozen=True)
 class Header:
-    """The shape of every tensor, by its name in the files."""
+    """The shape of every tensor, by its name in the files, and the file that each is in, where there are several."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    files: Mapping[str, Path] = field(default_factory=dict, repr=False)
 
     @cached_property
     def layers(self) -> int:
@@ -93,17 +93,17 @@ def weight_files(source: str, folder: Path) -> list[Path]:
 
 def read_header(files: list[Path]) -> Header:
     """Read the shapes in these files; raise CheckpointError if one is damaged or a tensor is in two of them."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes, where = dict[str, tuple[int, ...]](), dict[str, Path]()
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     if name in shapes:
                         raise CheckpointError(f"{path} has {name}, as another of its files: download it again")
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
+                    shapes[name], where[name] = tuple(file.get_slice(name).get_shape()), path
         except (SafetensorError, OSError, OverflowError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged ({one_line(error)}): download it again") from None
-    return Header(shapes)
+    return Header(shapes, where)
 
 
 def check_sizes(where: str, raw: Mapping[str, Any], header: Header) -> None:
@@ -228,17 +228,3 @@ def short(value: Any) -> str:
     """Return a value's repr for an error message, cut to 38 characters if it is longer than 40."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
-
-
-def check_room(source: str, folder: Path, size: int) -> None:
-    """Raise CheckpointError if memory or the folder's disk has no room for weights of `size` bytes in float32."""
-    memory, disk = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), shutil.disk_usage(folder).free
-    if size > memory:
-        raise CheckpointError(
-            f"{source} takes {size >> 20} MiB in float32, this machine has {memory >> 20} MiB of memory"
-        )
-    if size > disk:
-        raise CheckpointError(
-            f"{source} takes {size >> 20} MiB in float32, {folder.parent} has {disk >> 20} MiB free: set TMPDIR to "
-            "another disk"
-        )

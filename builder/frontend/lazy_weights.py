@@ -1,0 +1,173 @@
+"""Weights that are read when they are needed, one at a time, and models that stand in for those that have none yet.
+
+A model without weights (`skeleton`) has parameters of the right shapes in almost no memory: they overlap. It is traced
+like any other; `reading` gives a module its weights for as long as it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from specbuild.runtime.errors import CheckpointError, one_line
+
+from .attention_layout import empty
+from .gguf_blocks import Blocks, Format
+from .quiet import quiet
+
+Rows = slice | NDArray[np.int64]
+ALL = slice(None)
+
+
+class Weight:
+    """A tensor of a model, which `read` makes whenever it is called.
+
+    Attributes:
+        shape: Its shape.
+        format: How its numbers are quantized where it comes from; None if they are not, or not by rows.
+    """
+
+    shape: tuple[int, ...]
+    format: Format | None = None
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """Return the weight, or some of its rows, in float32."""
+        raise NotImplementedError
+
+    def blocks(self, rows: Rows = ALL) -> Blocks:
+        """Return the quantized numbers of a weight that has a `format`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Weight):
+    """A weight in memory."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Its shape."""
+        return tuple(self.tensor.shape)
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        return self.tensor.detach()[rows] if self.tensor.ndim else self.tensor.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Weight):
+    """A weight in a safetensors file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                if isinstance(rows, slice) and rows != ALL:
+                    return file.get_slice(self.name)[rows].float()
+                tensor = file.get_tensor(self.name).float()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self.path} cannot be read ({one_line(error)}): download it again") from None
+        return tensor if isinstance(rows, slice) else tensor[torch.from_numpy(rows)]
+
+
+@dataclass(frozen=True, eq=False)
+class Picked(Weight):
+    """Rows of another weight; row −1 is the mean of all its rows."""
+
+    whole: Weight
+    rows: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Its shape."""
+        return (len(self.rows), *self.whole.shape[1:])
+
+    @property
+    def format(self) -> Format | None:  # type: ignore[override]
+        """The whole's, unless a row is a mean."""
+        return self.whole.format if (self.rows >= 0).all() else None
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        wanted = self.rows[rows]
+        found = self.whole.read(np.maximum(wanted, 0))
+        if (wanted < 0).any():
+            found[torch.from_numpy(wanted < 0)] = self.whole.read().mean(0)
+        return found
+
+    def blocks(self, rows: Rows = ALL) -> Blocks:
+        """See Weight."""
+        return self.whole.blocks(self.rows[rows])
+
+
+def of_model(model: nn.Module) -> dict[str, Weight]:
+    """Return the weights that a model holds, by name; a tied one by each of its names."""
+    return {name: Held(weight) for name, weight in model.named_parameters(remove_duplicate=False)}
+
+
+def shape_only(shape: tuple[int, ...]) -> nn.Parameter:
+    """Return a parameter of a shape in almost no memory: its numbers are drawn, and neighbouring rows share them."""
+    numbers = torch.randn(sum(shape) + 1, generator=torch.Generator().manual_seed(0))
+    return nn.Parameter(numbers.as_strided(shape, (1,) * len(shape)), requires_grad=False)
+
+
+@quiet()
+def skeleton(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
+    """Return the model that `config` describes, in evaluation mode, with parameters that are `shape_only`.
+
+    Raises CheckpointError if `transformers` cannot make it.
+    """
+    shapes = {name: tuple(weight.shape) for name, weight in empty(config)[1].named_parameters()}
+    try:
+        model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            None,
+            config=config,
+            state_dict={name: shape_only(shape).data for name, shape in shapes.items()},
+            dtype=torch.float32,
+            attn_implementation=attention,
+        )
+    except Exception as error:  # transformers raises many unrelated types
+        raise CheckpointError(f"{config.model_type!r} models do not load: {one_line(error)}") from None
+    return model.eval()
+
+
+@contextmanager
+def reading(model: nn.Module, module: nn.Module, weights: Mapping[str, Weight]) -> Iterator[None]:
+    """Give a module of a model its weights, by the model's names, while inside."""
+    names = {id(each): name for name, each in model.named_parameters()}
+    with ExitStack() as undo:
+        for part in module.modules():
+            for key, weight in part._parameters.items():
+                if weight is not None:
+                    put(part, key, weights[names[id(weight)]].read(), undo)
+        yield
+
+
+def put(module: nn.Module, key: str, tensor: Tensor, undo: ExitStack) -> None:
+    """Replace a module's parameter until `undo` closes."""
+    undo.callback(module._parameters.__setitem__, key, module._parameters[key])
+    module._parameters[key] = nn.Parameter(tensor, requires_grad=False)
+
+
+def fill(model: PreTrainedModel, weights: Mapping[str, Weight]) -> None:
+    """Give a skeleton all its weights, for good."""
+    made = dict[nn.Parameter, nn.Parameter]()
+    for name, weight in list(model.named_parameters(remove_duplicate=False)):
+        if weight not in made:
+            made[weight] = nn.Parameter(weights[name].read(), requires_grad=False)
+        parent, _, key = name.rpartition(".")
+        model.get_submodule(parent)._parameters[key] = made[weight]
