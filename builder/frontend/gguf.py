@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     TOKENIZER_MAPPING,
@@ -108,7 +109,7 @@ class Gguf:
         model, family = empty(config)[1], self.header.metadata["general.architecture"]
         processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=own)
         try:
-            names = get_gguf_hf_weights_map(model, processor)
+            names = get_gguf_hf_weights_map(_Flat(model, children=True), processor)
         except Exception as error:  # transformers and gguf raise many unrelated types
             raise CheckpointError(f"{source} cannot be read: {one_line(error)}") from None
         parts, left = dict[str, list[Tensor]](), 0
@@ -128,6 +129,21 @@ class Gguf:
             name: GgufWeight(self.path, self.header.data, name, tuple(several), process, shapes.get(name, ()))
             for name, several in parts.items()
         }
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """A model as `transformers` looks up its weights' names: with its children, but not theirs, which takes seconds."""
+
+    module: nn.Module
+    children: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def named_children(self) -> list[tuple[str, _Flat]]:
+        """Return the module's children."""
+        return [(name, _Flat(child)) for name, child in self.module.named_children() if self.children]
 
 
 @dataclass(frozen=True, eq=False)
