@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from specbuild.builder.lower import onnxruntime
+from specbuild.builder.passes.pattern import save
 from specbuild.measure.roofline import timed_step
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
@@ -24,7 +25,7 @@ def save_plain(graph: ir.Model, capacity: int, folder: Path) -> None:
     """Lower a portable graph for one sequence and save it in `folder` as PLAIN."""
     packed = graph.clone()
     onnxruntime.pack(packed)
-    ir.save(onnxruntime.lower(packed, capacity), folder / PLAIN, external_data="weights.bin")
+    save(onnxruntime.lower(packed, capacity), folder / PLAIN, "weights.bin")
 
 
 def step_times(

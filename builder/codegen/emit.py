@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.passes.pattern import dims, renamed
+from specbuild.builder.passes.pattern import dims, renamed, save
 from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
@@ -108,7 +108,7 @@ def emit(
     if config.plugin and not config.descriptor.compiles:
         return Emitted({str(config.max_batch_size): save_parts(folder, name, lowered)}, census)
     file = folder / name / GRAPH
-    ir.save(lowered, file, external_data=WEIGHTS)
+    save(lowered, file, WEIGHTS)
     del lowered
     if not config.descriptor.compiles:
         return Emitted({str(config.max_batch_size): f"{name}/{GRAPH}"}, census)
@@ -182,7 +182,7 @@ def _flat(
         if value not in new:
             value.const_value = renamed(stored[keys[value]], str(value.name))
     lowered, file = lower.lower(graph, capacity), f"{place}/{prefix}{GRAPH}"
-    ir.save(lowered, folder / file)
+    save(lowered, folder / file)
     graphs = dict.fromkeys(map(str, config.batch_sizes), file)
     return Emitted(graphs, passes.census(lowered), stored=stored if shares else None)
 

@@ -20,7 +20,7 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ from .attention_layout import Layout, refuse_options, set_experts
 from .eagle3_head import EagleHead
 from .hidden_state_taps import Taps, layer_list
 from .layer_copies import NotRepeatedError, copy_layers
+from .lazy_weights import Weight, of_model
 from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
 from .repeated_layers import Repeated, repeated
@@ -144,8 +145,15 @@ def portable(
         yield PortableModel(model, layout, taps).eval()
 
 
-def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None) -> ir.Model:
-    """Export a model to the portable graph.
+def export(
+    model: PreTrainedModel,
+    layout: Layout,
+    positions: int,
+    capacity: int,
+    taps: Taps | None = None,
+    weights: Mapping[str, Weight] | None = None,
+) -> ir.Model:
+    """Export a model to the portable graph, whose initializers are recipes: weights are read when they are written.
 
     Args:
         model: A causal LM, or an EAGLE-3 head.
@@ -153,16 +161,18 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
         positions: Maximum number of tokens in a text.
         capacity: Rows of a KV cache, at least `positions`.
         taps: The hidden states that an EAGLE-3 head reads from this target; None without a head.
+        weights: The model's weights by name; None: those that it holds.
 
     Raises:
         CheckpointError: The exporter cannot handle the model.
     """
     with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
         found = None if isinstance(model, EagleHead) or taps else _repeated(module)
+        named = of_model(model) if weights is None else weights
         try:
-            program = _traced(module, found)
+            program = _traced(module, found, named)
         except NotRepeatedError:
-            program = _traced(module, None)
+            program = _traced(module, None, named)
         simplify(program)
     return program
 
@@ -198,7 +208,7 @@ def _example(layout: Layout) -> tuple[Any, ...]:
     )
 
 
-def _traced(module: PortableModel, found: Repeated | None) -> ir.Model:
+def _traced(module: PortableModel, found: Repeated | None, weights: Mapping[str, Weight]) -> ir.Model:
     """The graph as torch traces it, its weights named as the model's; raises NotRepeatedError.
 
     found: layers that are copied, not traced.
@@ -231,9 +241,9 @@ def _traced(module: PortableModel, found: Repeated | None) -> ir.Model:
             verbose=False,
         )
     assert program is not None
-    name_weights(program.model.graph)
+    name_weights(program.model.graph, weights)
     if found:
-        copy_layers(program.model.graph, found, model, outputs)
+        copy_layers(program.model.graph, found, model, weights, outputs)
     return program.model
 
 

@@ -215,14 +215,15 @@ def _kind(tensor: Tensor) -> str:
     """Return the name of a tensor's type, which was checked."""
     from gguf import GGMLQuantizationType
 
-    return GGMLQuantizationType(tensor.kind).name
+    return str(GGMLQuantizationType(tensor.kind).name)
 
 
 def _sizes(tensor: Tensor) -> tuple[int, int]:
     """Return how many numbers and bytes a block of a tensor's type has."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    return GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+    return block, size
 
 
 def _floats(tensor: Tensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -65,7 +65,8 @@ def _half(blocks: Bytes, at: int) -> Floats:
 def _fields(packed: Bytes, bits: int, width: int) -> Bytes:
     """Return the fields of so many bits in each `width` bytes: first the lowest of every byte, then the next."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return (packed.reshape(len(packed), -1, 1, width) >> shifts & ((1 << bits) - 1)).reshape(len(packed), -1)
+    found = packed.reshape(len(packed), -1, 1, width) >> shifts & np.uint8((1 << bits) - 1)
+    return np.asarray(found.reshape(len(packed), -1), dtype=np.uint8)
 
 
 def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -79,7 +80,7 @@ def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 def _fives(blocks: Bytes) -> Bytes:
     """Return codes of 5 bits from the last 20 bytes of blocks: four of highest bits, sixteen of the others."""
     high = np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little")
-    return _fields(blocks[:, -16:], 4, 16) | high << 4
+    return _fields(blocks[:, -16:], 4, 16) | high << np.uint8(4)
 
 
 def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -129,7 +130,7 @@ def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     low, high = _fields(blocks[:, :128], 4, 64), _fields(blocks[:, 128:192], 2, 32)
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
-    return (low | high << 4) + np.uint8(128 - 32), scales, None
+    return (low | high << np.uint8(4)) + np.uint8(128 - 32), scales, None
 
 
 FORMATS = {

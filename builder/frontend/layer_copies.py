@@ -10,7 +10,9 @@ import onnx_ir as ir
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor, nn
 
+from .lazy_weights import Weight
 from .repeated_layers import Repeated
+from .simplification import of_weight
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -28,14 +30,17 @@ class _Block:
     makes: ir.Value | None = None
 
 
-def copy_layers(graph: ir.Graph, found: Repeated, model: nn.Module, names: list[str]) -> None:
+def copy_layers(
+    graph: ir.Graph, found: Repeated, model: nn.Module, weights: Mapping[str, Weight], names: list[str]
+) -> None:
     """Put the layers that were not traced into a graph, whose weights are named as the model names them.
 
     Args:
         graph: The portable graph of the traced layers. Its inputs have the caches of all layers, its outputs those of
             the traced ones.
         found: Which layers were traced, and which are copies.
-        model: Where the weights of all layers are.
+        model: The model, whose buffers are copied as they are.
+        weights: The weights of all layers, by the model's names.
         names: The graph's outputs, once all layers are in it.
 
     Raises:
@@ -43,8 +48,7 @@ def copy_layers(graph: ir.Graph, found: Repeated, model: nn.Module, names: list[
     """
     blocks = _blocks(graph, found)
     readers = _connect(graph, blocks)
-    weights = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    copier = _Copier(graph, found.path.removeprefix("model."), weights)
+    copier = _Copier(graph, found.path.removeprefix("model."), weights, dict(model.named_buffers()))
     outputs = {str(value.name): value for value in graph.outputs}
     hidden = blocks[0].makes
     for place in range(1, len(found.layers)):
@@ -122,8 +126,10 @@ def _replace(node: ir.Node, old: ir.Value | None, new: ir.Value | None) -> None:
 class _Copier:
     """Copies blocks of one graph."""
 
-    def __init__(self, graph: ir.Graph, path: str, weights: Mapping[str, Tensor]) -> None:
-        self._graph, self._path, self._weights = graph, path, weights
+    def __init__(
+        self, graph: ir.Graph, path: str, weights: Mapping[str, Weight], buffers: Mapping[str, Tensor]
+    ) -> None:
+        self._graph, self._path, self._weights, self._buffers = graph, path, weights, buffers
         self._inputs = {value.name: value for value in graph.inputs}
 
     def copy(
@@ -175,9 +181,12 @@ class _Copier:
 
     def _weight(self, name: str) -> ir.Value:
         if name not in self._graph.initializers:
-            if name not in self._weights:
+            if name in self._weights:
+                tensor = of_weight(name, self._weights[name])
+            elif name in self._buffers:
+                tensor = TorchTensor(self._buffers[name], name=name)
+            else:
                 raise NotRepeatedError(f"there is no {name}")
-            tensor = TorchTensor(self._weights[name].detach(), name=name)
             self._graph.initializers[name] = ir.val(name, const_value=tensor)
         return self._graph.initializers[name]
 

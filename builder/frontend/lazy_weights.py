@@ -76,12 +76,11 @@ class Stored(Weight):
         """See Weight."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                if isinstance(rows, slice) and rows != ALL:
-                    return file.get_slice(self.name)[rows].float()
-                tensor = file.get_tensor(self.name).float()
+                some = isinstance(rows, slice) and rows != ALL
+                tensor: Tensor = file.get_slice(self.name)[rows] if some else file.get_tensor(self.name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.path} cannot be read ({one_line(error)}): download it again") from None
-        return tensor if isinstance(rows, slice) else tensor[torch.from_numpy(rows)]
+        return (tensor if isinstance(rows, slice) else tensor[torch.from_numpy(rows)]).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +113,12 @@ class Picked(Weight):
         return self.whole.blocks(self.rows[rows])
 
 
+def check_finite(name: str, weight: Tensor) -> None:
+    """Raise CheckpointError if a weight has a number that is not finite."""
+    if not torch.isfinite(weight).all():
+        raise CheckpointError(f"there are NaN or infinite values in {name}: the weights are damaged")
+
+
 def of_model(model: nn.Module) -> dict[str, Weight]:
     """Return the weights that a model holds, by name; a tied one by each of its names."""
     return {name: Held(weight) for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -121,7 +126,7 @@ def of_model(model: nn.Module) -> dict[str, Weight]:
 
 def shape_only(shape: tuple[int, ...]) -> nn.Parameter:
     """Return a parameter of a shape in almost no memory: its numbers are drawn, and neighbouring rows share them."""
-    numbers = torch.randn(sum(shape) + 1, generator=torch.Generator().manual_seed(0))
+    numbers = torch.randn(sum(shape) + 1, generator=torch.Generator().manual_seed(0)) / 32
     return nn.Parameter(numbers.as_strided(shape, (1,) * len(shape)), requires_grad=False)
 
 

@@ -9,7 +9,7 @@ gave the very same hidden state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,10 @@ class Repeated:
             handle.remove()
             for place, layer in enumerate(whole):
                 self.layers[place] = layer
+
+
+class _Done(Exception):  # noqa: N818
+    """Ends a forward pass after the last layer, before a head that may be large."""
 
 
 class _Passing(nn.Module):
@@ -102,6 +106,8 @@ def repeated(module: nn.Module, layers: nn.ModuleList, settings: list[Any], run:
                 models.append(place)
             else:
                 like[place] = found
+            if place == len(layers) - 1:
+                raise _Done
 
         return called
 
@@ -109,7 +115,8 @@ def repeated(module: nn.Module, layers: nn.ModuleList, settings: list[Any], run:
         for place in range(1, len(layers)):
             handle = layers[place].register_forward_hook(compare(place), with_kwargs=True)
             undo.callback(handle.remove)
-        run()
+        with suppress(_Done):
+            run()
     return Repeated(path, layers, like) if like else None
 
 

@@ -8,13 +8,28 @@ positions of a slot's rows, for layers with a window. The operators write the ca
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from specbuild.builder.passes import clean
-from specbuild.builder.passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
+from specbuild.builder.passes.pattern import (
+    constant,
+    dims,
+    initializer,
+    insert,
+    numbers_of,
+    permutation,
+    producer,
+    recipe,
+    replace,
+)
 
-from .panels import pack_codes, pack_factors, pack_floats
+from .panels import COLUMNS, pack_codes, pack_factors, pack_floats
 from .quantized import unpack
 from .standard import batch_of_tokens, graph_input, swiglu, window_of
 
@@ -60,17 +75,16 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     bits, block = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
     name = str(codes.name).removesuffix("_codes")
     if name not in packed:
-        numbers = codes.const_value.numpy()  # type: ignore[union-attr]
-        numbers = unpack(numbers.reshape(len(numbers), -1), bits)
-        scales, *rest = (each.const_value.numpy() for each in factors)  # type: ignore[union-attr]
-        minima = None
-        if rest:
-            zeros = unpack(rest[0], bits)[:, : scales.shape[1]].astype(np.float32)
-            minima = scales * (zeros - _MIDDLE[bits]) - (rest[1] if len(rest) > 1 else 0)
-        arrays = {"codes": pack_codes(numbers, bits), "scales": pack_factors(scales)}
-        arrays |= {} if minima is None else {"minima": pack_factors(minima.astype(np.float32))}
+        columns, blocks = int(dims(codes)[0]), int(dims(codes)[1])  # type: ignore[index]
+        panels = -(-columns // COLUMNS)
+        values: list[tuple[ir.DataType, list[int], Callable[[], NDArray[Any]]]]
+        values = [(ir.DataType.UINT8, [panels, blocks * block * COLUMNS * bits // 8], partial(_codes, codes, bits))]
+        values += [(ir.DataType.FLOAT, [panels, blocks, COLUMNS], partial(_scales, factors[0]))]
+        if len(factors) > 1:
+            values += [(ir.DataType.FLOAT, [panels, blocks, COLUMNS], partial(_minima, factors, bits))]
         packed[name] = [
-            initializer(graph, ir.tensor(each, name=f"{name}_panels_{part}")) for part, each in arrays.items()
+            initializer(graph, recipe(f"{name}_panels_{part}", *each))
+            for part, each in zip(("codes", "scales", "minima"), values, strict=False)
         ]
     attributes = {
         "inner": node.attributes["columns"].as_int(),
@@ -86,6 +100,23 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     _put(graph, node, new.outputs[0])
 
 
+def _codes(codes: ir.Value, bits: int) -> NDArray[np.uint8]:
+    numbers = numbers_of(codes)
+    return pack_codes(unpack(numbers.reshape(len(numbers), -1), bits), bits)
+
+
+def _scales(scales: ir.Value | None) -> NDArray[np.float32]:
+    return pack_factors(numbers_of(scales))
+
+
+def _minima(factors: Sequence[ir.Value | None], bits: int) -> NDArray[np.float32]:
+    """Return what is taken off a block's products: of scales, zero points and, if there are any, offsets."""
+    scales, packed, *offsets = (numbers_of(each) for each in factors)
+    zeros = unpack(packed, bits)[:, : scales.shape[1]].astype(np.float32)
+    minima = scales * (zeros - _MIDDLE[bits]) - (offsets[0] if offsets else 0)
+    return pack_factors(minima.astype(np.float32))
+
+
 def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
     x, weight = node.inputs
     assert weight is not None
@@ -93,11 +124,16 @@ def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     rows, columns = (int(size) for size in dims(weight) or ())
     inner, columns = (columns, rows) if turned else (rows, columns)
     if name not in packed:
-        numbers = weight.const_value.numpy()  # type: ignore[union-attr]
-        panels = pack_floats(numbers if turned else numbers.T)
-        packed[name] = [initializer(graph, ir.tensor(panels, name=f"{name}_panels"))]
+        shape = [-(-columns // COLUMNS), 4 * inner * COLUMNS]
+        make = partial(_floats, weight, turned)
+        packed[name] = [initializer(graph, recipe(f"{name}_panels", ir.DataType.UINT8, shape, make))]
     attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, "rounding": 32, "instructions": -1}
     _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
+
+
+def _floats(weight: ir.Value, turned: bool) -> NDArray[np.uint8]:
+    numbers = numbers_of(weight)
+    return pack_floats(numbers if turned else numbers.T)
 
 
 def _look_up(graph: ir.Graph, node: ir.Node, panels: list[ir.Value]) -> None:

@@ -9,13 +9,15 @@ caches share one 16- or 32-bit type; norms are computed in float32, and logits a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from specbuild.builder.passes import clean
-from specbuild.builder.passes.pattern import constant, dims, insert, replace
+from specbuild.builder.passes.pattern import constant, dims, insert, recipe, replace
 from specbuild.runtime.errors import OptionError
 
 from .quantized import block_product, scaled_product
@@ -182,18 +184,15 @@ def expand(graph: ir.Graph) -> None:
 def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
     """Convert weights, caches and activations to one type; logits and hidden states between models stay float32.
 
-    Raises OptionError if a weight is too large for the type.
+    A weight that is too large for the type raises OptionError when it is written.
     """
     if dtype == ir.DataType.FLOAT:
         return
     for value in list(graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT:
-            exact = value.const_value.numpy()  # type: ignore[union-attr]
-            with np.errstate(over="ignore"):
-                rounded = exact.astype(dtype.numpy())
-            if np.isinf(rounded.astype(np.float32)).sum() > np.isinf(exact).sum():
-                raise OptionError(f"{value.name} has numbers too large for {dtype.name.lower()}: use bf16 or fp32")
-            value.const_value = ir.tensor(rounded, name=value.name)
+            assert value.const_value is not None
+            make = partial(_rounded, value.const_value, str(value.name), dtype)
+            value.const_value = recipe(str(value.name), dtype, value.const_value.shape.numpy(), make)
             value.type = ir.TensorType(dtype)
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         if value.dtype == ir.DataType.FLOAT:
@@ -208,6 +207,16 @@ def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
         cast.outputs[0].shape, cast.outputs[0].type = value.shape, ir.TensorType(ir.DataType.FLOAT)
         value.name, cast.outputs[0].name = None, name
         graph.outputs[list(graph.outputs).index(value)] = cast.outputs[0]
+
+
+def _rounded(exact: ir.TensorProtocol, name: str, dtype: ir.DataType) -> NDArray[Any]:
+    """Round numbers to a type; raise OptionError if one is too large for it."""
+    numbers = exact.numpy()
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(dtype.numpy())
+    if np.isinf(rounded.astype(np.float32)).sum() > np.isinf(numbers).sum():
+        raise OptionError(f"{name} has numbers too large for {dtype.name.lower()}: use bf16 or fp32")
+    return rounded
 
 
 def narrow(graph: ir.Graph, inputs: list[ir.Value]) -> None:

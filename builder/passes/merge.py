@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .pattern import FusionPass, constant, dims, initializer, insert, producer, replace
+from .pattern import FusionPass, constant, dims, initializer, insert, numbers_of, producer, recipe, replace
 
 
 class MergeProducts(FusionPass):
@@ -94,9 +94,11 @@ def _joined(graph: ir.Graph, values: Sequence[ir.Value | None]) -> ir.Value:
     name = "+".join(str(value.name) for value in values if value is not None)
     if name in graph.initializers:
         return graph.initializers[name]
-    parts = [value.const_value for value in values if value is not None and value.const_value is not None]
-    shape = ir.Shape([*parts[0].shape.numpy()[:-1], sum(part.shape.numpy()[-1] for part in parts)])
-    tensor = ir.LazyTensor(
-        lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=-1)), parts[0].dtype, shape, name=name
+    parts = [value for value in values if value is not None]
+    shapes = [[int(size) for size in dims(part) or ()] for part in parts]
+    whole = [*shapes[0][:-1], sum(shape[-1] for shape in shapes)]
+    dtype = parts[0].dtype
+    assert dtype is not None
+    return initializer(
+        graph, recipe(name, dtype, whole, lambda: np.concatenate([numbers_of(part) for part in parts], axis=-1))
     )
-    return initializer(graph, tensor)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes as passes
+from numpy.typing import NDArray
+
+from specbuild.runtime.errors import SpecbuildError
 
 TRANSPOSED = ".T"  # suffix of an initializer's name: a transposed weight
 
@@ -92,6 +96,29 @@ def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     value = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def recipe(name: str, dtype: ir.DataType, shape: Sequence[int], make: Callable[[], NDArray[Any]]) -> ir.TensorProtocol:
+    """Return a tensor that is made each time it is read, which is when it is written: a graph holds no weights."""
+    return ir.LazyTensor(lambda: ir.tensor(make(), dtype=dtype, name=name), dtype, ir.Shape(shape), name=name)
+
+
+def save(model: ir.Model, path: Path, weights: str | None = None) -> None:
+    """Write a graph, and its large weights to another file beside it; raise an error of a recipe as it is."""
+    try:
+        ir.save(model, path, external_data=weights)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, SpecbuildError):
+            cause = cause.__cause__
+        raise cause or error from None
+
+
+def numbers_of(value: ir.Value | None) -> NDArray[Any]:
+    """Return an initializer's numbers, made if they are a recipe's."""
+    assert value is not None
+    assert value.const_value is not None
+    return value.const_value.numpy()
 
 
 def renamed(stored: ir.ExternalTensor, name: str, shape: ir.Shape | None = None) -> ir.ExternalTensor:

@@ -21,6 +21,7 @@ ALPHA = 0.7  # SmoothQuant's migration strength; more would overfit the calibrat
 _MAX_SMOOTH = 2.0**14  # bounds factors from above, its inverse from below: even a column without inputs fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
 _ROWS = 4096  # rows that are rounded at a time
+PARTS = "codes", "scales", "zeros", "offsets"
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -58,6 +59,21 @@ class Quantized:
     smooth: Tensor | None = None
     input_scale: float | None = None
     offsets: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """How many rows there are, how many blocks a row has, and how many columns a block."""
+        rows, blocks, size = self.codes.shape
+        return rows, blocks, size
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the fields with numbers."""
+        return tuple(name for name in PARTS if getattr(self, name) is not None)
+
+    def whole(self) -> Quantized:
+        """Return this weight, as `Kept` does."""
+        return self
 
     def restored(self) -> Tensor:
         """Return the dequantized weight, smoothed as inputs expect it: float32 `[N, K]`."""

@@ -11,6 +11,9 @@ by which an input is divided are folded into the weight of the norm before it, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, replace
+from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, recipe, replace
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
 from .numbers import Quantized, joined
+from .own_blocks import Numbers
 
 ROUNDINGS = {"dynamic": 8, "wide": 16, "weight-only": 32}  # bits of an input's numbers, by the scheme's activations
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
@@ -37,26 +41,29 @@ class Quantize(FusionPass):
 
     left = "takes a weight that is to be quantized"
 
-    def __init__(self, found: Mapping[str, Quantized], names: Names) -> None:
+    def __init__(self, found: Mapping[str, Numbers], names: Names) -> None:
         super().__init__()
         self.found, self.names = found, names
         self._made: dict[tuple[int, ...], list[ir.Value]] = {}
+        self._latest = _Latest()
 
-    def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, bool, list[Quantized]] | None:
+    def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, bool, list[Numbers]] | None:
         """Return a node's input, its weight, whether it is a lookup, and the quantized weights; None if none match."""
         matched = _weight(node)
         parts = self._parts(*matched[1:]) if matched else []
         return (*matched, parts) if matched and parts else None
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node, found: tuple[ir.Value, ir.Value, bool, list[Quantized]]) -> None:
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: tuple[ir.Value, ir.Value, bool, list[Numbers]]) -> None:
         """Replace the node by one that takes the quantized weights."""
         x, weight, lookup, parts = found
         inputs = self._made.setdefault(tuple(map(id, parts)), [])
         scheme = parts[0].scheme
         if not inputs:
-            made = _block_weight if parts[0].input_scale is None else _scaled_weight
-            inputs += made(graph, f"{weight.name}{'_lookup' if lookup else ''}", parts)
-        columns, size = parts[0].codes[0].numel(), parts[0].codes.shape[2]
+            name = f"{weight.name}{'_lookup' if lookup else ''}"
+            blocks_of = partial(_block_weight, latest=self._latest)
+            inputs += (blocks_of if parts[0].input_scale is None else _scaled_weight)(graph, name, parts)
+        _, blocks, size = parts[0].shape
+        columns = blocks * size
         x = self._divide(graph, node, x, parts[0].smooth)
         attributes: dict[str, object] = {"columns": columns}
         if parts[0].input_scale is None:
@@ -67,13 +74,13 @@ class Quantize(FusionPass):
         replace(node.outputs[0], insert(node, operator, [x, *inputs], "specbuild", attributes).outputs[0])
         graph.remove(node, safe=True)
 
-    def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
+    def _parts(self, weight: ir.Value, lookup: bool) -> list[Numbers]:
         """Return the quantized weights of which a graph's weight is made: several if merged, none if it stays."""
         names = _parts_of(weight)
         if self.names.tied and names[0] in (self.names.embedding, self.names.head):
             names = [self.names.embedding if lookup else str(self.names.head)]
         parts = [self.found.get(name) for name in names]
-        if len({part and (part.scheme, part.codes.shape[2]) for part in parts}) > 1:
+        if len({part and (part.scheme, part.shape[2]) for part in parts}) > 1:
             raise _several(names)
         return [part for part in parts if part]
 
@@ -137,18 +144,36 @@ def _tokens(x: ir.Value) -> bool:
     return x.name == "input_ids"
 
 
-def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
-    whole = joined(parts)
-    arrays = {"codes": pack(whole.codes.numpy(), whole.scheme.bits), "scales": whole.scales.numpy()}
-    if whole.zeros is not None:
-        arrays["zeros"] = pack(whole.zeros.numpy(), whole.scheme.bits)
-    if whole.offsets is not None:
-        arrays["offsets"] = whole.offsets.numpy()
-    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
+def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers], latest: _Latest) -> list[ir.Value]:
+    """Add the parts of a quantized weight to a graph, as recipes."""
+    bits, rows, (_, blocks, size) = parts[0].scheme.bits, sum(part.shape[0] for part in parts), parts[0].shape
+    shapes = {"codes": (rows, blocks, size * bits // 8), "zeros": (rows, blocks if bits == 8 else -(-blocks // 2))}
+    values = list[ir.Value]()
+    for part in parts[0].parts:
+        dtype, shape = ir.DataType.UINT8 if part in shapes else ir.DataType.FLOAT, shapes.get(part, (rows, blocks))
+        tensor = recipe(f"{name}_{part}", dtype, shape, partial(latest.numbers, parts, part, bits))
+        values.append(initializer(graph, tensor))
+    return values
 
 
-def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
-    whole = joined(parts)
+@dataclass
+class _Latest:
+    """The weight that was made last: its parts are written one after the other, and it is made once for all."""
+
+    parts: Sequence[Numbers] = ()
+    whole: Quantized | None = None
+
+    def numbers(self, parts: Sequence[Numbers], name: str, bits: int) -> NDArray[Any]:
+        """Return one part's numbers, as they are stored."""
+        if self.parts is not parts or self.whole is None:
+            self.whole = None  # before the next takes memory
+            self.parts, self.whole = parts, joined([part.whole() for part in parts])
+        found: NDArray[Any] = getattr(self.whole, name).numpy()
+        return pack(found, bits) if name in ("codes", "zeros") else found
+
+
+def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers]) -> list[ir.Value]:
+    whole = joined([part.whole() for part in parts])
     codes = whole.codes.flatten(1).T.contiguous()
     if codes.dtype == torch.uint8:
         numbers = (codes.short() - 128).to(torch.int8).numpy()

@@ -47,4 +47,4 @@ def test_a_graph_that_has_no_such_layers(make_model: Make) -> None:
     model = make_model(num_hidden_layers=4)
     found = Repeated("model.model.layers", model.model.layers, {2: 1, 3: 1})
     with pytest.raises(NotRepeatedError):
-        copy_layers(ir.Graph([], [], nodes=[]), found, model, [])
+        copy_layers(ir.Graph([], [], nodes=[]), found, model, {}, [])
