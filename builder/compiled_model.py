@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from .codegen.emit import Caches, Emitted, Stored, emit, lowering
 from .codegen.products import count
 from .config.build_config import BuildConfig
 from .config.quantize_options import chooses
-from .config.scheme import Scheme
+from .config.scheme import KEEP, Scheme
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
@@ -36,6 +37,7 @@ from .passes.spread_logits import spread_logits
 from .quantize.assignment import assign
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
+from .quantize.own_blocks import Kept, Numbers, own_blocks, told
 from .quantize.quality import Before
 from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Quantization, Request, check_early, quantize_model
@@ -52,6 +54,7 @@ class Prepared:
         operators: How many of each operator there were, "exported" and "fused".
         scales: Scales of FP8 caches.
         numbers: Quantized weights, which are not in the graph yet.
+        kept: Weights that stay in their file's blocks, by name.
     """
 
     graph: ir.Model
@@ -59,6 +62,7 @@ class Prepared:
     operators: dict[str, dict[str, int]]
     scales: Scales | None
     numbers: Quantization | None
+    kept: dict[str, Kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class CompiledModel:
         products: The products that a step computes.
         scales: Scales of its FP8 caches.
         quantization: Its quantized weights, and what they cost.
+        kept: The report's entry on weights in their file's blocks, if they stay so.
     """
 
     name: str
@@ -84,6 +89,7 @@ class CompiledModel:
     products: dict[str, Any]
     scales: Scales | None = None
     quantization: Quantization | None = None
+    kept: dict[str, Any] | None = None
 
     def with_measured(self, more: dict[str, Any]) -> CompiledModel:
         """Return a copy with further measurements of its quantization, if it is quantized."""
@@ -92,10 +98,10 @@ class CompiledModel:
 
 @dataclass(frozen=True, slots=True)
 class CompiledTarget:
-    """The target, Hugging Face's results on the check's prompts, and the EAGLE-3 head that was loaded with it."""
+    """The target, for a GPU Hugging Face's results on the check's prompts, and the EAGLE-3 head loaded with it."""
 
     model: CompiledModel
-    references: References
+    references: References | None
     head: EagleHead | None = None
     graph: GraphCheck = field(default_factory=GraphCheck)
 
@@ -127,17 +133,14 @@ def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTa
 def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> CompiledTarget:
     source = context.source
     with context.stage("target: load"):
-        loaded = load_target(source)
+        loaded = load_target(source, _needs_whole(context.config, "target"))
         if texts is not None:  # fail here rather than after minutes of calibration
             check_early(loaded.net, *_asked(context, loaded, texts))
-    with context.stage("target: Hugging Face reference"):
-        prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
-        with by_token(loaded.net, loaded.tokens, source.target.token_rows):
-            references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())
+    references = _references(context, loaded) if context.config.descriptor.on_gpu else None
     prepared = _prepared(context, loaded, references, texts, None)
     model = _lowered(context, loaded, prepared, scratch, Stored() if source.shares_weights else None)
-    if not context.config.descriptor.on_gpu:
-        return CompiledTarget(model, references, loaded.head)
+    if references is None:
+        return CompiledTarget(model, None, loaded.head)
     with context.stage("target: graph against Hugging Face"):
         dtype, graph, found = context.config.dtype_of("target"), prepared.graph, (prepared.numbers, prepared.scales)
         with by_token(loaded.net, loaded.tokens, source.target.token_rows):
@@ -145,29 +148,52 @@ def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> Compil
     return CompiledTarget(model.with_measured(checked.moved), references, loaded.head, checked)
 
 
+def _references(context: BuildContext, loaded: LoadedModel) -> References:
+    """Return what Hugging Face makes of the check's prompts, for a graph that this machine may not run."""
+    target = context.source.target
+    with context.stage("target: Hugging Face reference"):
+        prompts, new_tokens = tokenize(target.tokenizer, context.source.max_seq_len)
+        with by_token(loaded.net, loaded.tokens, target.token_rows):
+            return References.of(loaded.net, prompts, new_tokens, target.eos_token_ids())
+
+
+def _needs_whole(config: BuildConfig, name: str) -> bool:
+    """Return whether a model has to lie in memory as a whole: to be calibrated, or to be compared for a GPU."""
+    scheme = config.scheme_of(name)
+    return config.descriptor.on_gpu or scheme is None or scheme.quantized or bool(config.quantize.all_types)
+
+
 def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, scratch: Path) -> CompiledModel:
     with context.stage("draft: load"):
-        loaded = load_draft(context.source, target.head)
+        loaded = load_draft(context.source, target.head, _needs_whole(context.config, "draft"))
     prepared = _prepared(context, loaded, target.references, texts, target.model.quantization)
     return _lowered(context, loaded, prepared, scratch, target.model.emitted.stored)
 
 
 def _prepared(
-    context: BuildContext, loaded: LoadedModel, references: References, texts: Texts | None, target: Quantization | None
+    context: BuildContext,
+    loaded: LoadedModel,
+    references: References | None,
+    texts: Texts | None,
+    target: Quantization | None,
 ) -> Prepared:
     """Export and fuse a model's graph, and quantize its weights; a CPU's draft alone keeps logits of some tokens."""
     source, name, scales = context.source, loaded.name, None
-    if context.config.engine.kv_cache_dtype == "fp8":
+    if references and context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
             scales = calibrate(loaded.net, references.texts)
+    keeps = context.config.precision_of(name) == KEEP
+    kept = own_blocks(loaded.weights, Names.of(loaded.net)) if keeps else {}
     with context.stage(f"{name}: export"):
-        graph = export(loaded.net, source.layouts[name], source.max_seq_len, context.capacity, loaded.taps)
+        layout, shape = source.layouts[name], (source.max_seq_len, context.capacity)
+        graph = export(loaded.net, layout, *shape, loaded.taps, loaded.weights)
         operators = {"exported": passes.census(graph)}
-        matched = passes.run_portable(graph)
+        matched = passes.run_portable(graph, {f"{key}.weight": each.scheme for key, each in kept.items()})
         operators["fused"] = passes.census(graph)
         if loaded.tokens and unspread(context, loaded) is None:
             spread_logits(graph.graph, loaded.tokens, source.target.token_rows)
-    return Prepared(graph, matched, operators, scales, _numbers(context, loaded, graph, texts, target))
+    numbers = None if keeps else _numbers(context, loaded, graph, texts, target)
+    return Prepared(graph, matched, operators, scales, numbers, kept)
 
 
 def _numbers(
@@ -208,21 +234,21 @@ def _lowered(
     with context.stage(f"{name}: lower"):
         if runs_quantized(config, numbers):
             save_plain(graph, context.capacity, scratch)
-        matched = prepared.matched | _rewrite(graph, numbers)
+        found: Mapping[str, Numbers] = numbers.found if numbers else prepared.kept
+        matched = prepared.matched | _rewrite(graph, found, Names.of(loaded.net)) if found else prepared.matched
         precision = _precision(config, name, numbers)
         products = asdict(count(graph, memory_plan.item_bytes(precision)))
         caches = Caches(context.capacity, context.source.max_seq_len, scales)
         emitted = emit(context.folder, name, graph, config, caches, context.stages.detail, stored)
     record = _record(context, loaded, precision, emitted)
     operators = prepared.operators | {"lowered": emitted.lowered}
-    return CompiledModel(name, record, emitted, matched, operators, products, scales, numbers)
+    kept = told(loaded.weights, prepared.kept) if prepared.kept else None
+    return CompiledModel(name, record, emitted, matched, operators, products, scales, numbers, kept)
 
 
-def _rewrite(graph: ir.Model, numbers: Quantization | None) -> dict[str, int]:
+def _rewrite(graph: ir.Model, found: Mapping[str, Numbers], names: Names) -> dict[str, int]:
     """Put quantized weights into the graph; return how often the pass matched, by its name."""
-    if not numbers or not numbers.found:
-        return {}
-    quantizer = Quantize(numbers.found, numbers.names)
+    quantizer = Quantize(found, names)
     quantizer(graph)
     passes.clean(graph)
     return {type(quantizer).__name__: quantizer.matched}
@@ -231,6 +257,8 @@ def _rewrite(graph: ir.Model, numbers: Quantization | None) -> dict[str, int]:
 def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> str:
     """Return the name of a model's precision, as the manifest has it."""
     dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
+    if asked == KEEP:
+        return KEEP
     if not numbers or not numbers.found:
         return dtype
     called = asked if chooses(asked) or (scheme and scheme.quantized) else "mixed"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .build_context import BuildContext
-from .frontend import checkpoint as checkpoints
+from .frontend.checkpoint import Checkpoint, load
 from .frontend.eagle3_head import EagleHead, load_head, trim_head
 from .frontend.hidden_state_taps import Taps
+from .frontend.lazy_weights import Weight, of_model, of_names, skeleton
 from .frontend.vocabulary import Vocabulary, fit, trim
 from .prepare import Sources
 
@@ -23,12 +24,13 @@ TOKENS = "draft_tokens.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights.
+    """A model and its weights.
 
     Attributes:
         name: "target" or "draft".
-        net: The model.
+        net: The model, which may have no weights of its own.
         parameters: How many parameters its checkpoint has.
+        weights: Its weights by its names, read when they are needed.
         head: The EAGLE-3 head that drafts for this target, or that this draft is.
         tokens: The target's token id of each column of the logits; None if column i is token i.
     """
@@ -36,6 +38,7 @@ class LoadedModel:
     name: str
     net: PreTrainedModel
     parameters: int
+    weights: Mapping[str, Weight]
     head: EagleHead | None = None
     tokens: list[int] | None = None
 
@@ -45,31 +48,49 @@ class LoadedModel:
         return Taps(self.head.config.taps, self.head.fc) if self.head and self.head is not self.net else None
 
 
-def load_target(source: Sources) -> LoadedModel:
-    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding."""
-    net = checkpoints.load(source.target, "eager")
-    head = load_head(source.head, net.get_input_embeddings().weight) if source.head else None
+def load_target(source: Sources, whole: bool = True) -> LoadedModel:
+    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding.
+
+    Unless `whole`, its weights stay where they are, if they can be read from there.
+    """
+    net, weights = _load(source.target, whole)
+    known, names = of_model(net) if weights is None else weights, {each: name for name, each in net.named_modules()}
+    embedding = known[f"{names[net.get_input_embeddings()]}.weight"]
+    head = load_head(source.head, embedding.read()) if source.head else None
     parameters = net.num_parameters()
     if head:
         trim_head(head, source.target.token_ids)
-    return LoadedModel("target", net, parameters, head, _listed(trim(net, source.target)))
+    tokens = _listed(trim(net, source.target, weights))
+    return LoadedModel("target", net, parameters, of_model(net) if weights is None else weights, head, tokens)
 
 
-def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
-    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target."""
+def load_draft(source: Sources, head: EagleHead | None, whole: bool = True) -> LoadedModel:
+    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target.
+
+    `whole` is as for `load_target`.
+    """
     if head:
         parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
         tokens: list[int] = head.tokens.tolist()
         every = tokens == list(range(source.target.token_rows))
-        return LoadedModel("draft", head, parameters, head, None if every else tokens)
+        return LoadedModel("draft", head, parameters, of_model(head), head, None if every else tokens)
     assert source.draft is not None
-    net = checkpoints.load(source.draft, "eager")
+    net, weights = _load(source.draft, whole)
     parameters, vocabulary = net.num_parameters(), source.vocabulary
     if vocabulary:
-        fit(net, vocabulary)
+        fit(net, vocabulary, weights)
     else:  # the target itself
-        vocabulary = trim(net, source.draft)
-    return LoadedModel("draft", net, parameters, tokens=_listed(vocabulary))
+        vocabulary = trim(net, source.draft, weights)
+    known = of_model(net) if weights is None else weights
+    return LoadedModel("draft", net, parameters, known, tokens=_listed(vocabulary))
+
+
+def _load(checkpoint: Checkpoint, whole: bool) -> tuple[PreTrainedModel, dict[str, Weight] | None]:
+    """Return a model, and its weights if it has none itself."""
+    if whole or checkpoint.tensors is None:
+        return load(checkpoint, "eager"), None
+    net = skeleton(checkpoint.config, "eager")
+    return net, of_names(net, checkpoint.tensors)
 
 
 def _listed(vocabulary: Vocabulary) -> list[int] | None:

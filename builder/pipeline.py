@@ -30,13 +30,14 @@ from .bundle_writer import (
     save_tokenizer,
     write_manifest,
 )
-from .check.bundle_check import MAX_DIVERGENCE, check, inspected, unrunnable
+from .check.bundle_check import MAX_DIVERGENCE, check, inspected, tokenize, unrunnable
 from .codegen import nvrtc
 from .codegen.tensorrt import check_machine
 from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compile_target, runs_quantized
 from .config.build_config import BuildConfig
 from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
+from .frontend.vocabulary import reference_logits
 from .prepare import Sources, prepare
 from .quantize import texts
 from .quantize.kept import kept
@@ -50,7 +51,7 @@ def stages(config: BuildConfig) -> int:
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
     each = 1 if on_gpu else 2
     quantized = 1 + models * each if config.quantizes else 0
-    return 4 + 3 * models + fp8 + quantized + bool(config.architectures) + on_gpu + config.tune
+    return 3 + 3 * models + fp8 + quantized + bool(config.architectures) + 2 * on_gpu + config.tune
 
 
 @quiet()
@@ -136,14 +137,15 @@ class Checked:
 
 def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) -> Checked:
     """Check the bundle against Hugging Face and itself; a bundle for GPUs as far as this machine can."""
-    config, folder, references, layers = context.config, context.folder, target.references, dict[str, Any]()
+    config, folder, layers = context.config, context.folder, dict[str, Any]()
     with context.stage("check"):
         missing = unrunnable(manifest) if config.descriptor.on_gpu else None
         if missing:
             exactness: dict[str, Any] = {"bound": manifest.exactness_bound, "cases": [], "not_run": missing}
         else:
             limit = max(MAX_DIVERGENCE, config.max_kl) if config.quantizes else MAX_DIVERGENCE
-            exactness = check(folder, references, limit)
+            prompts, new_tokens = tokenize(context.source.target.tokenizer, context.source.max_seq_len)
+            exactness = check(folder, prompts, new_tokens, partial(reference_logits, context.source.target), limit)
             layers = inspected(folder, manifest)
         if target.graph.difference is not None:
             exactness["graph_logit_difference"] = target.graph.difference
@@ -186,6 +188,7 @@ def _report(
         "matched_passes": {name: each.matched for name, each in models.items()},
         "operators": {name: each.operators for name, each in models.items()},
         "products": {name: each.products for name, each in models.items()},
+        "kept": {name: each.kept for name, each in models.items() if each.kept},
         "kernels": kernels.report,
         "engines": {name: told | accounts.get(name, {}) for name, told in engines.items() if told},
         "fp8_caches": caches and caches | {"scales": scales},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ from specbuild.runtime.errors import OptionError
 from .codegen import nvrtc
 from .codegen.tensorrt import profiles_of
 from .config.build_config import LONGEST_DEFAULT, BuildConfig
+from .config.scheme import KEEP
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
+from .frontend.gguf import Gguf
 from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
@@ -101,6 +104,7 @@ def prepare(config: BuildConfig) -> Sources:
     elif config.draft:
         draft = checkpoints.find(config.draft)
         vocabulary = reconcile(target, draft)
+    _check_kept(config, {"target": target, "draft": draft or head})
     max_seq_len = _max_seq_len(config, target, draft or head)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
@@ -136,6 +140,14 @@ def prepare(config: BuildConfig) -> Sources:
         bundle_bytes=9 * sum(parameters) // 2 + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
         memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[kind] * max(parameters),
     )
+
+
+def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:
+    """Raise OptionError if a model that has no blocks of its own is to keep them."""
+    for name, model in models.items():
+        if model and config.precision_of(name) == KEEP and not isinstance(getattr(model, "origin", None), Gguf):
+            option = "--precision" if name == "target" else "--draft-precision"
+            raise OptionError(f"keep is for a GGUF file, and {model.source} is none: give another {option}")
 
 
 def _check_head_types(config: BuildConfig) -> None:

@@ -87,8 +87,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--backend", default=DEFAULT, show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option(
     "--precision",
-    help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto, "
-    "or best:size, best:speed, best:kl. Options after a colon, as in int4:64,sym: docs/guides/quantization.md.",
+    help="On a CPU fp32, int8, int4, or keep: a GGUF's own numbers, and its default. On GPUs fp16, bf16, fp32, int8, "
+    "int4 or fp8. Else the first; or auto, or best:size, best:speed, best:kl. Options after a colon, as in "
+    "int4:64,sym: docs/guides/quantization.md.",
 )
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
 @click.option(
@@ -193,7 +194,9 @@ def command(output: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
     for name, origin in report["sources"].items():
         if "gguf_quantization" in origin:
             counts = ", ".join(f"{count} tensors {kind}" for kind, count in origin["gguf_tensors"].items())
-            tell(f"{name}: gguf quantization: {origin['gguf_quantization']} ({counts}), dequantized to float32")
+            kept = report["kept"].get(name)
+            now = f"kept, {kept['bits_per_weight']:g} bits a weight" if kept else "dequantized to float32"
+            tell(f"{name}: gguf quantization: {origin['gguf_quantization']} ({counts}), {now}")
         elif "packed_quantization" in origin:
             tell(f"{name}: {origin['packed_quantization']}, {origin['packed_weights']} weights dequantized to float32")
     if as_json:

@@ -183,6 +183,7 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
         import torch
 
         from specbuild.builder import compiled_model
+        from specbuild.builder.frontend.lazy_weights import of_model
 
         real = compiled_model.export
 
@@ -190,15 +191,18 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
             folder.mkdir()
             ir.save(graph, folder / "model.onnx", external_data="weights.bin")
 
-        def export(model: Any, layout: Any, positions: int, capacity: int, taps: Any = None) -> ir.Model:
+        def export(
+            model: Any, layout: Any, positions: int, capacity: int, taps: Any = None, weights: Any = None
+        ) -> ir.Model:
             sizes = positions, capacity, taps and taps.places
             what = type(model).__name__, model.config.to_json_string(), layout, sizes
             key = hashlib.sha256(repr(what).encode())
-            for module in (model, taps.fuse) if taps else (model,):
-                for name, weight in module.state_dict().items():
-                    key.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            tensors = {name: weight.read() for name, weight in (weights or of_model(model)).items()}
+            tensors |= dict(model.named_buffers()) | ({"fuse": taps.fuse.weight} if taps else {})
+            for name, weight in tensors.items():
+                key.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
             name = f"graph-{key.hexdigest()[:24]}"
-            made = once(name, lambda folder: save(folder, real(model, layout, positions, capacity, taps)))
+            made = once(name, lambda folder: save(folder, real(model, layout, positions, capacity, taps, weights)))
             return ir.external_data.load_to_model(ir.load(made / "model.onnx"))  # it names no file but the bundle's
 
         with pytest.MonkeyPatch.context() as patch:

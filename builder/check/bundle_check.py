@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.builder.config.quantize_options import MAX_KL
+from specbuild.builder.config.scheme import KEEP
 from specbuild.builder.frontend.checkpoint import encode
-from specbuild.builder.frontend.reference import References
 from specbuild.builder.passes.spread_logits import LOWEST
 from specbuild.measure.divergence import divergences
-from specbuild.measure.exactness import Case, compare, held, plain_results
+from specbuild.measure.exactness import Case, Divergence, compare, plain
 from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
@@ -24,6 +24,8 @@ from specbuild.runtime.backends.kernels.library import find_library
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 Logits = Sequence[NDArray[np.float32]]  # one array for each text
+Texts = Sequence[Sequence[int]]
+EXACT = "fp32", KEEP  # precisions in which nothing of a checkpoint's numbers is lost
 NEW_TOKENS = 32
 MAX_DIVERGENCE = MAX_KL  # nats per token, in any precision: beyond it the model is a different one
 FP8_CACHE = "an FP8 cache"
@@ -78,40 +80,44 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return found
 
 
-def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]:
+def check(
+    folder: Path, prompts: Sequence[list[int]], new_tokens: int, reference: Callable[[Texts], Logits], max_kl: float
+) -> dict[str, Any]:
     """Compare the logits with Hugging Face's, and speculative with plain decoding, both greedy and sampled.
 
-    In fp32 the tokens of plain decoding must be Hugging Face's, except for near ties. Other precisions change these
-    tokens, so there the KL divergence of the logits is bounded instead.
+    In fp32, and where a file's own blocks are kept, each greedy token must be Hugging Face's choice after those before
+    it, except for near ties. Other precisions change these tokens, so there the KL divergence is bounded instead.
 
     Args:
         folder: The bundle.
-        references: Hugging Face's tokens and logits.
+        prompts: Token ids.
+        new_tokens: How many tokens are decoded after each.
+        reference: Returns Hugging Face's logits after each token of texts; called when the bundle is closed.
         max_kl: Largest divergence from Hugging Face's logits, in nats per token.
 
     Raises:
         ExecutionError: Tokens differ beyond near ties, or logits by more than is allowed.
     """
-    prompts, logits = [reference.prompt for reference in references.each], references.logits
-    greedy = SamplingParams(max_new_tokens=references.new_tokens, seed=0)
+    greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
     largest = max(map(int, Bundle.open(folder).manifest.models["target"].graphs), default=1)
+    cases, decoded = list[Case](), list[list[list[int]]]()
     with Engine.load(folder, batch_size=largest, prefix_caching=False) as engine:
-        ours = [engine.text_logits(text) for text in references.texts]
-        gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
-        cases = []
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
             each = [params] * len(prompts)
-            results = plain_results(engine, prompts, each)
-            if params is greedy and engine.manifest.precision == "fp32":
-                theirs = [reference.tokens for reference in references.each]
-                against = "plain decoding against Hugging Face"
-                cases.append(held(engine, against, prompts, each, results, theirs, near_ties=True))
-            expected = [result.token_ids for result in results]
+            expected = plain(engine, prompts, each)
+            decoded.append(expected)
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
+        texts = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, decoded[0], strict=True)]
+        ours = [engine.text_logits(text) for text in texts]
         manifest, precision = engine.manifest, engine.manifest.precision
+    logits = reference(texts)
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
+    if precision in EXACT:
+        bound = manifest.exactness_bound if precision == "fp32" else 2 * gap
+        cases.insert(0, _chosen(prompts, decoded[0], logits, bound))
     _raise_real(cases)
-    if precision == "fp32":
+    if precision in EXACT:
         raise_far(gap, logits)
     divergence = check_divergence(precision, ours, logits, max_kl)
     return {
@@ -120,6 +126,18 @@ def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]
         "kl_nats_per_token": divergence,
         "cases": [case.to_dict() for case in cases],
     }
+
+
+def _chosen(prompts: Sequence[list[int]], tokens: Sequence[list[int]], logits: Logits, bound: float) -> Case:
+    """Compare each greedy token with the largest of Hugging Face's logits after the tokens before it."""
+    found = list[Divergence]()
+    for index, (prompt, got, each) in enumerate(zip(prompts, tokens, logits, strict=True)):
+        rows = each[len(prompt) - 1 :]
+        best = rows.argmax(1)
+        for at in np.flatnonzero(best != np.array(got))[:1]:
+            margin = float(rows[at, best[at]] - rows[at, got[at]])
+            found.append(Divergence(index, int(at), int(best[at]), got[at], margin, margin >= bound))
+    return Case("plain decoding against Hugging Face", len(prompts), sum(map(len, tokens)), 1.0, found)
 
 
 def check_divergence(rounding: str, ours: Logits, logits: Logits, max_kl: float = MAX_DIVERGENCE) -> float:

@@ -25,6 +25,7 @@ from .parts import WEIGHTS, save_parts
 from .tensorrt import Progress, built_on, compile_engine, profiles_of
 
 GRAPH, PLAN = "model.onnx", "model.plan"
+PAGE = 4096  # large tensors begin there: the runtime computes with the mapped file
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 Stored = dict[str, ir.ExternalTensor]  # tensors in weight files, by a hash of their content
 
@@ -173,7 +174,7 @@ def _flat(
     keys = {v: _content(v.const_value) for v in large} if shares else {}  # type: ignore[arg-type]
     new = [v for v in large if keys.get(v) not in stored]
     values = [v.const_value for v in new]
-    written = ir.external_data.convert_tensors_to_external(values, folder / place, weights)  # type: ignore[arg-type]
+    written = ir.external_data.convert_tensors_to_external(values, folder / place, weights, alignment=PAGE)  # type: ignore[arg-type]
     for value, tensor in zip(new, written, strict=True):
         value.const_value = tensor
         if keys:

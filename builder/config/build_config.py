@@ -12,7 +12,7 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .engine_options import EngineOptions
 from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions, chooses
-from .scheme import Scheme, parse
+from .scheme import KEEP, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a prefill chunk
 MAX_BATCH_SIZE = 64
@@ -29,8 +29,9 @@ class BuildConfig:
         output: The bundle's folder.
         draft: As `target`, an EAGLE-3 head, or "self:PRECISION" for the target's own weights; None: no draft model.
         backend: The name of the backend.
-        precision: A scheme as `scheme.parse` reads it, "auto", or "best:…"; None: the backend's first.
-        draft_precision: The draft's precision; None: the target's.
+        precision: A scheme as `scheme.parse` reads it, "auto", or "best:…"; None: "keep" for a GGUF file on a CPU, else
+            the backend's first.
+        draft_precision: The draft's precision; None: the target's, where that is given.
         max_seq_len: The longest text, in tokens; None: what both models support, at most 4096.
         max_batch_size: How many sequences a step has at most.
         buckets: Node counts that steps may have, root included, ascending.
@@ -96,6 +97,11 @@ class BuildConfig:
         target, draft = self.scheme_of("target"), self.scheme_of("draft")
         if self.own_draft and target and draft and draft.bits >= target.bits:
             raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
+        schemes = [parse(scheme, self.backend) for scheme in self.quantize.all_types]
+        if any(scheme.kind == KEEP for scheme in schemes) or (schemes and KEEP in map(self.precision_of, self.models)):
+            raise OptionError(
+                "keep is for all weights of a model: drop --tensor-type and the like, or give --precision"
+            )
         self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
         self.engine.check_types(self.descriptor, self.types)
 
@@ -149,8 +155,13 @@ class BuildConfig:
         asked = self.draft_precision if model == "draft" else None
         if model == "draft" and self.own_draft:
             asked = str(self.draft).removeprefix(SELF)
-        asked = asked or self.precision or self.descriptor.precisions[0]
+        asked = asked or self.precision or self._default(self.target if model == "target" else str(self.draft))
         return asked.lower() if asked.lower().startswith("best:") else asked
+
+    def _default(self, source: str) -> str:
+        """Return the precision of a model that none was given for."""
+        keeps = KEEP in self.descriptor.precisions and not self.quantize.all_types
+        return KEEP if keeps and Path(source).expanduser().is_file() else self.descriptor.precisions[0]
 
     def scheme_of(self, model: str) -> Scheme | None:
         """Return the scheme of a model's weights, None for "auto" and "best"; raise OptionError for a wrong one.

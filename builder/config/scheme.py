@@ -6,6 +6,7 @@
 | int8 | 8 bits | columns of a block; sym, asym; rtn, gptq; activations |
 | int4 | 4 bits | columns of a block; asym or sym; gptq, rtn, awq; activations |
 | fp8 | E4M3 | the rows that share a scale: channel, tensor |
+| keep | a GGUF file's own blocks, which are not rounded again | |
 
 Activations: `wide`, rounded to 16 bits by block and row when they are computed; `dynamic`, to 8 bits; `weight-only`,
 not rounded; `static`, rounded by one calibrated scale, after SmoothQuant. DTYPE: the type of everything that is not
@@ -24,7 +25,8 @@ BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("wide", "dynamic", "weight-only", "static")
-BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
+KEEP = "keep"
+BITS = {KEEP: 32, "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Scheme:
 
     @property
     def quantized(self) -> bool:
-        """Return whether the weight is quantized."""
-        return self.kind not in FLOATS
+        """Return whether the build quantizes the weight."""
+        return self.kind not in (*FLOATS, KEEP)
 
     @property
     def calibrated(self) -> bool:
@@ -82,10 +84,10 @@ def parse(text: str, backend: str) -> Scheme:
     if kind not in kinds:
         whole = ", or of a whole model auto, best:size, best:speed, best:kl" if kind.lower() in ("auto", "best") else ""
         raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}{whole}")
-    if kind in FLOATS:
+    if kind in (*FLOATS, KEEP):
         if options or slash:
             raise OptionError(f"{shown(text)}: {kind} takes no options")
-        return Scheme(kind, kind)
+        return Scheme(kind, dtypes[0] if kind == KEEP else kind)
     if slash and dtype not in dtypes:
         raise OptionError(f"{shown(text)}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
     if colon and not options:

@@ -175,7 +175,7 @@ def _look(source: str, folder: Path, where: str, origin: Gguf | Packed | None = 
 def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
     """Return a model's weights by its names; None if the files have others, which `transformers` converts."""
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    if any(header.shapes.get(name) != shape for name, shape in wanted.items()):
+    if header.shapes != wanted:
         return None
     return {name: Stored(header.files[name], name, shape) for name, shape in header.shapes.items()}
 

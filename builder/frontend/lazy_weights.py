@@ -119,6 +119,12 @@ def check_finite(name: str, weight: Tensor) -> None:
         raise CheckpointError(f"there are NaN or infinite values in {name}: the weights are damaged")
 
 
+def of_names(model: nn.Module, tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Return a checkpoint's weights by a model's names, a tied one by each of them."""
+    first = {weight: name for name, weight in model.named_parameters()}
+    return {name: tensors[first[weight]] for name, weight in model.named_parameters(remove_duplicate=False)}
+
+
 def of_model(model: nn.Module) -> dict[str, Weight]:
     """Return the weights that a model holds, by name; a tied one by each of its names."""
     return {name: Held(weight) for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -151,11 +157,11 @@ def skeleton(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
 
 
 @contextmanager
-def reading(model: nn.Module, module: nn.Module, weights: Mapping[str, Weight]) -> Iterator[None]:
-    """Give a module of a model its weights, by the model's names, while inside."""
+def reading(model: nn.Module, module: nn.Module, weights: Mapping[str, Weight], deep: bool = True) -> Iterator[None]:
+    """Give a module of a model, and unless not `deep` those in it, its weights by the model's names while inside."""
     names = {id(each): name for name, each in model.named_parameters()}
     with ExitStack() as undo:
-        for part in module.modules():
+        for part in module.modules() if deep else (module,):
             for key, weight in part._parameters.items():
                 if weight is not None:
                     put(part, key, weights[names[id(weight)]].read(), undo)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -26,7 +28,9 @@ from specbuild.builder.passes.spread_logits import LOWEST
 from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
-from .checkpoint import Checkpoint, encode
+from .checkpoint import Checkpoint, encode, load
+from .layer_by_layer import text_logits
+from .lazy_weights import Picked, Weight, of_model, of_names, shape_only, skeleton
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and the bytes that it stands for
@@ -110,10 +114,11 @@ def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
     )
 
 
-def trim(model: PreTrainedModel, checkpoint: Checkpoint) -> Vocabulary:
+def trim(model: PreTrainedModel, checkpoint: Checkpoint, weights: dict[str, Weight] | None = None) -> Vocabulary:
     """Take the rows that no token has out of a model in place, and return the relation of what is left to its tokens.
 
-    Rows past the last token leave the embedding and the head; rows between tokens leave the head alone.
+    Rows past the last token leave the embedding and the head; rows between tokens leave the head alone. `weights` is as
+    for `fit`.
     """
     tokens, rows = checkpoint.token_ids, checkpoint.token_rows
     own = Vocabulary(
@@ -124,42 +129,48 @@ def trim(model: PreTrainedModel, checkpoint: Checkpoint) -> Vocabulary:
         shared=len(tokens),
         sources=None if rows == checkpoint.vocab_size else tuple(range(rows)),
     )
-    fit(model, own)
+    fit(model, own, weights)
     return own
 
 
-def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
+def fit(model: PreTrainedModel, vocabulary: Vocabulary, weights: dict[str, Weight] | None = None) -> None:
     """Change a model's embedding and head in place so that they use the target's token ids.
 
     A tied head stays tied if both need the same rows. Raises CheckpointError if the embedding or the head is of a kind
     that cannot be changed.
+
+    Args:
+        model: The model.
+        vocabulary: The rows that it gets.
+        weights: The weights of a model that has none itself, changed with it; None: the model's own are changed.
     """
     if vocabulary.sources is None and vocabulary.tokens is None and vocabulary.columns == vocabulary.rows:
         return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
         raise CheckpointError(f"{type(model).__name__} has no plain embedding and head: use another model")
+    names = {module: name for name, module in model.named_modules()}
     tied = head.weight is embedding.weight
-    columns = slice(vocabulary.columns) if vocabulary.tokens is None else torch.tensor(vocabulary.tokens)
-    with torch.no_grad():
-        rows, out = (_rows(weight, vocabulary.sources) for weight in (embedding.weight, head.weight))
-        bias = None if head.bias is None else _rows(head.bias[:, None], vocabulary.sources)[columns, 0]
-        embedding.weight = nn.Parameter(rows)
-        tied = tied and vocabulary.tokens is None and vocabulary.columns == vocabulary.rows
-        head.weight = embedding.weight if tied else nn.Parameter(out[columns].clone())
-        head.bias = None if bias is None else nn.Parameter(bias.clone())
+    known = of_model(model) if weights is None else weights
+    every = np.arange(embedding.num_embeddings) if vocabulary.sources is None else np.array(vocabulary.sources)
+    columns = every[: vocabulary.columns] if vocabulary.tokens is None else every[np.array(vocabulary.tokens)]
+    stays = tied and vocabulary.tokens is None and vocabulary.columns == vocabulary.rows
+    rows = Picked(known[f"{names[embedding]}.weight"], every)
+    outputs = rows if stays else Picked(known[f"{names[head]}.weight"], columns)
+    changed = {(embedding, "weight"): rows, (head, "weight"): outputs}
+    if head.bias is not None:
+        changed[head, "bias"] = Picked(known[f"{names[head]}.bias"], columns)
+    for (module, key), weight in changed.items():
+        name = f"{names[module]}.{key}"
+        if weights is None:
+            setattr(module, key, nn.Parameter(weight.read()))
+        else:
+            setattr(module, key, shape_only(weight.shape))
+            weights[name] = weight
+    if stays:
+        head.weight = embedding.weight
     embedding.num_embeddings, embedding.padding_idx, head.out_features = vocabulary.rows, None, vocabulary.columns
-    model.config.vocab_size, model.config.tie_word_embeddings = vocabulary.rows, tied
-
-
-def _rows(weight: Tensor, sources: tuple[int, ...] | None) -> Tensor:
-    """Return the rows `[rows, H]` that `sources` picks from `weight` `[V, H]`."""
-    if sources is None:
-        return weight
-    index = torch.tensor(sources)
-    rows = weight[index]
-    rows[index < 0] = weight.mean(0)
-    return rows
+    model.config.vocab_size, model.config.tie_word_embeddings = vocabulary.rows, stays
 
 
 class _Tokens:
@@ -258,6 +269,24 @@ def _mask(target: Checkpoint, draft: Checkpoint, sources: dict[int, int]) -> tup
         )
     sources[token] = mask
     return token, token + 1
+
+
+def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    """Return the logits that Hugging Face's modules compute in float32 after each token of texts, a layer at a time.
+
+    They are `float32[T, rows]` by token, LOWEST where a row is no token's.
+    """
+    if checkpoint.tensors is None:
+        model = load(checkpoint, "eager")
+        weights: Mapping[str, Weight] = of_model(model)
+    else:
+        model = skeleton(checkpoint.config, "eager")
+        weights = of_names(model, checkpoint.tensors)
+    columns = np.array(checkpoint.token_ids, dtype=np.int64)
+    found = text_logits(model, weights, texts, columns)
+    if len(columns) == checkpoint.token_rows:
+        return found
+    return [spread(torch.from_numpy(each), torch.from_numpy(columns), checkpoint.token_rows).numpy() for each in found]
 
 
 def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -10,6 +11,7 @@ import onnx_ir.passes.common as common
 from .gate_up import FuseGateUp
 from .gather_logits import GatherLogits
 from .gemm import SplitGemm
+from .merge import MergeProducts
 from .pattern import FusionPass
 from .qkv import FuseQKV
 from .residual_norm import FuseResidualNorm
@@ -33,11 +35,14 @@ PORTABLE: tuple[type[FusionPass], ...] = (
 )
 
 
-def run_portable(model: ir.Model) -> dict[str, int]:
-    """Run every portable pass in place; return how often each matched, by its name."""
+def run_portable(model: ir.Model, forms: Mapping[str, object] | None = None) -> dict[str, int]:
+    """Run every portable pass in place; return how often each matched, by its name.
+
+    `forms` has each weight's form by its name, where they differ: only weights of one form are merged.
+    """
     matched = {}
     for kind in PORTABLE:
-        fusion = kind()
+        fusion = kind(forms or {}) if issubclass(kind, MergeProducts) else kind()
         fusion(model)
         matched[kind.__name__] = fusion.matched
     clean(model)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from .pattern import FusionPass, constant, dims, initializer, insert, numbers_of, producer, recipe, replace
+from .pattern import TRANSPOSED, FusionPass, constant, dims, initializer, insert, numbers_of, producer, recipe, replace
 
 
 class MergeProducts(FusionPass):
     """Merges the `MatMul`s behind the first `count` inputs of a node in `operators` into one, followed by a `Split`.
 
-    `through`: operators that may lie between. Post: no node has such products of one input behind it.
+    `through`: operators that may lie between. `forms`: each weight's form by its name, where they differ; only weights
+    of one form are merged. Post: no node has such products of one input behind it.
     """
 
     operators: frozenset[str]
     through: frozenset[str]
     count: int
     left = "has products of one input behind it"
+
+    def __init__(self, forms: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self.forms = forms or {}
 
     def find(self, node: ir.Node) -> list[ir.Node]:
         """Return the products to merge; [] if one is missing, used twice, of another input, or the graph's output."""
@@ -28,7 +33,8 @@ class MergeProducts(FusionPass):
         found = [_product_behind(value, self.through) for value in node.inputs[: self.count]]
         products = [product for product in found if product and not product.outputs[0].is_graph_output()]
         same = len({product.inputs[0] for product in products}) == 1
-        return products if same and len(set(products)) == self.count else []
+        forms = {self.forms.get(str(product.inputs[1].name).removesuffix(TRANSPOSED)) for product in products}  # type: ignore
+        return products if same and len(set(products)) == self.count and len(forms) == 1 else []
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: list[ir.Node]) -> None:
         """See the class."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.hidden_state_taps import decoder_layers
+from specbuild.builder.frontend.layer_by_layer import run_layer, run_rest
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
 from .linears import groups, no_grad, rows, simulated
@@ -30,10 +31,6 @@ from .numbers import SPAN, Inputs, Quantized, fit, quantize
 
 Progress = Callable[[str, float], None]
 Found = dict[str, Quantized]
-
-
-class _Stop(Exception):  # noqa: N818
-    """Ends a forward pass early, after the layer that it was for."""
 
 
 def calibrate(
@@ -70,14 +67,14 @@ def calibrate(
         for index, names in enumerate(inside):
             progress("layers", index / len(layers))
             kept = keep.load(index, names) if keep else None
-            run = partial(_run, model, layers, index, texts, hidden)
+            run = partial(run_layer, model, layers, index, texts, hidden)
             of_layer = kept or _quantized(model, names, readers, schemes, run)
             if keep and kept is None:
                 keep.save(index, of_layer)
             found |= of_layer
             with simulated(model, of_layer):
-                hidden = _run(model, layers, index, texts, hidden)
-        rest = partial(_run, model, layers, len(layers), texts, hidden)
+                hidden = run_layer(model, layers, index, texts, hidden)
+        rest = partial(run_rest, model, layers, texts, hidden)
         found |= _quantized(model, outside, readers, schemes, rest)
     return found
 
@@ -129,49 +126,6 @@ def _watched(
         if readers:
             run()
     return [(group, seen[group[0]]) for group in readers if group[0] in seen]
-
-
-def _run(
-    model: PreTrainedModel, layers: Sequence[nn.Module], index: int, texts: Sequence[Sequence[int]], hidden: list[Any]
-) -> list[Any]:
-    """Run each text's hidden states through one layer and return its outputs.
-
-    If `index` is past the last layer, run the rest of the model instead.
-    """
-    results = []
-    with _alone(layers, index) as at:
-        for text, each in zip(texts, hidden, strict=True):
-            at.hidden, at.result = each, None
-            with suppress(_Stop):
-                model(input_ids=torch.tensor([list(text)]), use_cache=False)
-            results.append(at.result)
-    return results
-
-
-class _At:
-    """A text's hidden states before the layer that runs, and that layer's result."""
-
-    hidden: Any = None
-    result: Any = None
-
-
-@contextmanager
-def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
-    """Make all layers but one return `hidden`; that layer computes its result and ends the forward pass."""
-    at = _At()
-    with ExitStack() as undo:
-        for number, layer in enumerate(layers):
-            run, forward = number == index, layer.forward
-
-            def replaced(*args: Any, run: bool = run, forward: Any = forward, **kwargs: Any) -> Any:
-                if not run:
-                    return at.hidden
-                at.result = forward(*args, **kwargs)
-                raise _Stop
-
-            layer.forward = replaced
-            undo.callback(layer.__dict__.pop, "forward", None)
-        yield at
 
 
 class Keep:

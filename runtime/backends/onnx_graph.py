@@ -24,6 +24,7 @@ from specbuild.runtime.errors import BundleError, one_line
 # ONNX Runtime reads this when it makes a session. Its flash attention adds up in tiles that depend on the processor's
 # cache and on a step's rows, so a row's bits would too; for steps of up to 256 rows it is no faster.
 os.environ["ORT_GQA_DISABLE_FLASH_ATTENTION"] = "1"
+_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAX_BYTES = 1 << 31  # protobuf's own limit
 _MAX_DEPTH = 32
 _EXTERNAL = 1  # TensorProto.data_location
@@ -89,7 +90,8 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
 
     Args:
         graph: The graph, or the path of one that this program wrote itself.
-        options: ONNX Runtime's SessionOptions, to which the external initializers are added.
+        options: ONNX Runtime's SessionOptions, to which the external initializers are added; on a CPU they are not
+            copied.
         providers: ONNX Runtime's execution providers, in order of preference.
 
     Raises:
@@ -104,8 +106,8 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
                 maps[each.file] = graph.beside(each.file)
             names.append(each.name)
             values.append(_value(each, maps[each.file]))
-        if names:
-            options.add_external_initializers(names, values)
+        shares = providers == ["CPUExecutionProvider"]
+        _give(options, names, values, graph.path.parent if shares else None)
         options.add_session_config_entry("session.load_model_format", "ONNX")
         session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
         for each in (*session.get_inputs(), *session.get_outputs()):
@@ -115,10 +117,26 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
     except Exception as error:  # ONNX Runtime raises many unrelated types
         version = onnxruntime.__version__
         raise BundleError(f"{graph.path} does not load in ONNX Runtime {version}: {one_line(error)}") from error
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if shares:
+        session.values = values  # held as long as the session
+    elif hasattr(mmap, "MADV_DONTNEED"):
         for mapping in maps.values():  # ONNX Runtime has packed most weights; it pages in again what it still reads
             mapping.madvise(mmap.MADV_DONTNEED)
     return session
+
+
+def _give(options: Any, names: list[str], values: list[Any], folder: Path | None) -> None:
+    """Add initializers to a session's options: to be copied, or given the graph's `folder`, to be used where they are.
+
+    ONNX Runtime then looks whether their file is in the folder, and does not open it.
+    """
+    if folder is None:
+        if names:
+            options.add_external_initializers(names, values)
+        return
+    for name, value in zip(names, values, strict=True):
+        options.add_initializer(name, value)
+    options.add_session_config_entry(_FOLDER, str(folder))
 
 
 def external_tensors(data: bytes) -> list[External]:

@@ -71,7 +71,7 @@ BACKENDS: Mapping[str, Backend] = {
             "onnxruntime",
             device="cpu",
             lowering="onnxruntime",
-            precisions=("fp32", "int8", "int4"),
+            precisions=("fp32", "int8", "int4", "keep"),
             dtypes=("fp32",),
             provider="CPUExecutionProvider",
             load_options=frozenset({"threads", "draft_threads", "max_num_batched_tokens"}),

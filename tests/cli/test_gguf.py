@@ -78,7 +78,7 @@ def test_a_bad_gguf_is_refused(specbuild: Specbuild, plain: Path, case: str, tmp
 @pytest.mark.usefixtures("quick_export")
 def test_a_bundle_of_a_gguf(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
     path, built = write_gguf(plain, tmp_path / "model.gguf", "Q8_0"), tmp_path / "a.bundle"
-    outcome = specbuild("build", "--target", path, "-o", built, *SMALL, "--json")
+    outcome = specbuild("build", "--target", path, "-o", built, "--precision", "fp32", *SMALL, "--json")
     counts = "9 tensors Q8_0, 3 tensors F32"
     told = f"specbuild: target: gguf quantization: Q8_0 ({counts}), dequantized to float32\n"
     assert (outcome.status, outcome.err) == (0, told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,27 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def write_gguf(checkpoint: Path, path: Path, kind: str = "F32", **changes: Any) -> Path:
+_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of scales
+
+
+def quantized_rows(weight: np.ndarray, kind: str) -> np.ndarray:
+    """A matrix's rows in a type; in one that gguf's package cannot make, blocks of any numbers of that size."""
+    quantized = gguf.GGMLQuantizationType[kind]
+    if kind not in _HALVES:
+        return np.asarray(gguf.quants.quantize(weight, quantized))
+    block, size = gguf.GGML_QUANT_SIZES[quantized]
+    rng = np.random.default_rng(weight.size)
+    raw = rng.integers(0, 256, (weight.size // block, size), dtype=np.uint8)
+    for at in _HALVES[kind]:
+        halves = rng.uniform(0.5, 1, (len(raw), 1)) * weight.std() / 256
+        raw[:, at : at + 2] = halves.astype(np.float16).view(np.uint8)
+    return raw.reshape(len(weight), -1)
+
+
+def write_gguf(checkpoint: Path, path: Path, kind: str | Mapping[str, str] = "F32", **changes: Any) -> Path:
     """The checkpoint of a Llama, or of what `arch` says, as GGUF, its matrices in `kind`.
 
+    kind: of all matrices, or by a part of their names in GGUF, in order, the last being "".
     changes: `arch`, and metadata by its name with "__" for ".", that replaces what it would be; None leaves it out.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -55,7 +74,7 @@ def write_gguf(checkpoint: Path, path: Path, kind: str = "F32", **changes: Any) 
         _add(writer, name if not name.startswith("llama.") else f"{arch}{name[5:]}", value)
     for name, value in changes.items():
         _add(writer, name.replace("__", "."), value)
-    quantized = gguf.GGMLQuantizationType[kind]
+    kinds = {"": kind} if isinstance(kind, str) else kind
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         weight = weight.astype(np.float32)
         if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -63,7 +82,9 @@ def write_gguf(checkpoint: Path, path: Path, kind: str = "F32", **changes: Any) 
         if weight.ndim == 1:
             writer.add_tensor(own_name(name), weight)
         else:
-            writer.add_tensor(own_name(name), gguf.quants.quantize(weight, quantized), raw_dtype=quantized)
+            own = next(each for part, each in kinds.items() if part in own_name(name))
+            raw = quantized_rows(weight, own)
+            writer.add_tensor(own_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[own])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

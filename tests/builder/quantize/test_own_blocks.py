@@ -1,0 +1,62 @@
+"""Precision `keep`: a bundle of a GGUF file computes with the file's own numbers, whatever types they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_gguf import write_gguf
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.checkpoint import find
+from specbuild.builder.frontend.vocabulary import reference_logits
+from specbuild.builder.pipeline import build
+from specbuild.builder.prepare import prepare
+from specbuild.runtime import Bundle, Engine
+from specbuild.runtime.errors import OptionError
+
+TEXT = [5, 300, 17, 2000, 4, 99, 3, 1]
+MIXED = {  # as llama.cpp mixes types: query and key in another than value, so that they are no one product
+    "thirds": {"attn_v": "Q6_K", "attn": "Q4_K", "ffn_down": "Q5_K", "ffn_up": "Q2_K", "embd": "Q6_K", "": "Q3_K"},
+    "halves": {"attn_v": "Q8_0", "attn": "Q5_0", "ffn_down": "Q4_1", "ffn_gate": "F16", "embd": "Q4_0", "": "Q5_1"},
+}
+
+
+@pytest.fixture(scope="module")
+def wide(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose rows are whole blocks of 256."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    return make_checkpoint(tmp_path_factory.mktemp("wide") / "wide", **sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", MIXED)
+def test_logits_are_those_of_the_dequantized_weights(kinds: str, wide: Path, tmp_path: Path) -> None:
+    """Up to the rounding of inputs to 16 bits."""
+    path = write_gguf(wide, tmp_path / "a.gguf", MIXED[kinds])
+    report = build(BuildConfig(str(path), tmp_path / "b", max_batch_size=1, max_seq_len=64))
+    (exact,) = reference_logits(find(str(path)), [TEXT])
+    with Engine.load(tmp_path / "b", prefix_caching=False) as engine:
+        got = engine.text_logits(TEXT)
+    np.testing.assert_allclose(got, exact, rtol=0, atol=1e-3 * np.abs(exact).max())
+    assert report["exactness"]["kl_nats_per_token"] < 1e-6
+    assert report["quality"] is None
+    assert Bundle.open(tmp_path / "b").manifest.precision == "keep"
+    assert 4 < report["kept"]["target"]["bits_per_weight"] < 16
+
+
+def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide: Path, tmp_path: Path) -> None:
+    path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
+    default = BuildConfig(str(path), tmp_path / "b")
+    assert (default.precision_of("target"), default.quantizes) == ("keep", False)
+    assert BuildConfig(str(path), tmp_path / "b", draft=str(wide)).precision_of("draft") == "fp32"
+    assert BuildConfig(str(path), tmp_path / "b", backend="onnxruntime-cuda").precision_of("target") == "fp16"
+    options = QuantizeOptions(tensor_type=("lm_head=int8",))
+    assert BuildConfig(str(path), tmp_path / "b", quantize=options).precision_of("target") == "fp32"
+    with pytest.raises(OptionError, match="keep is for all weights of a model"):
+        BuildConfig(str(path), tmp_path / "b", precision="keep", quantize=options)
+    with pytest.raises(OptionError, match=f"keep is for a GGUF file, and {wide} is none: give another --precision"):
+        prepare(BuildConfig(str(wide), tmp_path / "b", precision="keep"))
