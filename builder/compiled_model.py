@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -34,6 +35,7 @@ from .frontend.vocabulary import by_token
 from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
+from .prepare import needs_whole
 from .quantize.assignment import assign
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
@@ -133,7 +135,7 @@ def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTa
 def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> CompiledTarget:
     source = context.source
     with context.stage("target: load"):
-        loaded = load_target(source, _needs_whole(context.config, "target"))
+        loaded = load_target(source, needs_whole(context.config, "target"))
         if texts is not None:  # fail here rather than after minutes of calibration
             check_early(loaded.net, *_asked(context, loaded, texts))
     references = _references(context, loaded) if context.config.descriptor.on_gpu else None
@@ -157,15 +159,9 @@ def _references(context: BuildContext, loaded: LoadedModel) -> References:
             return References.of(loaded.net, prompts, new_tokens, target.eos_token_ids())
 
 
-def _needs_whole(config: BuildConfig, name: str) -> bool:
-    """Return whether a model has to lie in memory as a whole: to be calibrated, or to be compared for a GPU."""
-    scheme = config.scheme_of(name)
-    return config.descriptor.on_gpu or scheme is None or scheme.quantized or bool(config.quantize.all_types)
-
-
 def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, scratch: Path) -> CompiledModel:
     with context.stage("draft: load"):
-        loaded = load_draft(context.source, target.head, _needs_whole(context.config, "draft"))
+        loaded = load_draft(context.source, target.head, needs_whole(context.config, "draft"))
     prepared = _prepared(context, loaded, target.references, texts, target.model.quantization)
     return _lowered(context, loaded, prepared, scratch, target.model.emitted.stored)
 
@@ -302,6 +298,8 @@ def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
 def _timed(context: BuildContext, model: CompiledModel, scratch: Path) -> CompiledModel:
     """Free the memory that a model was compiled in, then return it with its step times, if those are measured."""
     gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what was freed
+        trim(0)
     if not runs_quantized(context.config, model.quantization):
         return model
     with context.stage(f"{model.name}: steps"):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +18,9 @@ from specbuild.runtime.backends.cpu.operators import operators
 from specbuild.runtime.bundle.atomic_output import check_output
 from specbuild.runtime.errors import OptionError
 
+from .check.bundle_check import SLOTS
 from .codegen import nvrtc
-from .codegen.tensorrt import profiles_of
+from .codegen.tensorrt import capacity_of, profiles_of
 from .config.build_config import LONGEST_DEFAULT, BuildConfig
 from .config.scheme import KEEP
 from .frontend import checkpoint as checkpoints
@@ -26,12 +31,18 @@ from .frontend.gguf import Gguf
 from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
+from .quantize.own_blocks import stored_bytes
 
 CUBINS_BYTES = 2 << 20  # per architecture, at most
 PROFILE_BYTES = 6 << 20  # of code per profile of an engine
-# Measured memory of a build: a constant, plus bytes per parameter of the larger model.
+# Measured memory of a build that has the larger model in memory: a constant, plus bytes per parameter of it.
 BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
 PARAMETER_BYTES = {"engines": 11, "quantized": 19, "plain": 18}
+GRAPH_BYTES = 4  # per parameter in TMPDIR, where a graph is written in float32 to be timed or checked
+# A build that reads weights as it writes them: copies of the largest weight while it is packed, and of the check's
+# logits, whose texts are this long together.
+WORK_BYTES, TEXT_LOGITS, CHECK_TOKENS = 14, 3, 280
+LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class Sources:
     shapes: list[nvrtc.Shape]  # of TreeAttention's kernels, if they are compiled
     bundle_bytes: int  # upper bound of the bundle's size
     memory_bytes: int  # estimated peak memory of the build
+    scratch_bytes: int = 0  # that it writes to TMPDIR at most
 
     @property
     def models(self) -> dict[str, Checkpoint | EagleCheckpoint]:
@@ -75,12 +87,18 @@ class Sources:
         return self.head is not None or self.draft is self.target
 
     def check_memory(self) -> int:
-        """Return `memory_bytes`; raise OptionError if this machine has less memory."""
-        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        """Return `memory_bytes`; raise OptionError if there is less memory, or less room in TMPDIR than is needed."""
+        present = memory_limit()
         if self.memory_bytes > present:
             raise OptionError(
                 f"the build takes about {self.memory_bytes >> 20} MiB of memory, this machine has {present >> 20} MiB: "
                 "build on a larger one"
+            )
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if self.scratch_bytes > free:
+            raise OptionError(
+                f"the build writes {self.scratch_bytes >> 20} MiB to {tempfile.gettempdir()}, which has {free >> 20} "
+                "MiB free: set TMPDIR to another disk"
             )
         return self.memory_bytes
 
@@ -124,11 +142,10 @@ def prepare(config: BuildConfig) -> Sources:
     alone = config.architectures and (config.plugin or not config.descriptor.on_gpu) and not config.descriptor.compiles
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(config, name, sources[name], layout) for name, layout in layouts.items()] if alone else []
-    parameters = [model.parameters for model in sources.values()]
-    engines = config.descriptor.compiles
-    graphs = "quantized" if config.quantizes else "plain"
-    kind = "engines" if engines else graphs
-    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
+    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if config.descriptor.compiles else 0
+    weights = {name: _stored(config, name, model) for name, model in sources.items()}
+    rows = capacity_of(config, max_seq_len)
+    memory = [_memory(config, name, each, weights[name], layouts[name], rows) for name, each in sources.items()]
     return Sources(
         target=target,
         draft=draft,
@@ -137,9 +154,47 @@ def prepare(config: BuildConfig) -> Sources:
         max_seq_len=max_seq_len,
         layouts=layouts,
         shapes=shapes,
-        bundle_bytes=9 * sum(parameters) // 2 + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
-        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[kind] * max(parameters),
+        bundle_bytes=sum(weights.values()) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
+        memory_bytes=max(memory),
+        scratch_bytes=GRAPH_BYTES * max(each.parameters * needs_whole(config, n) for n, each in sources.items()),
     )
+
+
+def needs_whole(config: BuildConfig, name: str) -> bool:
+    """Return whether a model has to lie in memory as a whole: to be calibrated, or to be compared for a GPU."""
+    scheme = config.scheme_of(name)
+    return config.descriptor.on_gpu or scheme is None or scheme.quantized or bool(config.quantize.all_types)
+
+
+def memory_limit() -> int:
+    """Return this machine's memory in bytes, or what this process's control group may use of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in map(Path, LIMITS):
+        text = path.read_text(encoding="ascii").strip() if path.is_file() else ""
+        found += [int(text)] if text.isdigit() else []  # "max": no limit
+    return min(found)
+
+
+def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint) -> int:
+    """Return how many bytes a model's weights take in the bundle at most, with padding."""
+    if config.precision_of(name) == KEEP and isinstance(model, Checkpoint) and model.tensors:
+        return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
+    return 9 * model.parameters // 2
+
+
+def _memory(
+    config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, weights: int, layout: Layout, rows: int
+) -> int:
+    """Return the memory that it takes to build a model and, of a target, to check its bundle."""
+    engines = config.descriptor.compiles
+    tensors = model.tensors if isinstance(model, Checkpoint) else None
+    if needs_whole(config, name) or tensors is None:
+        graphs = "quantized" if config.quantizes else "plain"
+        return BASE_BYTES[engines] + PARAMETER_BYTES["engines" if engines else graphs] * model.parameters
+    writes = WORK_BYTES * max(prod(weight.shape) for weight in tensors.values())
+    caches = SLOTS * 2 * layout.layers * layout.kv_heads * layout.head_dim * rows * 4
+    checks = weights + caches + TEXT_LOGITS * CHECK_TOKENS * model.config.vocab_size * 4
+    return int(BASE_BYTES[engines] + max(writes, checks))
 
 
 def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:
@@ -205,6 +260,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
         "profiles": {p.name: {d: list(sizes) for d, sizes in p.sizes.items() if d in shown} for p in profiles},
         "bundle_bytes_at_most": sources.bundle_bytes,
         "build_memory_bytes": sources.memory_bytes,
+        "build_scratch_bytes": sources.scratch_bytes,
     }
 
 

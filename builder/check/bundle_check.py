@@ -27,6 +27,7 @@ Logits = Sequence[NDArray[np.float32]]  # one array for each text
 Texts = Sequence[Sequence[int]]
 EXACT = "fp32", KEEP  # precisions in which nothing of a checkpoint's numbers is lost
 NEW_TOKENS = 32
+SLOTS = 2  # sequences at once on a CPU: enough to see that they do not mix, and caches are large
 MAX_DIVERGENCE = MAX_KL  # nats per token, in any precision: beyond it the model is a different one
 FP8_CACHE = "an FP8 cache"
 INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # wider types to suggest, fp32 for all others
@@ -100,9 +101,11 @@ def check(
     """
     greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
-    largest = max(map(int, Bundle.open(folder).manifest.models["target"].graphs), default=1)
+    manifest = Bundle.open(folder).manifest
+    largest = max(map(int, manifest.models["target"].graphs), default=1)
+    slots = largest if manifest.descriptor.on_gpu else min(largest, SLOTS)
     cases, decoded = list[Case](), list[list[list[int]]]()
-    with Engine.load(folder, batch_size=largest, prefix_caching=False) as engine:
+    with Engine.load(folder, batch_size=slots, prefix_caching=False) as engine:
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
             each = [params] * len(prompts)
             expected = plain(engine, prompts, each)

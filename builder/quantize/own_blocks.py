@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -71,16 +72,20 @@ def own_blocks(weights: Mapping[str, Weight], names: Names) -> dict[str, Kept]:
     return {name: kept[id(weight)] for name, weight in found.items() if id(weight) in kept}
 
 
+def stored_bytes(weight: Weight) -> int:
+    """Return how many bytes a weight takes in a bundle: its blocks, if it comes in them, else float32."""
+    if weight.format is None or len(weight.shape) != 2:
+        return 4 * prod(weight.shape)
+    factors = 2 if weight.format.offset else 1
+    return prod(weight.shape) * weight.format.bits // 8 + 4 * factors * prod(weight.shape) // weight.format.block
+
+
 def told(weights: Mapping[str, Weight], kept: Mapping[str, Kept]) -> dict[str, Any]:
-    """Return what a report says of kept weights: bits of each as stored, and how many have which form."""
-    stored, numbers, forms = 0, 0, dict[str, int]()
-    inside = {id(each.weight): each for each in kept.values()}
-    for weight in {id(each): each for each in weights.values()}.values():
-        count, each = prod(weight.shape), inside.get(id(weight))
-        bits, form = 32.0, "fp32"
-        if each:
-            factors = 1 if each.scheme.symmetric else 2
-            bits = each.scheme.bits + 32 * factors / each.scheme.block
-            form = f"int{each.scheme.bits}:{each.scheme.block},{'sym' if each.scheme.symmetric else 'asym'}"
-        stored, numbers, forms[form] = stored + int(bits * count), numbers + count, forms.get(form, 0) + 1
-    return {"bits_per_weight": round(stored / numbers, 3), "weights": dict(sorted(forms.items()))}
+    """Return what a report says of kept weights: how many bits each takes, and how many have which form."""
+    each = {id(weight): weight for weight in weights.values()}
+    inside, forms = {id(one.weight): one.scheme for one in kept.values()}, Counter[str]()
+    for key in each:
+        scheme = inside.get(key)
+        forms[str(scheme).partition(",keep")[0] if scheme else "fp32"] += 1
+    stored, numbers = sum(map(stored_bytes, each.values())), sum(prod(weight.shape) for weight in each.values())
+    return {"bits_per_weight": round(8 * stored / numbers, 3), "weights": dict(sorted(forms.items()))}

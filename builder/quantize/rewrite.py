@@ -169,6 +169,8 @@ class _Latest:
             self.whole = None  # before the next takes memory
             self.parts, self.whole = parts, joined([part.whole() for part in parts])
         found: NDArray[Any] = getattr(self.whole, name).numpy()
+        if name == parts[0].parts[-1]:
+            self.whole = None
         return pack(found, bits) if name in ("codes", "zeros") else found
 
 

@@ -157,6 +157,34 @@ def test_memory_that_this_machine_has_not_is_refused(target: Path) -> None:
         OptionError, match=r"^the build takes about 1073741824 MiB of memory, this machine has \d+ MiB: "
     ):
         replace(found, memory_bytes=1 << 50).check_memory()
+    with pytest.raises(
+        OptionError, match=r"writes 1073741824 MiB to .*, which has \d+ MiB free: set TMPDIR to another"
+    ):
+        replace(found, scratch_bytes=1 << 50).check_memory()
+
+
+def test_a_control_groups_limit_counts(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = tmp_path / "memory.max", tmp_path / "none"
+    monkeypatch.setattr("specbuild.builder.prepare.LIMITS", tuple(map(str, limits)))
+    limits[0].write_text("max\n")
+    found = prepare(config(target))
+    assert found.check_memory() == found.memory_bytes
+    limits[0].write_text(f"{64 << 20}\n")
+    with pytest.raises(OptionError, match=r"this machine has 64 MiB: build on a larger one"):
+        found.check_memory()
+
+
+def test_what_is_not_calibrated_takes_no_memory_for_the_whole(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Of twice as many layers a build in float32 takes what the bundle's weights take, INT4 several times that."""
+    few, many = (prepare_of(make_checkpoint(tmp_path / str(n), num_hidden_layers=n)) for n in (2, 8))
+    parameters = find(str(tmp_path / "8")).parameters - find(str(tmp_path / "2")).parameters
+    assert many["fp32"].memory_bytes - few["fp32"].memory_bytes < 6 * parameters + (1 << 20)
+    assert many["int4"].memory_bytes - few["int4"].memory_bytes > 12 * parameters
+    assert many["int4"].scratch_bytes > many["fp32"].scratch_bytes == 0
+
+
+def prepare_of(target: Path) -> dict[str, Any]:
+    return {precision: prepare(config(target, precision=precision)) for precision in ("fp32", "int4")}
 
 
 def test_a_dry_run_says_what_would_be_made(target: Path, draft: Path, tmp_path: Path) -> None:
