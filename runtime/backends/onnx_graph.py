@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -107,9 +109,9 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
             names.append(each.name)
             values.append(_value(each, maps[each.file]))
         shares = providers == ["CPUExecutionProvider"]
-        _give(options, names, values, graph.path.parent if shares else None)
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
+        with _given(options, names, values, maps, shares):
+            session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
         for each in (*session.get_inputs(), *session.get_outputs()):
             _ = each.name, each.shape  # reading a name raises if it is not UTF-8
     except BundleError:
@@ -125,18 +127,26 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
     return session
 
 
-def _give(options: Any, names: list[str], values: list[Any], folder: Path | None) -> None:
-    """Add initializers to a session's options: to be copied, or given the graph's `folder`, to be used where they are.
+@contextmanager
+def _given(options: Any, names: list[str], values: list[Any], files: Iterable[str], shares: bool) -> Iterator[None]:
+    """Add initializers to a session's options: to be copied, or if it `shares` them, to be used where they are mapped.
 
-    ONNX Runtime then looks whether their file is in the folder, and does not open it.
+    ONNX Runtime looks then whether their files are there, and does not open them: it is shown empty ones.
     """
-    if folder is None:
+    if not shares:
         if names:
             options.add_external_initializers(names, values)
+        yield
         return
-    for name, value in zip(names, values, strict=True):
-        options.add_initializer(name, value)
-    options.add_session_config_entry(_FOLDER, str(folder))
+    with tempfile.TemporaryDirectory(prefix="specbuild-session-") as folder:
+        for file in files:
+            if PurePosixPath(file).name != file:
+                raise ValueError(f"an initializer is in {file!r}, not beside the graph")
+            (Path(folder) / file).touch()
+        for name, value in zip(names, values, strict=True):
+            options.add_initializer(name, value)
+        options.add_session_config_entry(_FOLDER, folder)
+        yield
 
 
 def external_tensors(data: bytes) -> list[External]:

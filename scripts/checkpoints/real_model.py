@@ -10,6 +10,7 @@ chat template. Exit status 2: refused, nothing written.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,8 @@ import time
 import zipfile
 from pathlib import Path
 
-from specbuild.builder.frontend.gguf import convert
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.gguf import Gguf
 from specbuild.builder.frontend.quiet import quiet
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.bundle import sha256_file
@@ -70,8 +72,11 @@ def make(source: Path | None, output: Path, force: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="specbuild-real-model-") as scratch:
         path = gguf_of(source or download(Path(scratch)), Path(scratch))
         with staging(output, SIZE, check) as folder:
-            gguf = convert(path.name, path, folder)
-    return f"{path.name}, {gguf.quantization} dequantized to float32"
+            found = find(str(path))
+            load(found, "eager").save_pretrained(folder)
+            shutil.copytree(found.folder, folder, dirs_exist_ok=True)
+    assert isinstance(found.origin, Gguf)
+    return f"{path.name}, {found.origin.quantization} dequantized to float32"
 
 
 def main(arguments: list[str] | None = None) -> int:

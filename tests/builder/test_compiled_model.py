@@ -50,10 +50,10 @@ def test_a_model_and_what_the_report_says_of_it(
     model, record = target.model, target.model.record
     assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 24, 108)
     assert (record.precision, record.kind, record.tokens) == (precision, "model", None)
-    assert len(target.references.each) == len(target.references.logits)
+    assert target.references is None  # Hugging Face computes what the bundle is checked with, after it is made
     assert model.matched["FuseQKV"] == 2
     if not tensor_type:
-        assert stages == [f"target: {stage}" for stage in ("load", "Hugging Face reference", "export", "lower")]
+        assert stages == [f"target: {stage}" for stage in ("load", "export", "lower")]
         assert (model.quantization, model.scales, model.emitted.stored) == (None, None, None)
 
 

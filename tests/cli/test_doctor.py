@@ -27,7 +27,7 @@ def test_facts(specbuild: Specbuild) -> None:
     assert found["ONNX Runtime"] == onnxruntime.__version__
     assert found["ONNX Runtime providers"] == onnxruntime.get_available_providers()
     assert found["build"] == "yes"
-    assert found["onnxruntime bundles"] == "fp32, int8, int4; builds yes; runs yes"
+    assert found["onnxruntime bundles"] == "fp32, int8, int4, keep; builds yes; runs yes"
     assert ("runs no" in found["tensorrt-rtx bundles"]) == (found["CUDA driver"] == "not found")
     rows = specbuild("doctor").out.splitlines()
     assert all(row.startswith(name) for row, name in zip(rows, found, strict=True))
