@@ -39,9 +39,10 @@ PROFILE_BYTES = 6 << 20  # of code per profile of an engine
 BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
 PARAMETER_BYTES = {"engines": 11, "quantized": 19, "plain": 18}
 GRAPH_BYTES = 4  # per parameter in TMPDIR, where a graph is written in float32 to be timed or checked
-# A build that reads weights as it writes them: copies of the largest weight while it is packed, and of the check's
-# logits, whose texts are this long together.
-WORK_BYTES, TEXT_LOGITS, CHECK_TOKENS = 14, 3, 280
+# Measured of a build that reads weights as it writes them: bytes per number of the largest weight while it is packed,
+# in blocks and in float32, and copies of the logits of the check, whose texts are this long together.
+WORK_BYTES = {True: 5, False: 14}
+TEXT_LOGITS, CHECK_TOKENS = 2, 280
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
@@ -191,7 +192,8 @@ def _memory(
     if needs_whole(config, name) or tensors is None:
         graphs = "quantized" if config.quantizes else "plain"
         return BASE_BYTES[engines] + PARAMETER_BYTES["engines" if engines else graphs] * model.parameters
-    writes = WORK_BYTES * max(prod(weight.shape) for weight in tensors.values())
+    kept = config.precision_of(name) == KEEP
+    writes = max(WORK_BYTES[kept and bool(each.format)] * prod(each.shape) for each in tensors.values())
     caches = SLOTS * 2 * layout.layers * layout.kv_heads * layout.head_dim * rows * 4
     checks = weights + caches + TEXT_LOGITS * CHECK_TOKENS * model.config.vocab_size * 4
     return int(BASE_BYTES[engines] + max(writes, checks))
