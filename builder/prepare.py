@@ -180,7 +180,7 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint)
     """Return how many bytes a model's weights take in the bundle at most, with padding."""
     if config.precision_of(name) == KEEP and isinstance(model, Checkpoint) and model.tensors:
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
-    return 9 * model.parameters // 2
+    return 4 * model.parameters * 33 // 32
 
 
 def _memory(
