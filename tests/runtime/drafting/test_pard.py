@@ -15,9 +15,9 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 MASK, CHUNK = 12, 8
-Path = tuple[int, ...]
 
 
 def drafted(drafter: ModelDrafter, sequence: Sequence) -> Tree:
@@ -30,34 +30,13 @@ def levels(model: Callable[[Any], NDArray[np.float32]], text: list[int], depth: 
     return [model([*text, *[MASK] * level]) for level in range(depth)]
 
 
-def brute_force(logits: list[NDArray[np.float32]], spec: TreeSpec) -> set[Path]:
-    """The paths of the tree: a beam over levels that know nothing of each other."""
-    pool, frontier = dict[Path, float](), {(): 0.0}
-    for row in logits:
-        best = np.argsort(-row, kind="stable")[: spec.branch]
-        shares = row[best].astype(np.float64) - np.log(np.exp(row[best].astype(np.float64)).sum())
-        candidates = {
-            (*path, int(token)): score + float(share)
-            for path, score in frontier.items()
-            for token, share in zip(best, shares, strict=True)
-        }
-        level = dict(sorted(candidates.items(), key=lambda item: -item[1])[: spec.width])
-        pool |= level
-        kept = sorted(pool, key=lambda path: -pool[path])[: spec.nodes]
-        frontier = {path: level[path] for path in [path for path in level if path in kept][: spec.expand]}
-    return set(sorted(pool, key=lambda path: -pool[path])[: spec.nodes])
-
-
 @pytest.mark.parametrize("shape", ["chain:1", "chain:4", "topk:2,3", "topk:4,2", "best:3", "best:16"])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
 def test_a_tree_is_the_best_of_what_the_masks_say(shape: str, length: int) -> None:
     """However many chunks the text before it takes."""
     model, text, spec = HashModel(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
-    tree = drafted(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence_of(text, SamplingParams(speculation=shape)))
-    assert {tuple(tree.path(node)) for node in range(1, len(tree))} == brute_force(
-        levels(model, text, spec.depth), spec
-    )
-    assert (tree.tokens[0], len(tree)) == (text[-1], spec.nodes + 1)
+    sequence = sequence_of(text, SamplingParams(speculation=shape))
+    assert drafted(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence) == wanted(model, text, spec)
 
 
 def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
@@ -83,3 +62,12 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
     again = drafter.again()
     drafted(again, sequence)
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
+
+
+def wanted(model: HashModel, text: list[int], spec: TreeSpec) -> Tree:
+    """The best tree over levels that know nothing of each other."""
+    growth = Growth(spec, Tree(text[-1:]))
+    for row in levels(model, text, spec.depth):
+        if not growth.done:
+            growth.grow(*best_tokens(np.stack([row] * len(growth.frontier)), spec.branch))
+    return growth.tree()

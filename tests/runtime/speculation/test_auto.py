@@ -97,6 +97,11 @@ def test_a_hostile_draft_of_several_costs_next_to_nothing() -> None:
     assert loop.seconds < 1.03 * 200 * loop.plain(3)
 
 
+def drafted_at(loop: PricedLoop, emitted: list[int], begin: int, end: int) -> list[int]:
+    """The rounds' drafted tokens, of those that began with so many emitted ones."""
+    return [drafted for at, drafted in zip(emitted, loop.drafted(), strict=True) if begin <= at < end]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [LARGE, SMALL])
 def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
@@ -111,10 +116,7 @@ def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
         loop.draft.model = (lambda text: -good(text)) if 80 <= tokens < 180 else good  # type: ignore[union-attr, assignment]
 
     (done,) = loop.run([1, 2, 3], count=420, before=turn)
-    before, during, after = (
-        [drafted for at, drafted in zip(emitted, loop.drafted(), strict=True) if begin <= at < end]
-        for begin, end in ((0, 80), (80, 180), (300, 420))
-    )
+    before, during, after = (drafted_at(loop, emitted, *span) for span in ((0, 80), (80, 180), (300, 420)))
     assert min(before[1:]) > 1
     assert max(during[25:]) <= 1
     assert sum(during[25:]) < 0.1 * len(during)
@@ -133,10 +135,7 @@ def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again() -> None
         loop.target.slowed = lambda rows: float(price[1]) * rows / float(price[rows]) if busy else 1.0
 
     loop.run([1, 2, 3], count=540, before=look)
-    before, during, after = (
-        [drafted for at, drafted in zip(emitted, loop.drafted(), strict=True) if begin <= at < end]
-        for begin, end in ((1, 60), (60, 160), (420, 540))
-    )
+    before, during, after = (drafted_at(loop, emitted, *span) for span in ((1, 60), (60, 160), (420, 540)))
     assert sum(drafted > 2 for drafted in before) > 0.8 * len(before)
     assert sum(drafted > 1 for drafted in during[24:]) <= 2
     assert sum(drafted > 2 for drafted in after) > 0.7 * len(after)

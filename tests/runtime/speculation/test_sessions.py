@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -84,15 +85,7 @@ def test_what_all_know_is_written_by_one_thread_and_read_by_others(clock: Any) -
 
 
 def test_callers_in_many_threads_share_one_session(clock: Any) -> None:
-    sessions, found, ready = Sessions(clock), list[Session](), threading.Barrier(8)
-
-    def ask() -> None:
-        ready.wait()
-        found.extend(sessions.of(str(number), sampled=True) for number in range(50))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    sessions = Sessions(clock)
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda number: sessions.of(str(number // 8), sampled=True), range(400))]
     assert len({id(session) for session in found}) == 50

@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import random_tree
 
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
-
-
-@st.composite
-def trees(draw: st.DrawFn, most: int = 24) -> Tree:
-    tree = Tree([draw(st.integers(0, 9))])
-    for _ in range(draw(st.integers(0, most))):
-        parent, token = draw(st.integers(0, len(tree) - 1)), draw(st.integers(0, 9))
-        if (parent, token) not in tree.children():
-            tree.add(token, parent)
-    return tree
+from specbuild.runtime.speculation.tree import TreeSpec
 
 
 @pytest.mark.parametrize(
@@ -75,10 +66,10 @@ def test_what_is_no_tree_is_refused_in_one_line(text: Any) -> None:
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(trees())
-def test_a_tree_against_a_naive_recomputation(tree: Tree) -> None:
-    size = len(tree)
-    assert size == len(tree.tokens) == len(tree.parents) == len(tree.depths)
+@given(st.integers(0, 2**32), st.integers(1, 25))
+def test_a_tree_against_a_naive_recomputation(seed: int, size: int) -> None:
+    tree = random_tree(np.random.default_rng(seed), size, 10)
+    assert size == len(tree) == len(tree.tokens) == len(tree.parents) == len(tree.depths)
     above: list[list[int]] = []  # per node, itself and its ancestors, root first
     for node in range(size):
         chain = [node]

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from itertools import islice
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import random_tree
 
 from specbuild.runtime.speculation.tree import Tree, walk
-
-VOCAB = 4
-
-
-def random_tree(rng: random.Random, root: int, nodes: int) -> Tree:
-    tree = Tree([root])
-    for _ in range(nodes):
-        parent, token = rng.randrange(len(tree)), rng.randrange(VOCAB)
-        if (parent, token) not in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-            tree.add(token, parent)
-    return tree
 
 
 def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
@@ -33,11 +23,12 @@ def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(0, 30), st.integers(1, 5))
-def test_walk_against_a_naive_one(rng: random.Random, nodes: int, most: int) -> None:
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
+def test_walk_against_a_naive_one(seed: int, size: int, most: int) -> None:
     """It asks for no choice beyond what its caller takes, and ends where there is none."""
-    tree = random_tree(rng, rng.randrange(VOCAB), nodes)
-    choices, asked = [rng.randrange(VOCAB) for _ in range(len(tree))], list[int]()
+    rng = np.random.default_rng(seed)
+    tree, asked = random_tree(rng, size, 4), list[int]()
+    choices = rng.integers(0, 4, size).tolist()
 
     def choose(node: int) -> int:
         asked.append(node)
