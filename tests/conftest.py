@@ -53,12 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """In a soak, property tests that do not say how many cases they draw themselves draw many more."""
+    """No case of a property test is timed; in a soak those draw many more that do not say how many."""
     from hypothesis import settings
 
+    settings.register_profile("usual", deadline=None)
     settings.register_profile("soak", max_examples=2000, deadline=None)
+    settings.load_profile("soak" if soaks(config) else "usual")
     if soaks(config):
-        settings.load_profile("soak")
         config.option.timeout = 0  # of pytest-timeout
 
 

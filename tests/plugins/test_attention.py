@@ -83,7 +83,7 @@ def test_no_matrix_is_read_with_bank_conflicts(host_kernels: HostKernels, size: 
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @example(
     seed=8834571, batch=3, nodes=3, heads=(1, 1), context=3, tree=False, offset=10, rotary=64, ragged=True, norm=True,
     sinks=False, window=0, softcap=0.0, splits=1, page_rows=0, dtypes=(Dtype.F16, None),
@@ -123,15 +123,6 @@ def test_rows_before_the_window_are_not_read(library: HostKernels) -> None:
         case.key_cache[b, :, : case.cache_len[b] - 40] = case.value_cache[b, :, : case.cache_len[b] - 40] = np.nan
     output, *_ = run(library, case)
     assert np.isfinite(output.astype(np.float32)).all()
-
-
-def test_nan_is_passed_on(library: HostKernels) -> None:
-    case = random_case(6)
-    case.key_cache[0, 0, 3] = np.nan
-    output = run(library, case)[0].astype(np.float32)
-    assert np.isnan(output[0, :, :2]).all()
-    assert np.isfinite(output[0, :, 2:]).all()
-    assert np.isfinite(output[1]).all()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

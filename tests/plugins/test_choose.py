@@ -56,10 +56,10 @@ def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    vocab=st.sampled_from([1, 2, 13, 32, 60, 257, 1000, 4097, 8201]),
+    vocab=st.sampled_from([1, 2, 13, 32, 60, 257, 1000, 4097, 12_345]),
     nodes=st.integers(1, 8),
     dtype=st.sampled_from(FLOATS),
     best=st.sampled_from([1, 1, 4, 9, 60]),
@@ -93,16 +93,6 @@ def test_anything(
         without = choose(kernels, *plain, **more)
     for got, expected in zip(masked, without, strict=True):
         assert got[1].tobytes() == expected[1].tobytes()
-
-
-@pytest.mark.slow(but=("host-1-float32-False", "host-1-bfloat16-True"))
-@pytest.mark.parametrize(("dtype", "masked"), [(np.float32, False), (np.float16, False), (ml_dtypes.bfloat16, True)])
-@pytest.mark.parametrize("best", [1, 64])
-def test_many_slices(kernels: HostKernels, dtype: Any, best: int, masked: bool) -> None:
-    case = Case(1, [EVERYTHING, SamplingParams(), SamplingParams(temperature=1.0)], 12_345, 3, dtype, best)
-    kinds = [["dense", "ragged end", "none"], ["one word", "sparse", "one"], ["sparse", "none", "ragged end"]]
-    case.legal = legal_of(2, kinds, 12_345) if masked else None
-    check(kernels, case)
 
 
 def test_choices_are_numpys_outside_the_bound(kernels: HostKernels) -> None:

@@ -33,7 +33,7 @@ def linear(pages: Array, table: Array) -> Array:
     return pages[:, table].swapaxes(2, 3).reshape(layers, batch, heads, each * page_rows, size)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     nodes=st.integers(1, 64),

@@ -108,16 +108,10 @@ def in_levels(pool: Tree, nodes: Sequence[int]) -> Tree:
     return tree
 
 
-@pytest.mark.parametrize("text", TREES)
-def test_every_shape(kernels: HostKernels, text: str) -> None:
-    for seed in range(2):
-        grow_both(kernels, [text], seed, None, holes=seed == 1)
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    texts=st.lists(st.sampled_from([*TREES[:6], *TREES[8:12], None]), min_size=1, max_size=4).filter(any),
+    texts=st.lists(st.sampled_from([*TREES, None]), min_size=1, max_size=4).filter(any),
     ties=st.booleans(),
     holes=st.booleans(),
     order=st.integers(0, 3),

@@ -39,7 +39,7 @@ def seen(output: Array) -> Array:
     return wide == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     batch=st.integers(1, 3),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-import attention_oracle
 import numpy as np
 import onnx_ir as ir
 import pytest
-from device import HostKernels
 from device_requests import prompt_of, run
 from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice, QueuedModel
 from numpy.typing import NDArray
 from plugin_executors import BOUND, HEAD, _in_float32, loop_of, lowered, made, requests, spec, torch_model  # noqa: F401
-from plugin_model import Compute
 from small_models import reference
 from tiny_models import BUCKETS, CAPACITY, CHUNK, lower_model
 
@@ -42,27 +38,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     model = QueuedModel(OrtModel(path, spec("target"), device, 1, BUCKETS, CHUNK, "cpu", stream), device)
     loop = HostLoop(StandardExecutor(device, model, stream), None, CHUNK, frozenset())
     return [s.output for s in run(loop, requests("off"))]
-
-
-@pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7"])
-def test_tokens_are_plain_decodings(host: KernelLibrary, expected: list[list[int]], tree: str) -> None:
-    """Prompts of many lengths join and leave, greedy and sampled, one without speculation."""
-    done = run(loop_of(host, 2), requests(tree))
-    assert [s.output for s in done] == expected
-    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
-    assert all(s.metrics.speculative_decoding.num_spec_steps for s in done if s.tree)
-
-
-@pytest.mark.parametrize("precision", ["fp16", "fp16, fp8"])
-def test_the_kernel_in_its_own_types(host: KernelLibrary, host_kernels: HostKernels, precision: str) -> None:
-    """Compiled, every tensor in the device's memory, caches of bytes too: as plain decoding through it."""
-    by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
-    target = made("target", HostDevice(), 1, precision, by=by)
-    assert target.model.cache.dtype == (np.uint8 if "fp8" in precision else np.float16)
-    plain = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
-    done = run(loop_of(host, 2, precision=precision, by=by), requests("topk:2,3", 3))
-    assert [s.output for s in done] == plain
-    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
 
 
 def test_a_fault_ends_its_sequence_alone(

@@ -33,7 +33,7 @@ class Rounds:
         kernels.launch("publish", struct(kernels, Ring, **fields))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rounds=st.integers(1, 5),

@@ -80,11 +80,10 @@ def struct(name: str, cache: bool = False, **change: Any) -> Any:
 def refusal(kernels: HostKernels, name: str, **change: Any) -> str:
     with pytest.raises(OptionError) as caught:
         kernels.launch(name, struct(name, **change))
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=st.sampled_from([*SOUND, "cache"]), wrong=st.integers(-(2**31), -10), data=st.data())
 def test_no_array_lies_anywhere_and_no_size_is_negative(
     kernels: HostKernels, name: str, wrong: int, data: st.DataObject

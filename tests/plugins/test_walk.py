@@ -17,7 +17,7 @@ from specbuild.runtime.speculation.tree import Tree
 from specbuild.runtime.speculation.tree import walk as walk_tree
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     nodes=st.integers(1, 64),

@@ -86,7 +86,7 @@ def products(draw: st.DrawFn) -> Product:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(products(), st.integers(1, ROWS), st.integers(1, 3))
 def test_a_rows_bits_are_those_of_the_row_alone(operator: Operator, drawn: Product, at_once: int, threads: int) -> None:
     session = drawn.session(operator, threads)
@@ -98,7 +98,7 @@ def test_a_rows_bits_are_those_of_the_row_alone(operator: Operator, drawn: Produ
             assert np.array_equal(np.concatenate(numbers), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(products())
 def test_products_are_those_of_the_rounded_numbers(operator: Operator, drawn: Product) -> None:
     x = drawn.x.astype(np.float64)
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_rounded_numbers(operator: Operator, drawn: Pr
     assert (np.abs(found - x @ drawn.weight.T) <= allowed).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(products())
 def test_a_lookup_returns_the_weights_numbers(operator: Operator, drawn: Product) -> None:
     ids = np.arange(len(drawn.codes))[::-1]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import helper
 
 Operator = Callable[..., onnxruntime.InferenceSession]
 SLOTS, CAPACITY = 2, 96
@@ -44,65 +44,53 @@ class Layer:
         self.sink = chance.standard_normal(self.heads).astype(np.float32)
         self.sizes = self.heads * self.key_size, self.kv_heads * self.key_size, self.kv_heads * self.value_size
 
-    def session(self, operator: Operator) -> onnxruntime.InferenceSession:
-        real, whole, query = TensorProto.FLOAT, TensorProto.INT32, sum(self.sizes) if self.packed else self.sizes[0]
-        inputs = {
-            "query": (real, [1, "t", query]),
-            "key": None if self.packed else (real, [1, "t", self.sizes[1]]),
-            "value": None if self.packed else (real, [1, "t", self.sizes[2]]),
-            "keys": (real, self.keys.shape),
-            "values": (real, self.values.shape),
-            "slots": (whole, ["t"]),
-            "rows": (whole, ["t"]),
-            "committed": (whole, [SLOTS]),
-            "visible": (TensorProto.BOOL, ["t", "w"]),
-            "positions": (TensorProto.INT64, [1, "t"]),
-            "cos": (real, self.cos.shape) if self.rotated else None,
-            "sin": (real, self.sin.shape) if self.rotated else None,
-            "row_positions": (whole, [SLOTS, CAPACITY]) if self.window else None,
-            "sinks": (real, [self.heads]) if self.sinks else None,
-        }
-        self.names = [name for name, each in inputs.items() if each]
-        attributes = {
-            name: getattr(self, name) for name in ("heads", "kv_heads", "key_size", "value_size", "window", "softcap")
-        }
-        return operator("TreeAttention", inputs, scale=self.key_size**-0.5, **attributes)
-
-    def step(
+    def feeds(
         self,
-        session: onnxruntime.InferenceSession,
         numbers: NDArray[np.float32],  # [T, query, key and value]
         places: Sequence[tuple[int, int, int]],  # slot, row and position of each node
         committed: Sequence[int],
         visible: NDArray[np.bool_],
         row_positions: NDArray[np.int32],
-    ) -> list[NDArray[np.float32]]:
+    ) -> dict[str, NDArray[Any] | None]:
+        """The inputs in order; None for one that this layer leaves out."""
         query, key, value = np.split(numbers[None], np.cumsum(self.sizes)[:2], -1)
         slots, rows, positions = np.array(places, np.int32).reshape(-1, 3).T
-        feeds: dict[str, Any] = {
+        return {
             "query": numbers[None] if self.packed else query,
-            "key": key,
-            "value": value,
-            "keys": onnxruntime.OrtValue.ortvalue_from_numpy(self.keys),  # over the same memory
-            "values": onnxruntime.OrtValue.ortvalue_from_numpy(self.values),
+            "key": None if self.packed else key,
+            "value": None if self.packed else value,
+            "keys": self.keys,
+            "values": self.values,
             "slots": slots,
             "rows": rows,
             "committed": np.array(committed, np.int32),
             "visible": visible,
             "positions": positions[None].astype(np.int64),
-            "cos": self.cos,
-            "sin": self.sin,
-            "row_positions": row_positions,
-            "sinks": self.sink,
+            "cos": self.cos if self.rotated else None,
+            "sin": self.sin if self.rotated else None,
+            "row_positions": row_positions if self.window else None,
+            "sinks": self.sink if self.sinks else None,
         }
-        feeds = {
-            name: np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each for name, each in feeds.items()
+
+    def session(self, operator: Operator) -> onnxruntime.InferenceSession:
+        numbers = np.zeros((1, sum(self.sizes)), np.float32)
+        example = self.feeds(numbers, [(0, 0, 0)], [0] * SLOTS, np.ones((1, 1), bool), np.zeros((1, 1), np.int32))
+        inputs = {
+            name: None if each is None else (helper.np_dtype_to_tensor_dtype(each.dtype), [None] * each.ndim)
+            for name, each in example.items()
         }
+        attributes = {
+            name: getattr(self, name) for name in ("heads", "kv_heads", "key_size", "value_size", "window", "softcap")
+        }
+        return operator("TreeAttention", inputs, scale=self.key_size**-0.5, **attributes)
+
+    def step(self, session: onnxruntime.InferenceSession, *arguments: Any) -> list[NDArray[np.float32]]:
+        """Run on `feeds` of these arguments, over the caches' own memory."""
         binding = session.io_binding()
-        for name in self.names:
-            each = feeds[name]
-            value_ = each if isinstance(each, onnxruntime.OrtValue) else onnxruntime.OrtValue.ortvalue_from_numpy(each)
-            binding.bind_ortvalue_input(name, value_)
+        for name, each in self.feeds(*arguments).items():
+            if each is not None:
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(each))
+                binding.bind_ortvalue_input(name, value)
         for output in session.get_outputs():
             binding.bind_output(output.name)
         session.run_with_iobinding(binding)
@@ -128,7 +116,7 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(layers(), st.data())
 def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: Layer, data: st.DataObject) -> None:
     chance, session = np.random.default_rng(layer.seed), layer.session(operator)
@@ -174,7 +162,7 @@ def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: La
         assert all(np.array_equal(each[node], together[0][node]) for each in together), "sets of instructions differ"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(layers(), st.integers(1, 40))
 def test_attention_is_the_weighted_mean_of_the_values(operator: Operator, layer: Layer, length: int) -> None:
     numbers = np.random.default_rng(layer.seed).standard_normal((length, sum(layer.sizes))).astype(np.float32)

@@ -51,9 +51,8 @@ def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path: Path, offset: i
 )
 def test_what_is_not_in_the_file_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
     (tmp_path / "w.bin").write_bytes(WEIGHTS.tobytes())
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError):
         session_of(tmp_path, model(outside(**change)))  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
 
 
 def test_files_of_anything_but_initializers_are_refused() -> None:
@@ -94,6 +93,5 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path, name: bytes) -> None:
     assert name in data
     path = tmp_path / "model.onnx"
     path.write_bytes(data.replace(name, b"\xe5" + name[1:]))
-    with pytest.raises(BundleError, match=r"does not load in ONNX Runtime .*can't decode byte 0xe5") as caught:
+    with pytest.raises(BundleError, match=r"does not load in ONNX Runtime .*can't decode byte 0xe5"):
         open_session(path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
-    assert "\n" not in str(caught.value)

@@ -48,12 +48,10 @@ def refused(folder: Path, data: bytes, what: str = "") -> str:
     with pytest.raises(BundleError) as caught:
         parse(folder, data)
     message = str(caught.value)
-    assert "\n" not in message
     assert what in message
     return message
 
 
-@settings(deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True))
 def test_a_flipped_bit_in_the_manifest_is_found(small: Path, place: float) -> None:
     damaged = bytearray((small / MANIFEST).read_bytes())
@@ -70,7 +68,7 @@ DRAWN = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dic
 @example(b"\xff\xfe\x00{")
 @example((NONE % '"a\\u0000b"').encode())
 @example((NONE % '"t", "x": "\\ud800"').encode())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.binary() | (DRAWN | st.fixed_dictionaries({"schema_version": DRAWN})).map(lambda each: json.dumps(each).encode())
 )
@@ -86,7 +84,6 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from places(each, (*above, key))
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: Path, data: Any) -> None:
     body = body_of(small)
@@ -234,7 +231,7 @@ def test_every_graph_of_engines_has_a_record(
     refused(tmp_path, fewer.to_json().encode(), "has no record of the engine draft/model.plan: build the bundle again")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     bound=st.floats(0, 1e9),
     texts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),

@@ -12,7 +12,7 @@ import pytest
 from constraints import OneOf, fits, loop_of, probabilities
 from device_requests import run
 from hash_models import HashExecutor, HashModel, plain_text, sequence_of
-from small_grammars import END, START, VOCAB, Enumerable, grammar, ids, legal
+from small_grammars import END, START, VOCAB, Enumerable, grammar, ids
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -24,31 +24,6 @@ from specbuild.runtime.speculation.tree import Tree
 
 EOS = frozenset({END})
 MARKER = 6  # before which some texts are free
-REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|cd)1", "[ab]{1,9}")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("tree", "drafter"),
-    [("chain:5", "lookup"), ("topk:3,3", "model"), ("best:12", "ahead"), ("best:12", "both"), ("topk:3,3", "lookup")],
-)
-def test_tokens_are_plain_decodings(tree: str, drafter: str, temperature: float) -> None:
-    """Four at once, of which some are free at first and some are free for ever; each keeps to its grammar."""
-    loop, wanted = loop_of(HashModel, HashExecutor, 0, drafter), []
-    for index, regex in enumerate((*REGEXES, "")):
-        made = grammar(regex=regex) if regex else None
-        constraint = Free(6, (END,), made) if made and index % 2 else made
-        params = SamplingParams(20, temperature, seed=index, speculation=tree, constraint=constraint)
-        wanted.append(sequence_of([1, 2, 3 + index], params))
-    for s in run(loop, wanted):
-        assert s.error is None
-        assert s.output == plain_text(HashModel(0), s.tokens[: -len(s.output)], s.params, EOS)
-        matcher = s.params.constraint.matcher(VOCAB) if s.params.constraint else None
-        for token in s.output if matcher else ():
-            assert token in legal(matcher)
-            matcher.emit(token)
-    assert any(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in wanted)
-    loop.close()
 
 
 ONE_OF = OneOf(((0, 1, 2), (0, 1, 3), (0, 4), (5, 6, 7, 8), (5, 6, 9), (5, 2), (10, 10), (3,)), END)

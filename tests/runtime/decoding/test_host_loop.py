@@ -41,7 +41,7 @@ def proposer_of(name: str, executor: Any) -> Proposer | None:
     return Proposer(model, looks_up="lookup" in name)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     drafter=st.sampled_from(["none", "model", "lookup", "lookup, model", "parallel"]),
     slots=st.integers(1, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hash_models import HashExecutor, HashModel, plain_text, sequence_of
+from hash_models import HashExecutor, HashModel, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,24 +51,6 @@ def test_a_text_alone_is_read_in_longer_chunks(lone_chunk: int | None, steps: li
     assert sizes(executor) == [[(4, 0), (4, 0), (1, 1)], [(2, 1), (4, 0)], [(16, 0)], [(6, 1)]]
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8, 64])
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_the_first_token_is_plain_decodings(chunk: int, temperature: int) -> None:
-    """Of prompts that end in different steps, one of them from a row that a cache has."""
-    model, params = HashModel(3), SamplingParams(max_new_tokens=6, temperature=temperature, seed=5, speculation="off")
-    executor = HashExecutor(model, 4)
-    sequences = [sequence_of(TEXT[:n], params, slot=slot) for slot, n in enumerate((1, 8, 17, 40))]
-    executor.rows[2][:30] = [*enumerate(TEXT[:5]), *[(5, 5)] * 25]
-    sequences[2].cached = 5
-    read(reader_of(executor, chunk, 2 * chunk if chunk < 64 else None), sequences)
-    for sequence in sequences:
-        prompt = sequence.tokens[: sequence.metrics.num_prompt_tokens]
-        assert sequence.output == plain_text(model, prompt, params)[:1]
-        assert (sequence.cached, sequence.pending) == (len(prompt), 1)
-        rows = executor.rows[sequence.slot]
-        assert rows[: len(prompt) + 1] == [*enumerate(prompt), (-1, -1)], "no more is committed than was read"
-
-
 class Reusing(HashExecutor):
     """Overwrites a step's logits in the next one, as executors of models do."""
 
@@ -81,7 +63,6 @@ class Reusing(HashExecutor):
         return [self.kept[: len(rows)]]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 64))
 def test_logits_are_the_models(count: int, size: int) -> None:
     """After each of the last tokens, whatever the steps; none of them is longer than asked."""
@@ -94,7 +75,7 @@ def test_logits_are_the_models(count: int, size: int) -> None:
     assert sum(wanted for ((_, wanted),) in sizes(executor)) == count, "no row is computed that nobody wants"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=16), st.integers(0, 600))
 def test_prompts_share_a_step_fairly(wanted: list[int], rows: int) -> None:
     """No more than there is, but one of each; nobody has more than it wants, nor than another that wants as much."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.drafting.lookup import continuation, longest, lookup, matches, repeats
@@ -31,7 +31,6 @@ def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
     return text[len(tokens) :]
 
 
-@settings(deadline=None)
 @given(histories, st.integers(1, 40))
 def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
     assert matches(string_of(tokens), count) == naive_matches(tokens)[:count]
@@ -40,7 +39,6 @@ def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
         assert continuation(tokens, start, count) == naive_continuation(tokens, start, count)
 
 
-@settings(deadline=None)
 @given(histories, specs)
 def test_lookup_keeps_the_asked_shape(tokens: list[int], text: str) -> None:
     spec, tree = TreeSpec.parse(text), lookup(tokens, string_of(tokens), TreeSpec.parse(text))

@@ -133,9 +133,8 @@ def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., B
     bundle = tuned(content)
     if content is None:
         bundle.path(FILE).unlink()
-    with pytest.raises(BundleError, match=r"timings\.json|timing table|tune again") as caught:
+    with pytest.raises(BundleError, match=r"timings\.json|timing table|tune again"):
         load_with(bundle)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:

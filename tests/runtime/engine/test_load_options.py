@@ -57,7 +57,7 @@ def test_keywords_are_the_fields_and_each_is_explained_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -> None:
     """Also where options are made from others."""
@@ -66,7 +66,6 @@ def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -
         with pytest.raises(OptionError) as caught:
             make(**{name: value})
         assert name.removeprefix("draft_").replace("_size", "") in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -195,9 +194,8 @@ def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy: Path, own: byte
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% nonsense %}\n\n", "{{ x | no_such }}", "\ud800"])
 def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle: Path, template: str) -> None:
-    with pytest.raises(OptionError, match=r"^(?!.*the bundle's).*template") as caught:
+    with pytest.raises(OptionError, match=r"^(?!.*the bundle's).*template"):
         Engine.load(bundle, chat_template=template)
-    assert "\n" not in str(caught.value)
 
 
 def test_texts_become_tokens_and_texts_again(bundle: Path) -> None:

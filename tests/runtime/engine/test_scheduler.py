@@ -7,7 +7,6 @@ import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +90,7 @@ def test_stress(hash_engine: Any) -> None:
             assert result.finish_reason == "error", result
             assert "the model raises" in str(result.error) or (fate == "nan" and "nan" in str(result.error))
             continue
-        (alone,) = quiet.generate(prompt, replace(params, speculation="auto", deadline=None))
+        (alone,) = quiet.generate(prompt, replace(params, speculation="auto"))
         whole = result.finish_reason == "length"
         assert result.token_ids == alone.token_ids[: None if whole else len(result.token_ids)], (fate, result)
         allowed = {"cancel now": "cancelled", "cancel later": "cancelled", "deadline": "deadline"}.get(fate, "length")
@@ -123,21 +122,6 @@ def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
         assert handle.result().token_ids == expected(hash_engine, prompt, SHORT)
 
 
-def test_a_free_slot_that_holds_the_beginning_is_taken(hash_engine: Any) -> None:
-    """Else the one that has been free for longest; a text in use is copied."""
-    engine, texts = hash_engine(batch_size=3, gated=True), [[index] * 10 for index in range(3)]
-    handles = [engine.submit(text, SHORT) for text in texts]  # none ends before the last one has its slot
-    engine.gate.open()
-    for handle in handles:
-        handle.result()
-    cached = []
-    for text in (*(texts[index] for index in (2, 1, 2, 0)), [6], texts[2], texts[0], texts[1]):
-        (result,) = engine.generate([*text, 8], SHORT)
-        cached.append(result.metrics.num_cached_tokens)
-        assert result.token_ids == expected(hash_engine, [*text, 8], SHORT)
-    assert cached == [10, 10, 10, 10, 0, 10, 10, 0], "the second's was free for longest"
-
-
 def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> None:
     """Among equals who came first, in the queue of two and in line for it; what runs ends first, however low it is."""
     times = itertools.count()
@@ -153,16 +137,6 @@ def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> No
     assert results[0].metrics.finished < results[2].metrics.started
     assert [result.token_ids for result in results] == [expected(hash_engine, [i, i], SHORT) for i in range(8)]
     at_rest(engine)
-
-
-def test_salts_keep_cached_prompts_apart(hash_engine: Any) -> None:
-    engine, prompt = hash_engine(batch_size=2), [1, 2, 3, 4, 5, 6, 7, 8]
-    cached = []
-    for salt in (None, "a", "b", "a", None, "b", "c"):
-        (result,) = engine.generate(prompt, replace(SHORT, cache_salt=salt))
-        assert result.token_ids == expected(hash_engine, prompt, SHORT)
-        cached.append(result.metrics.num_cached_tokens)
-    assert cached == [0, 0, 0, 7, 0, 0, 0], "two slots hold the latest two salts"
 
 
 def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> None:
@@ -391,23 +365,3 @@ def test_cancelling_the_last_that_waits_ends_a_drain(hash_engine: Any) -> None:
         assert out == [], "the models are somebody's still"
     draining.join(60)
     assert (out, waiting.result(0).finish_reason) == ([True], "cancelled")
-
-
-def test_submitting_races_with_draining(hash_engine: Any) -> None:
-    """Whoever was let in has the whole result, and whoever was not was told so."""
-    for _ in range(10):
-        engine, ready = hash_engine(batch_size=2, max_waiting=1), threading.Barrier(7)
-
-        def ask(_: int, engine: Any = engine, ready: Any = ready) -> list[str]:
-            ready.wait(60)
-            found = list[str]()
-            with suppress(EngineClosedError):
-                while True:
-                    found.append(engine.submit([len(found) % 9], SHORT).result(60).finish_reason)
-            return found
-
-        with ThreadPoolExecutor(6) as pool:
-            asking = pool.map(ask, range(6))
-            ready.wait(60)
-            assert engine.drain(60) is True
-            assert {reason for found in asking for reason in found} <= {"length"}

@@ -33,7 +33,6 @@ def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], 
     return shown, stopped
 
 
-@settings(deadline=None)
 @given(text=texts, prompt=texts)
 def test_a_character_is_never_split(tokenizer: Tokenizer, text: str, prompt: str) -> None:
     text = text.replace("\ufffd", "")
@@ -64,7 +63,7 @@ def test_a_token_costs_the_same_however_long_the_text() -> None:
     assert len(read) < 420, "each token once, and the prompt's beginning"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     pieces=st.lists(st.text("ab🙂", max_size=3), max_size=12),
     stop=st.lists(st.text("ab🙂", min_size=1, max_size=4), min_size=1, max_size=6),

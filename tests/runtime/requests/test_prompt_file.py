@@ -58,7 +58,6 @@ def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
     with pytest.raises(PromptError) as caught:
         read(path, DEFAULTS)
     assert str(caught.value).startswith(f"{path}:3: ")
-    assert "\n" not in str(caught.value)
 
 
 FIELDS: dict[str, Any] = {"max_tokens": 3, "top_k": 3, "n": 2, "logprobs": 0, "logit_bias": {"5": 1.5}, "stop": ["x"]}

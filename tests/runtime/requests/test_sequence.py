@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.runtime import Limits, SamplingParams, TreeSpec
+from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence, string_of
 
@@ -46,7 +45,6 @@ def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
 TOKENS = st.integers(0, 11)
 
 
-@settings(deadline=None)
 @given(
     prompt=st.lists(TOKENS, min_size=1, max_size=6),
     output=st.lists(TOKENS, min_size=1, max_size=12),
@@ -74,38 +72,6 @@ def test_reasons_against_a_naive_decoder(
         if reason:
             break
     assert sequence.output == output[: len(sequence.output)]
-
-
-def test_it_drafts_between_its_prompt_and_its_last_token(request_of: Make) -> None:
-    """Neither while the prompt is read, nor where one token alone is left, nor where nobody asked for a tree."""
-    sequence, plain = (of(request_of, [3, 4, 5], max_new_tokens=3, speculation=asked) for asked in ("chain:4", "off"))
-    seen = []
-    for cached in (0, 1, 2):
-        sequence.cached = plain.cached = cached
-        seen.append((sequence.pending, sequence.drafts, plain.drafts))
-    assert seen == [(3, False, False), (2, False, False), (1, True, False)]
-    for left in (2, 1):
-        sequence.emit(5, NONE)
-        sequence.cached += 1
-        assert sequence.drafts == (left > 1)
-
-
-SCHEDULE = Limits(num_speculative_tokens_per_batch_size={"1-1": 5, "2-4": 2, "5-8": 0})
-
-
-@pytest.mark.parametrize(
-    ("limits", "batch", "nodes"),
-    [(Limits(), 1, 6), (Limits(max_draft_tokens=4), 1, 4), (Limits(0), 1, None), (SCHEDULE, 3, 2), (SCHEDULE, 5, None)],
-)
-def test_a_round_s_tree_is_no_larger_than_its_limits(
-    request_of: Make, limits: Limits, batch: int, nodes: int | None
-) -> None:
-    sequence, plain = (of(request_of, [3, 4], speculation=asked) for asked in ("topk:2,3", "off"))
-    for each in (sequence, plain):
-        each.limit_tree(limits, batch)
-    assert (sequence.shape and sequence.shape.nodes, plain.shape) == (nodes, None)
-    sequence.limit_tree(Limits(), 1)
-    assert sequence.shape == sequence.tree == TreeSpec.parse("topk:2,3"), "what was asked for stays, each round anew"
 
 
 def test_a_failure_is_kept_in_one_line_with_its_cause(request_of: Make) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError, ExecutionError, PromptError
@@ -16,7 +16,6 @@ from specbuild.runtime.requests.tokenizer import Tokenizer
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
-@settings(deadline=None)
 @given(text=texts)
 def test_encode_and_decode_are_inverse(tokenizer: Tokenizer, text: str) -> None:
     tokens = tokenizer.encode(text)
@@ -28,13 +27,12 @@ def test_encode_and_decode_are_inverse(tokenizer: Tokenizer, text: str) -> None:
 def test_a_broken_tokenizer_is_the_bundles_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text(content)
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError):
         Tokenizer(file, None, {})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_merges_that_would_end_the_process_are_refused(pair: Path, pairs: bool) -> None:
+def test_merges_that_would_end_the_process_are_refused(pairs: bool) -> None:
     """`tokenizers` aborts where it cuts a prefix off a part that has another, in the middle of a character."""
     model: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
     for parts in (["a", "##b"], ["a", "b"]):
@@ -57,7 +55,6 @@ def test_a_panic_of_the_library_is_an_error_of_ours(pair: Path, tokenizer: Token
         kind, told, call = PromptError, "read this prompt", lambda: broken.encode(spaces)
     else:
         kind, told, call = ExecutionError, "make a text of these", lambda: broken.decode(tokenizer.encode(spaces))
-    with pytest.raises(kind, match=rf"^the bundle's tokenizer cannot {told}.*limit") as found:
+    with pytest.raises(kind, match=rf"^the bundle's tokenizer cannot {told}.*limit"):
         call()
-    assert "\n" not in str(found.value)
     assert broken.decode(broken.encode("import os")) == "import os"

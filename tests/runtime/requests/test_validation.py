@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ def refused(kind: type[InputError], call: Callable[..., object], *arguments: Any
     with pytest.raises(kind) as caught:
         call(*arguments)
     assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -156,14 +154,6 @@ def test_auto_grows_chains_where_side_branches_are_not_accepted(
         assert (str(auto.tree), auto.metrics.speculation, str(asked.tree)) == (grown, name, "best:3")
 
 
-def test_samples_share_nothing_that_grows(make: Make) -> None:
-    prompt = [5, 6]
-    one, other = make().samples(prompt, SamplingParams(temperature=1.0, n=2))
-    one.emit(7, frozenset())
-    assert (one.tokens, one.history.tolist()) == ([5, 6, 7], [5, 6, 7])
-    assert (other.tokens, other.history.tolist(), other.detokenizer.text, prompt) == ([5, 6], [5, 6], "", [5, 6])
-
-
 def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
     """By an error of its own kind; what was not raised on purpose is nobody's result."""
     asked: list[tuple[int, int]] = []
@@ -190,7 +180,7 @@ GOOD: list[Any] = ["ab", [1, 2], CHATS]
 BAD: list[Any] = ["", [], [VOCAB], None, [1] * LONGEST]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from([*GOOD, *BAD]), st.integers(1, 3)), max_size=6))
 def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn: list[tuple[Any, int]]) -> None:
     """In the prompts' order, whatever stands beside what."""
@@ -204,16 +194,6 @@ def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn
     if bad:
         line = refused(PromptError, make().requests, prompts, params, "raise")
         assert line.startswith(f"prompt {bad[0][0] + 1}: ")
-
-
-def test_several_threads_may_ask_at_once(make: Make) -> None:
-    validator, prompts = make(controller=tuned()), [[f"def f{i}_{j}(" for j in range(20)] for i in range(4)]
-
-    def ask(texts: list[str]) -> list[list[int]]:
-        return [sequence.tokens for sequence in validator.requests(texts, SHORT, "raise")[0]]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(ask, prompts)] == [*map(ask, prompts)]
 
 
 def test_what_cannot_run_is_raised_or_returned(hash_engine: Any) -> None:

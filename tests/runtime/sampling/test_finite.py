@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_grammars import vocabulary
 
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling import lark, schemas
-from specbuild.runtime.sampling.grammar_compiler import Compiler
 from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled
-from specbuild.runtime.sampling.structured import StructuredOutputs
 
 COUNT = 4  # definitions
 Bodies = list[list[list[int]]]  # of each definition: alternatives, and the definitions that each of them contains
@@ -83,7 +79,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(bodies, st.data())
 def test_of_grammars(rules: Bodies, data: st.DataObject) -> None:
     lines = ['%llguidance {"no_forcing": true}', r"T: /x|\/\//", '   | "y" // {"a": <t> start}', "t[lazy]: T"]
@@ -98,23 +94,3 @@ def test_of_grammars(rules: Bodies, data: st.DataObject) -> None:
 @pytest.mark.parametrize("text", ["start: A+\nA: /a/ & ~/b/", 'start: %regex {"substring_words": "a b"}', "start: a"])
 def test_what_is_not_known_is_not_refused(text: str) -> None:
     assert lark.is_finite(text, accepts_nothing)
-
-
-TAG = {"begin": "a", "schema": {"allOf": [{"$ref": "#"}]}, "end": "b"}
-ENDLESS = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}}}
-
-
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        {"json": {**ENDLESS, "$ref": "#/$defs/n"}},
-        {"grammar": 'start: "a" start'},
-        {"grammar": f"start: %json {json.dumps({**ENDLESS, '$ref': '#/$defs/n'})}"},
-        {"structural_tag": {"structures": [TAG], "triggers": ["a"]}},
-    ],
-)
-def test_each_kind_is_refused(outputs: dict[str, Any]) -> None:
-    compiler = Compiler(vocabulary)
-    with pytest.raises(OptionError, match="no text of it ever ends"):
-        compiler.check(StructuredOutputs(**outputs))
-    compiler.close()

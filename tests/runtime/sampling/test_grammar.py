@@ -216,7 +216,7 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(pattern=patterns, states=st.integers(16, 40), items=st.integers(4, 60), seed=st.integers(0, 99))
 def test_where_llguidance_gives_up_no_text_is_complete(pattern: str, states: int, items: int, seed: int) -> None:
     """With limits that are soon reached: a text ends where it matches, goes on, or there is a reason."""

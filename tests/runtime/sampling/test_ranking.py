@@ -72,14 +72,14 @@ def compare(random: np.random.Generator, vocab: int, more: dict[str, Any] | None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocabs", [VOCABS[:4], VOCABS[4:]], ids=["small", "large"])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 2**63), st.data())
 def test_tokens_and_scores_are_the_plain_ones(vocabs: list[int], seed: int, data: Any) -> None:
     with np.errstate(over="ignore"):
         compare(np.random.default_rng(seed), data.draw(st.sampled_from(vocabs)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**63), st.sampled_from([61, 9001]))
 def test_tokens_and_scores_are_the_plain_ones_under_a_constraint(seed: int, vocab: int) -> None:
     random = np.random.default_rng(seed)

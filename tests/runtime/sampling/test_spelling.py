@@ -39,7 +39,7 @@ def test_tokens_write_the_text(kind: str, names: bool) -> None:
     vocabulary = vocabulary_of(tokenizer_of(kind))
     spelling = Spelling(vocabulary, names)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(literals | st.text())
     def check(text: str) -> None:
         ids = spelling(text)
@@ -66,7 +66,7 @@ def test_a_literal_is_that_text_or_refused(kind: str) -> None:
     vocabulary = vocabulary_of(tokenizer)
     llguidance = Tokenizers(vocabulary).tokenizer({})
 
-    @settings(max_examples=70, deadline=None)
+    @settings(max_examples=70)
     @given(st.lists(literals, min_size=1, max_size=3, unique=True), st.integers(0, 2**32))
     def check(choice: list[str], seed: int) -> None:
         rng, outputs = random.Random(seed), StructuredOutputs(choice=choice).to_dict()
@@ -91,10 +91,6 @@ def test_a_literal_is_that_text_or_refused(kind: str) -> None:
 def test_tokens_that_write_nothing_alone_are_refused(kind: str) -> None:
     with pytest.raises(OptionError, match="depends on those around it"):
         vocabulary_of(tokenizer_of(kind))
-
-
-TEXT = "TEXT\nTEXT: /(.|\\n)*/"
-CALL = {"structures": [{"begin": "<think>\n", "schema": {"const": 1}, "end": "</t>"}], "triggers": ["<think>"]}
 
 
 def test_an_added_token_is_text_unless_a_grammar_names_it() -> None:

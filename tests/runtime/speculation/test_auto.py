@@ -20,7 +20,7 @@ CYCLE = [1, 2, 3, 4, 5, 6, 7, 8] * 3
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     row=st.floats(0.0, 12.0),
     level=st.floats(0.02, 12.0),

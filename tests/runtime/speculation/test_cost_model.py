@@ -81,7 +81,7 @@ def test_what_is_faster_than_its_table_is_so_in_shapes_that_were_not_seen() -> N
     assert cost.factor("verify", 8) == pytest.approx(0.5, rel=0.05)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(allow_nan=True, allow_infinity=True)), max_size=60))
 def test_no_clock_breaks_it(told: list[tuple[int, float]]) -> None:
     cost, fixed = CostModel(TABLE, 2), CostModel(TABLE, 2, corrected=False)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_up_chances import table_of
 
@@ -26,7 +26,6 @@ def reached(chances: Sequence[float]) -> list[float]:
     return list(itertools.accumulate(chances, lambda so_far, chance: so_far * chance))
 
 
-@settings(deadline=None)
 @given(st.lists(CHANCES, min_size=1, max_size=3), st.floats(0.0, 12.0), st.booleans())
 def test_no_other_lengths_of_continuations_bring_more(chances: list[list[float]], row: float, padded: bool) -> None:
     """Of all lengths, unless a token is too unlikely to be weighed or the gain is within the margin."""
@@ -44,7 +43,6 @@ def test_no_other_lengths_of_continuations_bring_more(chances: list[list[float]]
     assert found.goodput > nothing.goodput or not any(found.nodes)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), st.integers(0, 3), st.floats(0.0, 12.0))
 def test_a_tree_is_cut_where_its_next_node_does_not_pay(chances: list[float], texts: int, row: float) -> None:
     cost, ranked = prices(row), sorted(reached(chances), reverse=True)

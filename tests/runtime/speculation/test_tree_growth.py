@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,7 +83,6 @@ def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]]) -> tuple[
     return growth, growth.tree()
 
 
-@settings(deadline=None)
 @given(specs(), st.integers(0, 2**32), st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int, hopeless: float) -> None:
     """Children without a chance are no candidates, and where there are no others the tree ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import random_tree
 
@@ -22,7 +22,6 @@ def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
         (node,) = below
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
 def test_walk_against_a_naive_one(seed: int, size: int, most: int) -> None:
     """It asks for no choice beyond what its caller takes, and ends where there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.cpu.kv_cache import KVCache
@@ -17,7 +17,6 @@ def filled() -> KVCache:
     return cache
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_gather_moves_rows_in_every_layer_and_nothing_else(data: st.DataObject) -> None:
     """In any order, though source and destination overlap."""

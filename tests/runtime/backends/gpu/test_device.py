@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from host_device import HostDevice
 
-from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import MAX_NODES, PageTable, Tensor
 from specbuild.runtime.backends.gpu.pages import Pages
-
-SPEC = ModelSpec("target", 2, 3, 4, 50, 20, 8)
 
 
 @pytest.fixture

@@ -96,7 +96,6 @@ def refused(kind: type[SpecbuildError], bundle: Bundle, **options: Any) -> str:
     with pytest.raises(kind) as caught:
         compose(bundle, LoadOptions(**{"batch_size": 2} | options))
     assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

@@ -64,7 +64,7 @@ class Texts:
                 assert kept == self.text[slot], "a slot that is decoded lost a page"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), st.integers(1, 40))
 def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
     texts, slots = Texts(count), st.integers(0, SLOTS - 1)
@@ -92,22 +92,6 @@ def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
 def taken(pool: Pages, slot: int, most: int, source: int = 0, rows: int = 0) -> list[int]:
     assert pool.take(slot, source, rows, most)
     return pool.of[slot]
-
-
-def test_whole_pages_are_shared() -> None:
-    pool = Pages(3, 32, 4, 12)
-    first = list(taken(pool, 0, 20))
-    assert [pool.usable(1, 0, rows) for rows in (3, 4, 11)] == [0, 4, 8]
-    second = list(taken(pool, 1, 24, 0, 8))
-    assert second[:2] == first[:2]
-    assert not {*second[2:]} & {*first}
-    assert taken(pool, 2, 20, 1, 8)[:2] == first[:2]  # there would be no five pages of its own
-    pool.release(0, 10)
-    assert pool.of[0] == first[:3]
-    assert [pool.usable(0, 0, rows) for rows in (10, 7)] == [10, 4], "the third is its own, the second others' as well"
-    for slot in (1, 2):
-        pool.release(slot, 8)
-    assert taken(pool, 0, 12, 0, 10) == first[:3]
 
 
 def test_what_may_be_no_number_is_erased_once() -> None:

@@ -66,9 +66,8 @@ def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
 def test_without_a_driver(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"needs NVIDIA's driver|cuda-bindings|does not start") as caught:
+    with pytest.raises(ExecutionError, match=r"needs NVIDIA's driver|cuda-bindings|does not start"):
         find_kernels(bundle(tmp_path, records()), "90")
-    assert "\n" not in str(caught.value)
 
 
 def bundle(folder: Path, kernels: dict[str, KernelRecord]) -> Any:

@@ -107,7 +107,7 @@ def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(case=structs())
 def test_grids_refusals_and_workspaces_are_the_librarys(
     noted: Callable[..., list[Launch]], host: KernelLibrary, case: tuple[str, Any]

@@ -59,24 +59,6 @@ def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(
             assert last.mean_acceptance_length > 2 < last.num_draft_tokens / last.num_spec_steps
 
 
-@pytest.mark.nightly(only=("32",))
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead", [0, 32])
-def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
-    """For `auto` and for trees that were asked for, whatever the table says."""
-    for most in (3, 0):
-        made = Tuned(host, folder, LARGE, ("target", "target"), Limits(max_draft_tokens=most), ahead)
-        auto, fixed = (*made.requests(), *made.requests())
-        fixed.controller = None
-        done = run(made.loop, [auto, fixed])
-        check_plain(folder, done)
-        for each in map(told, done):
-            assert each.num_draft_tokens <= most * each.num_spec_steps
-            assert bool(each.num_spec_steps) == bool(most)
-    made = Tuned(host, folder, LARGE, ("target", "target"), Limits(min_expected_speedup=50), ahead)
-    assert told(run(made.loop, made.requests())[0]).num_draft_tokens == 0
-
-
 @pytest.mark.slow
 def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host: KernelLibrary, folder: Path) -> None:
     """Its slot is released after the others' rounds began, which must neither write there nor end by that."""

@@ -10,7 +10,6 @@ from device_requests import prompt_of, request_of
 from host_device import HostDevice
 from tiny_models import VOCAB
 
-from specbuild.runtime.backends.kernels.abi import Request
 from specbuild.runtime.decoding.device.state import (
     Graphs,
     Slots,
@@ -56,10 +55,6 @@ def test_a_first_use_enqueues_and_the_second_captures_for_all_that_follow(device
     for captured in (2, 3):
         made.run(1, lambda: enqueue(1))
         assert device.captured == captured
-
-
-def request_in(slots: Slots, device: HostDevice, slot: int) -> Request:
-    return Request.from_buffer_copy(device.array(slots.at["requests"])[slot].tobytes())
 
 
 def test_what_is_known_is_not_sent_again(device: HostDevice, stream: int) -> None:
