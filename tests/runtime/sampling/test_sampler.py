@@ -84,9 +84,8 @@ def test_a_right_value_is_taken_and_a_wrong_one_refused_in_one_line_that_names_i
     right, wrong = data.draw(RIGHT[name]), data.draw(WRONG[name])
     taken = getattr(SamplingParams(**{name: right}), name.replace("max_tokens", "max_new_tokens"))
     assert taken == right or (name == "temperature" and 0 < right < 0.01 and taken == 0)
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=name):
         SamplingParams(**{name: wrong})
-    assert name in str(caught.value)
 
 
 def test_parameters_are_their_own() -> None:
