@@ -26,6 +26,27 @@ EOS = frozenset({END})
 MARKER = 6  # before which some texts are free
 
 
+REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|cd)1", "[ab]{1,9}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("tree", "drafter"), [("chain:5", "lookup"), ("topk:3,3", "lookup"), ("topk:3,3", "model"), ("best:12", "both")]
+)
+def test_tokens_are_plain_decodings(tree: str, drafter: str, temperature: float) -> None:
+    """Four at once, of which some are free at first and one is free for ever."""
+    loop, wanted = loop_of(HashModel, HashExecutor, 0, drafter), []
+    for index, regex in enumerate((*REGEXES, "")):
+        made = grammar(regex=regex) if regex else None
+        constraint = Free(MARKER, (END,), made) if made and index % 2 else made
+        params = SamplingParams(20, temperature, seed=index, speculation=tree, constraint=constraint)
+        wanted.append(sequence_of([1, 2, 3 + index], params))
+    for s in run(loop, wanted):
+        assert (s.error, s.output) == (None, plain_text(HashModel(0), s.tokens[: -len(s.output)], s.params, EOS))
+    assert any(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in wanted)
+    loop.close()
+
+
 ONE_OF = OneOf(((0, 1, 2), (0, 1, 3), (0, 4), (5, 6, 7, 8), (5, 6, 9), (5, 2), (10, 10), (3,)), END)
 
 

@@ -59,6 +59,20 @@ def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
     assert ignored.token_ids == [eos] * 8
 
 
+def test_stop_strings_count_from_then_on(engine: Engine) -> None:
+    """A letter that is in the text before and after; whatever is drafted the same token ends it."""
+    params = SamplingParams(40, temperature=0.9, seed=3)
+    (free,) = engine.generate("def main(", params)
+    grown = [engine.decode(free.token_ids[:count]) for count in range(41)]
+    letter = next(each for each in grown[10] if each.isalpha() and each in grown[40][len(grown[10]) :])
+    least = next(count for count in range(11, 41) if letter in grown[count][len(grown[10]) :])
+    stopping = replace(params, stop=(letter,), min_tokens=10)
+    trees = [replace(stopping, speculation=speculation) for speculation in ("off", "chain:4", "best:8")]
+    for stopped in engine.generate(["def main("] * 3, trees):
+        assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[:least], "stop")
+        assert stopped.text == grown[least][: grown[least].index(letter, len(grown[10]))]
+
+
 @pytest.mark.parametrize(
     ("least", "ends", "path", "guess", "followed"),
     [
