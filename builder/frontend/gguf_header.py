@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says of itself.
+    """The metadata and tensors that a file's header lists.
 
     Attributes:
         metadata: Its metadata, with arrays replaced by their lengths.

@@ -6,6 +6,7 @@ like any other; `reading` gives a module its weights for as long as it computes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ Rows = slice | NDArray[np.int64]
 ALL = slice(None)
 
 
-class Weight:
+class Weight(ABC):
     """A tensor of a model, which `read` makes whenever it is called.
 
     Attributes:
@@ -39,9 +40,9 @@ class Weight:
     shape: tuple[int, ...]
     format: Format | None = None
 
+    @abstractmethod
     def read(self, rows: Rows = ALL) -> Tensor:
         """Return the weight, or some of its rows, in float32."""
-        raise NotImplementedError
 
     def blocks(self, rows: Rows = ALL) -> Blocks:
         """Return the quantized numbers of a weight that has a `format`."""

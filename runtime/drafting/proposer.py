@@ -52,18 +52,14 @@ class Plan:
 class Proposer:
     """Drafts from texts, and with a model if there is one; holds the draft's cache."""
 
-    def __init__(
-        self, model: ModelDrafter | None = None, looks_up: bool = True, cached: Seq[int] | None = None
-    ) -> None:
+    def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True) -> None:
         """Make a proposer.
 
         Args:
             model: Grows trees on the host; None: nothing does.
             looks_up: Whether texts are continued from themselves; False leaves drafting to the model.
-            cached: By slot, how many tokens of its text a model on the device has run; None: there is none.
         """
         self.model, self.looks_up = model, looks_up
-        self._cached = model.cached if model else cached
 
     @property
     def executor(self) -> Executor | None:
@@ -95,7 +91,7 @@ class Proposer:
                 self._of_shape(plan, index, sequence, sequence.shape)
             else:
                 known = self._continuation(sequence)
-                unread = len(sequence.tokens) - 1 - self._cached[sequence.slot] if self._cached is not None else 0
+                unread = len(sequence.tokens) - 1 - self.model.cached[sequence.slot] if self.model else 0
                 plan.decided.append(index)
                 continuations.append(known)
                 candidates.append(
@@ -158,7 +154,7 @@ class Proposer:
 
     def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
         """Plan a tree of the shape that a request names: from the text where it repeats itself, else of the model."""
-        if self._cached is None:
+        if self.model is None:
             tree: Tree | None = lookup(sequence.tokens, sequence.string, shape)
         else:
             sure = SURE if sequence.params.temperature else SURE_GREEDY

@@ -14,7 +14,7 @@ from typing import Literal
 
 from .cost_model import CostModel, RoundCost
 from .draft_limits import NO_LIMITS, Limits
-from .goodput import UNLIKELY, Candidate, allocate, cut, plain
+from .goodput import UNLIKELY, Candidate, allocate, cut
 from .sessions import Backoff, Session, Sessions
 from .timing_table import Chances
 from .tree import Tree, TreeSpec
@@ -28,7 +28,7 @@ Kind = Literal["plain", "lookup", "model", "probe", "forced"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a sequence drafts in a round.
+    """The drafter and the size of a sequence's draft in a round.
 
     Attributes:
         kind: The drafter; "probe": the model's likeliest token, to see how it fares; "forced": by a constraint.
@@ -67,7 +67,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class SequenceController:
-    """What one sequence's decisions go by: its calibration, and how its session's drafters have fared."""
+    """The calibration of a sequence's drafters, and the acceptance of each in its session."""
 
     engine: Controller
     chances: Chances
@@ -145,8 +145,8 @@ class Round:
         candidates = [candidate for _, candidate in sequences]
         if all(len(each.brought) < 2 and (not each.reached or each.reached[0] < UNLIKELY) for each in candidates):
             return  # a few microseconds where there is nothing to draft
-        best, nothing = allocate(candidates, cost, limits.min_expected_speedup), plain(candidates, cost)
-        self._rate, speedup = best.goodput, best.goodput / nothing.goodput
+        best = allocate(candidates, cost, limits.min_expected_speedup)
+        self._rate, speedup = best.goodput, best.goodput * cost.plain / cost.sequences
         for number, (nodes, levels) in enumerate(zip(best.nodes, best.levels, strict=True)):
             if levels:
                 self.decisions[number] = Decision("model", nodes, levels, speedup)

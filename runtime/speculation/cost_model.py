@@ -1,4 +1,4 @@
-"""What a round costs: the bundle's timing table, corrected by what steps take on this machine now.
+"""The cost of a round: the bundle's timing table, corrected by the seconds of recent steps.
 
 A table is measured once, on a quiet machine; the machine that decodes may be busy, throttled or another. So each
 shape of a step has a moving average of its steps' log ratios to the table. A shape that was not seen for long is taken

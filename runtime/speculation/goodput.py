@@ -25,7 +25,7 @@ NODES_A_LEVEL = 2  # nodes of a tree's level that are verified in the end, about
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a sequence may draft.
+    """The drafts that a sequence may choose from.
 
     Attributes:
         reached: Chance that each token of its text's continuation is accepted, with all before it.

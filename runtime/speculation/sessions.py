@@ -43,7 +43,7 @@ class Backoff:
 
 
 class _Shared:
-    """What all sequences of an engine know, greedy or sampled ones."""
+    """The acceptance and backoff that an engine's sequences share; greedy and sampled ones have one each."""
 
     def __init__(self) -> None:
         self.backoff, self._lock = Backoff(), threading.Lock()
