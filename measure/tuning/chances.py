@@ -11,7 +11,8 @@ import numpy as np
 
 from specbuild.runtime.drafting.lookup import LONGEST, matches
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.sequence import Sequence, string_of
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.text import string_of
 from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, walk
 from specbuild.runtime.speculation.tree_growth import Growth
 

@@ -80,10 +80,10 @@ class Decoder:
             SpecbuildError: The request's error, if it failed.
         """
         text, loop = self._request(prompt, speculation, temperature), self._all if controller else self._alone
-        loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
         if controller:
-            text.tree = auto_tree(self._engine.manifest, controller.cost.table.widest, loop.trunk)
-            text.controller = controller.for_request(temperature)
+            tree = auto_tree(self._engine.manifest, controller.cost.table.widest, loop.trunk)
+            text.request, text.controller = replace(text.request, tree=tree), controller.for_request(temperature)
+        loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
         while not (text.output or text.error):
             loop.round([text])
         before = loop.stats

@@ -77,14 +77,18 @@ class Admission:
         last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
         if not last or not limit or last.params.cache_salt != sequence.params.cache_salt:
             return 0
-        differing = np.flatnonzero(last.history[:limit] != sequence.history[:limit])
+        differing = np.flatnonzero(last.text.history[:limit] != sequence.text.history[:limit])
         return int(differing[0]) if len(differing) else limit
 
     def _continues(self, sequence: Sequence, slot: int) -> bool:
         """Return whether a prompt repeats every token that a slot has left of the prompt before it."""
         last = self._last[slot]
         length = min(self.kept(slot), last.metrics.num_prompt_tokens) if last else 0
-        return last is not None and length > 0 and np.array_equal(sequence.history[:length], last.history[:length])
+        return (
+            last is not None
+            and length > 0
+            and np.array_equal(sequence.text.history[:length], last.text.history[:length])
+        )
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; erase it if its last sequence failed."""
@@ -121,5 +125,5 @@ class Admission:
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        held = [(last, last.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
+        held = [(last, last.text.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
         return [(last.params.cache_salt, rows.tolist()) for last, rows in held]

@@ -136,7 +136,7 @@ class HostLoop:
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached = root + len(path)
-        if sequence.shape and self.proposer:
+        if sequence.budget and self.proposer:
             self.proposer.commit(sequence, proposal, path)
             self.planner.record(sequence, proposal, path, sequence.tokens[root + 1], len(tree) - 1, max(tree.depths))
         self.tally.accept += walked - began

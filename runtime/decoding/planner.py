@@ -34,18 +34,16 @@ class Planner:
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed."""
-        limit, tree = self.limits.max_draft_tokens, sequence.tree
+        limit, tree = self.limits.max_draft_tokens, sequence.request.tree
         if limit is not None and tree and tree.nodes > limit and sequence.params.speculation != "auto":
             raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {limit}: ask for fewer")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Return the sequences that may draft in this round, and limit the shapes of their trees."""
-        drafting, limits = [sequence for sequence in sequences if sequence.drafts], self.now
+        """Return the sequences that may draft in this round, and set their budgets."""
+        limits, count = self.now, sum(sequence.drafts for sequence in sequences)
         for sequence in sequences:
-            sequence.shape = None
-        for sequence in drafting:
-            sequence.limit_tree(limits, len(drafting), self.max_nodes)
-        return [sequence for sequence in drafting if sequence.shape]
+            sequence.set_budget(limits, count, self.max_nodes)
+        return [sequence for sequence in sequences if sequence.budget]
 
     @staticmethod
     def record(

@@ -13,7 +13,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, GrowthRule
 
-from .model import ModelDrafter, Text
+from .model import DraftInput, ModelDrafter
 
 
 class EagleDrafter(ModelDrafter):
@@ -43,10 +43,10 @@ class EagleDrafter(ModelDrafter):
             for sequence, shape, _ in asked
         ]
 
-    def _behind(self, text: Text) -> int:
+    def _behind(self, text: DraftInput) -> int:
         return len(text.tokens) - 1 - self.cached[text.slot]
 
-    def _chain(self, text: Text, logits: int) -> StepInput:
+    def _chain(self, text: DraftInput, logits: int) -> StepInput:
         start = self.cached[text.slot]
         stop = min(len(text.tokens) - 1, start + self._chunk)
         self.cached[text.slot] = stop
@@ -55,7 +55,7 @@ class EagleDrafter(ModelDrafter):
             text.slot, start, start, text.tokens[start + 1 : stop + 1], range(start, stop), None, logits, hidden
         )
 
-    def _level(self, text: Text) -> StepInput:
+    def _level(self, text: DraftInput) -> StepInput:
         step_input, growth = super()._level(text), text.growth
         above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the last committed row
         step_input.hidden = self.executor.hidden(text.slot)[step_input.committed + np.array(above)]

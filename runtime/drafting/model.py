@@ -40,7 +40,7 @@ class KeepsRows(Protocol):
 
 
 @dataclass(slots=True)
-class Text:
+class DraftInput:
     """A text to draft for."""
 
     slot: int
@@ -91,16 +91,17 @@ class ModelDrafter:
     def grow(self, asked: Seq[tuple[Sequence, TreeSpec, GrowthRule | None]]) -> list[Growth]:
         """Grow trees for sequences together, one draft step for each level, by their shapes and rules."""
         texts = [
-            Text(s.slot, s.tokens, s.sampler, Growth(shape, Tree([s.tokens[-1]]), rule)) for s, shape, rule in asked
+            DraftInput(s.slot, s.tokens, s.sampler, Growth(shape, Tree([s.tokens[-1]]), rule))
+            for s, shape, rule in asked
         ]
         self._grow(list(texts))
         for text, (sequence, *_) in zip(texts, asked, strict=True):
             if text.sampler.foresees:
-                text.growth.prolong(text.sampler.follow, sequence.limit - len(text.tokens) - 1)
+                text.growth.prolong(text.sampler.follow, sequence.request.max_tokens - len(text.tokens) - 1)
         self._growth.update((text.slot, text.growth) for text in texts)
         return [text.growth for text in texts]
 
-    def _grow(self, growing: list[Text]) -> None:
+    def _grow(self, growing: list[DraftInput]) -> None:
         """Grow all levels of all texts' trees."""
         logits = self._catch_up(growing) if growing else []
         while growing:
@@ -113,7 +114,7 @@ class ModelDrafter:
                 with nvtx.range("draft level"):
                     logits = self._step([self._level(text) for text in growing])
 
-    def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
+    def _catch_up(self, texts: Seq[DraftInput]) -> list[NDArray[np.float32]]:
         """Run what each text's cache lacks, its last token included, and return the logits after it."""
         while True:
             behind = [text for text in texts if self._behind(text) > self._chunk]
@@ -130,21 +131,21 @@ class ModelDrafter:
             self.cost.record("draft", sum(len(each.tokens) for each in inputs), self.executor.seconds - before)
         return logits
 
-    def _behind(self, text: Text) -> int:
+    def _behind(self, text: DraftInput) -> int:
         """Return how many rows a text's cache lacks."""
         return len(text.tokens) - self.cached[text.slot]
 
-    def _last(self, text: Text) -> StepInput:
+    def _last(self, text: DraftInput) -> StepInput:
         """Return the last chunk, whose logits give the first level."""
         return self._chain(text, 1)
 
-    def _chain(self, text: Text, logits: int) -> StepInput:
+    def _chain(self, text: DraftInput, logits: int) -> StepInput:
         start = self.cached[text.slot]
         stop = min(len(text.tokens) - (not logits), start + self._chunk)  # the last token is left for the last step
         self.cached[text.slot] = stop
         return StepInput(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 
-    def _level(self, text: Text) -> StepInput:
+    def _level(self, text: DraftInput) -> StepInput:
         """Return the step input that runs a growth's frontier."""
         growth, committed = text.growth, self.cached[text.slot]
         nodes, start = growth.frontier, committed + growth.run
@@ -153,7 +154,7 @@ class ModelDrafter:
         positions = [committed - 1 + growth.depth] * len(nodes)
         return StepInput(text.slot, start, committed, tokens, positions, visible, len(nodes))
 
-    def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _children(self, text: DraftInput, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the frontier's best children by the target's own processors and noise, and their log likelihoods."""
         growth = text.growth
         if text.sampler.greedy:

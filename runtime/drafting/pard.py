@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
 
-from .model import ModelDrafter, Text
+from .model import DraftInput, ModelDrafter
 
 
 class PardDrafter(ModelDrafter):
@@ -28,7 +28,7 @@ class PardDrafter(ModelDrafter):
         """See `ModelDrafter.again`."""
         return type(self)(self.executor, self._chunk, self._mask, self._tokens)
 
-    def _grow(self, growing: list[Text]) -> None:
+    def _grow(self, growing: list[DraftInput]) -> None:
         """Grow all levels of all texts' trees from one step."""
         for text, rows in zip(growing, self._catch_up(growing) if growing else [], strict=True):
             growth = text.growth
@@ -36,17 +36,17 @@ class PardDrafter(ModelDrafter):
                 row = rows[growth.depth]
                 growth.grow(*self._children(text, np.repeat(row[None], len(growth.frontier), axis=0)))
 
-    def _behind(self, text: Text) -> int:
+    def _behind(self, text: DraftInput) -> int:
         return super()._behind(text) + self._masks(text)
 
-    def _last(self, text: Text) -> StepInput:
+    def _last(self, text: DraftInput) -> StepInput:
         step_input, masks = super()._chain(text, 1), self._masks(text)
         tokens, count = [*step_input.tokens, *[self._mask] * masks], len(step_input.tokens) + masks
         positions = range(step_input.start, step_input.start + count)
         return replace(step_input, tokens=tokens, positions=positions, logits=1 + masks)
 
     @staticmethod
-    def _masks(text: Text) -> int:
+    def _masks(text: DraftInput) -> int:
         return masks(text.growth.spec.depth)
 
 

@@ -83,19 +83,19 @@ class Proposer:
         plan, candidates = Plan(sequences, [Proposal(Tree([s.tokens[-1]])) for s in sequences]), list[Candidate]()
         continuations = list[Continuation]()
         for index, sequence in enumerate(sequences):
-            if not sequence.shape:
+            if not (budget := sequence.budget):
                 continue
             if forced := self._forced(sequence):
                 plan.proposals[index] = forced
             elif sequence.controller is None:
-                self._of_shape(plan, index, sequence, sequence.shape)
+                self._of_shape(plan, index, sequence, budget.shape)
             else:
                 known = self._continuation(sequence)
                 unread = len(sequence.tokens) - 1 - self.model.cached[sequence.slot] if self.model else 0
                 plan.decided.append(index)
                 continuations.append(known)
                 candidates.append(
-                    sequence.controller.candidate(known.matched, sequence.room, sequence.shape, max(unread, 0))
+                    sequence.controller.candidate(known.matched, budget.nodes, budget.shape, max(unread, 0))
                 )
         if controllers := [each for index in plan.decided if (each := sequences[index].controller)]:
             sampled = any(controller.sampled for controller in controllers)
@@ -113,8 +113,9 @@ class Proposer:
         asked = []
         for index, shape in plan.shapes.items():
             sequence, rule = plan.sequences[index], None
-            if plan.round and index in decided:
-                rule, shape = plan.round.rule(decided[index], len(plan.shapes)), shape.within(sequence.room) or ONE
+            if plan.round and index in decided and sequence.budget:
+                rule = plan.round.rule(decided[index], len(plan.shapes))
+                shape = shape.within(sequence.budget.nodes) or ONE
             asked.append((sequence, shape, rule))
         trees = dict(zip(plan.shapes, self.model.grow(asked), strict=True))
         counts = plan.round.cut({number: trees[index] for index, number in decided.items()}) if plan.round else {}
@@ -146,19 +147,20 @@ class Proposer:
 
     def _forced(self, sequence: Sequence) -> Proposal | None:
         """Return the tokens about which the constraint leaves no choice, as a chain, or None."""
-        if not sequence.sampler.foresees or not sequence.shape:
+        budget = sequence.budget
+        if not sequence.sampler.foresees or not budget:
             return None
-        found = sequence.sampler.follow((), (), min(sequence.shape.nodes, sequence.room))
+        found = sequence.sampler.follow((), (), min(budget.shape.nodes, budget.nodes))
         decision = Decision("forced", len(found)) if sequence.controller else None
         return Proposal(Tree.chain([sequence.tokens[-1], *found]), decision) if found else None
 
     def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
         """Plan a tree of the shape that a request names: from the text where it repeats itself, else of the model."""
         if self.model is None:
-            tree: Tree | None = lookup(sequence.tokens, sequence.string, shape)
+            tree: Tree | None = lookup(sequence.tokens, sequence.text.string, shape)
         else:
             sure = SURE if sequence.params.temperature else SURE_GREEDY
-            tree = repeats(sequence.tokens, sequence.string, shape, sure) if self.looks_up else None
+            tree = repeats(sequence.tokens, sequence.text.string, shape, sure) if self.looks_up else None
         if tree is None:
             plan.shapes[index] = shape
         else:
@@ -166,7 +168,7 @@ class Proposer:
 
     def _continuation(self, sequence: Sequence) -> Continuation:
         """Return the text's continuation, unless its constraint forbids it."""
-        start, matched = longest(sequence.string) if self.looks_up else (0, 0)
+        start, matched = longest(sequence.text.string) if self.looks_up else (0, 0)
         if matched and sequence.sampler.foresees:
             first = [sequence.tokens[start]]
             if sequence.sampler.follow((), first, 1) != first:
@@ -176,21 +178,21 @@ class Proposer:
     def _decided(self, plan: Plan, index: int, known: Continuation, decision: Decision) -> None:
         """Put a decision into the plan."""
         sequence, proposal = plan.sequences[index], plan.proposals[index]
-        controller, shape = sequence.controller, sequence.shape
+        controller, budget = sequence.controller, sequence.budget
         assert controller
-        assert shape
+        assert budget
         proposal.decision = decision
         if known.matched:
             chance = controller.chances.continuation(known.matched, 1)[0]
             proposal.guess = sequence.tokens[known.start], chance
         if decision.kind == "lookup":
             tokens = continuation(sequence.tokens, known.start, decision.nodes)
-            proposal.tree = constrained(sequence, Tree.chain([sequence.tokens[-1], *tokens]), sequence.room)
+            proposal.tree = constrained(sequence, Tree.chain([sequence.tokens[-1], *tokens]), budget.nodes)
             same = _common(tokens, proposal.tree.tokens[1:])
             chances = controller.chances.continuation(known.matched, same)
             proposal.chances = [*chances, *[0.0] * (len(proposal.tree) - same)]
         elif decision.kind != "plain":
-            plan.shapes[index] = ONE if decision.kind == "probe" else shape
+            plan.shapes[index] = ONE if decision.kind == "probe" else budget.shape
 
 
 def constrained(sequence: Sequence, tree: Tree, nodes: int) -> Tree:

@@ -115,7 +115,7 @@ class Handle:
         self._taken = stop, len(text)
         logprobs = sequence.logprobs[start:stop] if sequence.params.logprobs is not None else None
         new = sequence.output[start:stop], logprobs, result, sequence.drafted[start:stop]
-        return Chunk(sequence.index, sequence.sample, text[shown:], *new)
+        return Chunk(sequence.request.index, sequence.request.sample, text[shown:], *new)
 
     def publish(self) -> None:
         """Publish what may be read after a round; the worker calls it."""
@@ -156,13 +156,21 @@ class Handle:
     def _made(self, reason: str, now: float) -> Result:
         self.complete()
         sequence, metrics = self.sequence, self.sequence.metrics
-        sequence.finish_reason = sequence.finish_reason or reason
+        sequence.end(reason)
         sequence.sampler.release()
         tokens, text = sequence.output, self._whole or ""
         metrics.num_output_tokens, metrics.finished = len(tokens), now
         logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None
-        why = sequence.finish_reason, metrics, logprobs, sequence.error, sequence.stop_reason
-        return Result(text, tokens, *why, sequence.drafted[: len(tokens)])
+        return Result(
+            text,
+            tokens,
+            sequence.finish_reason or reason,
+            metrics,
+            logprobs,
+            sequence.error,
+            sequence.ending.stop if sequence.ending else None,
+            sequence.drafted[: len(tokens)],
+        )
 
     def _cut(self, reason: str, now: float) -> Result:
         (count, text), sequence, metrics = self._published, self.sequence, deepcopy(self.sequence.metrics)

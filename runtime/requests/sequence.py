@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.errors import ExecutionError, SpecbuildError, message_of
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
@@ -18,59 +14,92 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
+from .text import Text
 
-_CHARACTERS = (1 << 20) - 1
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample of a request, as it was asked for.
+
+    Attributes:
+        params: The sampling parameters.
+        tree: The largest tree that a round may draft; None: plain decoding.
+        max_tokens: Maximum tokens, prompt and output together.
+        index: The prompt's place in its call, from 0.
+        sample: The sample's place among those of its prompt, from 0.
+    """
+
+    params: SamplingParams
+    tree: TreeSpec | None
+    max_tokens: int
+    index: int = 0
+    sample: int = 0
 
 
-def string_of(tokens: Iterable[int]) -> str:
-    """Return a text with a character for each token: Python searches strings fastest. Ids past 2²⁰ become others."""
-    return "".join([chr(token & _CHARACTERS) for token in tokens])
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """What a sequence may draft in a round: at most `nodes` nodes, of a tree within `shape`."""
+
+    nodes: int
+    shape: TreeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a text ended; `stop`: the stop string or stop token that ended it, if one did."""
+
+    reason: str
+    stop: str | int | None = None
 
 
 @dataclass(slots=True)
 class Sequence:
-    """One sample of a request while it runs. `tokens` is prompt and output; its last one is the next round's root."""
+    """One sample of a request while it runs; the last token of its text is the next round's root."""
 
-    index: int  # which prompt, from 0
-    tokens: list[int]
-    params: SamplingParams
+    request: Request
+    text: Text
     sampler: Sampler
-    tree: TreeSpec | None  # None: plain decoding
     detokenizer: Detokenizer
     metrics: RequestMetrics
-    limit: int  # maximum tokens, prompt and output together
     controller: SequenceController | None = None  # decides what each round drafts; None: always the same tree
-    sample: int = 0  # which of the prompt's samples, from 0
-    deadline: float = math.inf  # when to end it, in seconds on the scheduler's clock
     slot: int = -1  # -1: none yet
     cached: int = 0  # tokens whose rows are committed in the target's cache
+    budget: DraftBudget | None = field(init=False)  # of the next round; None: no draft
     output: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)  # one per output token: whether a drafter had proposed it
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None: something else did
+    ending: Ending | None = None
     error: SpecbuildError | None = None
-    shape: TreeSpec | None = field(init=False)  # the tree within the round's limits; None: no draft
-    room: int = 1 << 16  # maximum draft nodes in this round
-    _ids: NDArray[np.int64] = field(init=False)
-    _string: str = ""
 
     def __post_init__(self) -> None:
-        self.shape = self.tree
-        self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
-        self._ids[: len(self.tokens)] = self.tokens
+        tree = self.request.tree
+        self.budget = DraftBudget(1 << 16, tree) if tree else None
 
     @property
-    def history(self) -> NDArray[np.int64]:
-        """`tokens` as `int64[len(tokens)]`; a view, not a copy."""
-        return self._ids[: len(self.tokens)]
+    def params(self) -> SamplingParams:
+        """The sampling parameters."""
+        return self.request.params
 
     @property
-    def string(self) -> str:
-        """`tokens` as `string_of` gives them; made as far as it is asked for."""
-        if missing := self.tokens[len(self._string) :]:
-            self._string += string_of(missing)
-        return self._string
+    def tokens(self) -> list[int]:
+        """The text's tokens, to be read only."""
+        return self.text.tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the text ended; None: it goes on."""
+        return self.ending.reason if self.ending else None
+
+    @property
+    def shape(self) -> TreeSpec | None:
+        """The largest tree of the next round; None: no draft."""
+        return self.budget.shape if self.budget else None
+
+    @property
+    def deadline(self) -> float:
+        """When to end it, in seconds on the scheduler's clock; infinite before it is submitted."""
+        seconds, submitted = self.params.deadline, self.metrics.submitted
+        return math.inf if seconds is None or submitted is None else submitted + seconds
 
     @property
     def pending(self) -> int:
@@ -85,7 +114,7 @@ class Sequence:
     @property
     def drafts(self) -> bool:
         """Return whether the next round should draft: not during prefill, and not if only one more token fits."""
-        return self.tree is not None and len(self.tokens) + 1 < self.limit and self.decodes
+        return self.request.tree is not None and len(self.tokens) + 1 < self.request.max_tokens and self.decodes
 
     @property
     def needs_host(self) -> bool:
@@ -93,21 +122,20 @@ class Sequence:
         return self.sampler.matcher is not None or self.params.logprobs is not None
 
     def submit(self, now: float) -> None:
-        """Note when the caller handed it over and start its deadline; `now`: seconds on the scheduler's clock."""
+        """Note when the caller handed it over; `now`: seconds on the scheduler's clock."""
         self.metrics.submitted = now
-        if self.params.deadline is not None:
-            self.deadline = now + self.params.deadline
 
-    def limit_tree(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
-        """Set `room`, and `shape`, the tree of this round; None if nothing may be drafted.
+    def set_budget(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
+        """Set the budget of the next round: none during prefill, and if only one more token fits.
 
         Args:
             limits: The operator's limits.
             batch: Number of sequences that draft in the round, this one included.
             max_nodes: Maximum nodes of its part of a step, root included.
         """
-        self.room = limits.max_nodes(batch, min(max_nodes - 1, self.limit - len(self.tokens) - 1))
-        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(max_nodes - 1, self.tree.nodes)))
+        tree, left = self.request.tree if self.drafts else None, self.request.max_tokens - len(self.tokens) - 1
+        shape = tree and tree.within(limits.max_nodes(batch, min(max_nodes - 1, tree.nodes)))
+        self.budget = DraftBudget(limits.max_nodes(batch, min(max_nodes - 1, left)), shape) if shape else None
 
     def emit(self, token: int, eos: frozenset[int], begins: bool = True) -> None:
         """Append a token; set `finish_reason` if it ends the text.
@@ -120,19 +148,21 @@ class Sequence:
         if not begins:
             self.drafted[-1] = True
         self.drafted.append(False)
-        self._ids[len(self.tokens)] = token
-        self.tokens.append(token)
+        self.text.append(token)
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
-        ended = token in eos and not self.params.ignore_eos
-        if not ended and token in self.params.stop_token_ids:
-            ended, self.stop_reason = True, token
-        if ended:  # its token is not part of the text
-            self.finish_reason = "stop"
+        if token in eos and not self.params.ignore_eos:  # its token is not part of the text, nor a stop token's
+            self.end("stop")
+        elif token in self.params.stop_token_ids:
+            self.end("stop", token)
         elif self.detokenizer.push(token):
-            self.finish_reason, self.stop_reason = "stop", self.detokenizer.stop_reason
-        elif len(self.tokens) >= self.limit:
-            self.finish_reason = "length"
+            self.end("stop", self.detokenizer.stop_reason)
+        elif len(self.tokens) >= self.request.max_tokens:
+            self.end("length")
+
+    def end(self, reason: str, stop: str | int | None = None) -> None:
+        """End the text, unless it has ended; see `Ending`."""
+        self.ending = self.ending or Ending(reason, stop)
 
     def fail(self, error: BaseException) -> None:
         """End the sequence with an error; any other than a SpecbuildError is wrapped in an ExecutionError."""
@@ -140,4 +170,4 @@ class Sequence:
             cause = error
             error = ExecutionError(f"decoding failed, {type(cause).__name__}: {message_of(cause)}")
             error.__cause__ = cause
-        self.error, self.finish_reason = error, "error"
+        self.error, self.ending = error, Ending("error")

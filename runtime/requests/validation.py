@@ -21,7 +21,8 @@ from specbuild.runtime.speculation.tree import TreeSpec
 from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
 from .result import Chunk, Result
-from .sequence import Sequence
+from .sequence import Request, Sequence
+from .text import Text
 from .tokenizer import Prompt, Tokenizer, too_long
 
 Prompts = Prompt | Seq[Prompt]
@@ -91,22 +92,19 @@ class Validator:
         tokens = self.check(self.encode(prompt))
         params = self._with_min_tokens(self._structured(params))
         tree = self._tree(params.speculation)
+        longest = min(len(tokens) + params.max_new_tokens, self.max_model_len)
         first = fresh_seed() if params.seed is None else params.seed
         sequences = [
             Sequence(
-                index=index,
-                tokens=list(tokens),
-                params=params,
+                request=Request(params, tree, longest, index, sample),
+                text=Text(tokens, longest),
                 sampler=Sampler(params, seed, tokens, self._manifest.models["target"].vocab_size),
-                tree=tree,
                 detokenizer=Detokenizer(
                     self._tokenizer, tokens, params.stop, params.min_tokens, params.skip_special_tokens
                 ),
                 metrics=RequestMetrics(
                     len(tokens), seed, self._named(params.speculation, tree), background=params.background
                 ),
-                limit=min(len(tokens) + params.max_new_tokens, self.max_model_len),
-                sample=sample,
                 controller=self._controller_of(params),
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hash_models import sequence_of
 from host_device import HostDevice, HostQueue
 from spellings import Spelling
 from tiny_models import CHUNK, VOCAB, executor
 
-from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
-from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.sampling.sampler import SamplingParams
 
 REQUESTS: list[dict[str, Any]] = [
     {},
@@ -39,17 +38,7 @@ class Words(Spelling):
 
 def request_of(prompt: list[int], **fields: Any) -> Sequence:
     params = SamplingParams(**{"max_new_tokens": 14, "seed": 7} | fields)
-    tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
-    return Sequence(
-        index=0,
-        tokens=list(prompt),
-        params=params,
-        sampler=Sampler(params, params.seed or 0, prompt, VOCAB),
-        tree=tree,
-        detokenizer=Detokenizer(Words(), prompt, params.stop),  # type: ignore[arg-type]
-        metrics=RequestMetrics(len(prompt), params.seed or 0, params.speculation),
-        limit=len(prompt) + params.max_new_tokens,
-    )
+    return sequence_of(prompt, params, slot=-1, vocab_size=VOCAB, tokenizer=Words())
 
 
 def prompt_of(seed: int, length: int) -> list[int]:

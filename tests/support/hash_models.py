@@ -22,8 +22,9 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import PromptError
+from specbuild.runtime.requests import sequence as requests
 from specbuild.runtime.requests.detokenizer import Detokenizer
-from specbuild.runtime.requests.sequence import Sequence as Request
+from specbuild.runtime.requests.text import Text
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
@@ -229,24 +230,22 @@ def plain() -> Callable[..., list[int]]:
 
 def sequence_of(
     prompt: Sequence[int], params: SamplingParams, index: int = 0, slot: int = 0, vocab_size: int = VOCAB, **other: Any
-) -> Request:
+) -> requests.Sequence:
     """A sequence over the hash models' vocabulary, or another."""
-    seed = params.seed or 0
-    return Request(
-        index=index,
-        tokens=list(prompt),
-        params=params,
-        sampler=Sampler(params, seed, prompt, vocab_size),
-        tree=None if params.speculation == "off" else TreeSpec.parse(params.speculation),
-        detokenizer=Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
-        metrics=RequestMetrics(len(prompt), seed, params.speculation),
-        limit=len(prompt) + params.max_new_tokens,
+    seed, longest = params.seed or 0, len(prompt) + params.max_new_tokens
+    tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
+    return requests.Sequence(
+        requests.Request(params, tree, longest, index),
+        Text(prompt, longest),
+        Sampler(params, seed, prompt, vocab_size),
+        Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
+        RequestMetrics(len(prompt), seed, params.speculation),
         slot=slot,
     )
 
 
 @pytest.fixture(scope="session")
-def request_of() -> Callable[..., Request]:
+def request_of() -> Callable[..., requests.Sequence]:
     """See `sequence_of`."""
     return sequence_of
 

@@ -67,7 +67,7 @@ class Proposals:
     def _draft(self, sequence: Sequence, proposal: Proposal | None, spec: TreeSpec | None) -> Draft:
         """Return a sequence's draft, the root alone where nothing was proposed."""
         proposal = proposal or Proposal(Tree([sequence.tokens[-1]]))
-        return Draft(sequence, proposal, spec, drafts=sequence.shape is not None)
+        return Draft(sequence, proposal, spec, drafts=sequence.budget is not None)
 
     def _grown(self, proposal: Proposal, shape: TreeSpec) -> TreeSpec:
         """Return the shape of a tree that the device grows: as deep as decided, with all nodes of its step."""

@@ -141,7 +141,7 @@ class Flights:
             if draft.spec:
                 rooms += [self._room.left(s, draft.spec, shapes), left - draft.spec.nodes]
                 emitted += draft.spec.depth
-            rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // emitted + 1)
+            rounds = min(rounds, s.request.max_tokens - len(s.tokens), min(rooms) // emitted + 1)
         return rounds
 
     def _first_of(self, key: Hashable) -> bool:

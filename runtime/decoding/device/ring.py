@@ -54,7 +54,7 @@ class Ring:
         self._first[:] = self.published[:] = first
         self._stop[:], self._limits[:] = 0, NEVER
         for sequence in sequences:
-            self._limits[sequence.slot] = sequence.limit - 1
+            self._limits[sequence.slot] = sequence.request.max_tokens - 1
         stream = self._rounds.target.stream
         self._device.upload(self._ends, self._limits, stream)
         self._device.upload(self._round, self._first, stream)

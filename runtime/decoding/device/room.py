@@ -40,8 +40,8 @@ class Room:
 
     def needed(self, sequence: Sequence) -> int:
         """Return how many rows a sequence may ever write in either model: its longest text, and a tree behind it."""
-        tree = sequence.tree
+        tree, longest = sequence.request.tree, sequence.request.max_tokens
         if tree is None:
-            return sequence.limit
+            return longest
         verified = self._target.bucket(1 + tree.nodes)
-        return sequence.limit + max(verified, self._level_rows(self._draft, tree, [tree]) if self._draft else 0)
+        return longest + max(verified, self._level_rows(self._draft, tree, [tree]) if self._draft else 0)

@@ -90,7 +90,7 @@ def test_tokens_are_plain_decodings(make: Make, folder: Path, tree: str) -> None
     done = run(made.loop, requests(tree))
     check_plain(folder, done)
     assert {s.finish_reason for s in done} == {"length"}
-    assert all(bool(told(s).num_spec_steps) == bool(s.tree) for s in done)
+    assert all(bool(told(s).num_spec_steps) == bool(s.request.tree) for s in done)
     assert (sum(told(s).num_accepted_draft_tokens for s in done) > 10) == (tree != "off")
     stats = made.loop.stats
     assert stats.emitted == sum(len(s.output) for s in done)
@@ -360,7 +360,7 @@ def test_a_fresh_drafter_knows_of_no_text(make: Make) -> None:
         fresh = made.loop.fresh_drafter()
         assert (fresh.executor, fresh.cached) == (made.loop.draft_executor, [0])
         (sequence,) = enter([request_of(prompt_of(0, 6), speculation="chain:3")])
-        sequence.cached, sequence.shape = 5, sequence.tree
+        sequence.cached = 5
         trees += fresh.propose([sequence])
     assert trees[0] == trees[1]
     assert len(trees[0]) == 4

@@ -80,7 +80,7 @@ class Blind:
     def propose(self, sequences: list[Any], *_: Any) -> list[Proposal]:
         trees = list[Tree]()
         for s in sequences:
-            right = self._texts[s.index][len(s.output) :][:4]
+            right = self._texts[s.request.index][len(s.output) :][:4]
             tree = Tree.chain([s.tokens[-1], *([] if self._branched else self._say(right))])
             for branch in [self._say(right), self._say(right)[1:]] if self._branched else ():
                 node = 0

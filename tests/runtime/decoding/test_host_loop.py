@@ -77,7 +77,7 @@ def test_tokens_do_not_depend_on_draft_or_batch(
         text = request.tokens[: request.metrics.num_prompt_tokens]
         assert request.output == plain_text(target, text, request.params, eos)
         assert request.finish_reason == ("stop" if request.output[-1] in eos else "length")
-        if request.tree is None or drafter == "none":
+        if request.request.tree is None or drafter == "none":
             assert request.metrics.speculative_decoding.num_spec_steps == 0
 
 

@@ -43,7 +43,9 @@ def test_limits_are_those_of_as_many_as_draft(drafting: int, nodes: list[int]) -
     assert [s.shape.nodes for s in found if s.shape] == nodes
     assert len(found) == len(nodes)
     assert all((s.shape is None) == (not nodes) for s in batch)
-    assert all(s.tree and s.tree.nodes == 8 for s in batch), "what is asked for stays, for the next round"
+    assert all(s.request.tree and s.request.tree.nodes == 8 for s in batch), (
+        "what is asked for stays, for the next round"
+    )
 
 
 def test_a_limit_of_the_rounds_to_come_is_none_that_steps_have_no_room_for() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.drafting.lookup import continuation, longest, lookup, matches, repeats
-from specbuild.runtime.requests.sequence import string_of
+from specbuild.runtime.requests.text import string_of
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 histories = st.lists(st.integers(0, 2), min_size=1, max_size=12)  # all of it is compared

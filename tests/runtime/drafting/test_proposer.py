@@ -17,7 +17,6 @@ from specbuild.runtime.speculation.tree import Tree
 def asked_of(regex: str, **fields: Any) -> Sequence:
     params = SamplingParams(**{"max_new_tokens": 20, "constraint": grammar(regex=regex)} | fields)
     made: Sequence = sequence_of([1, 2, 0], params)
-    made.shape = made.tree
     return made
 
 

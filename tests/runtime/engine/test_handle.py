@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def emit(handle: Handle, *tokens: int, publish: bool = True) -> None:
 def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
     """After the end the result is told again."""
     handle = make()
-    handle.sequence.index, handle.sequence.sample = 3, 2
+    handle.sequence.request = replace(handle.sequence.request, index=3, sample=2)
     emit(handle, 5, 6, publish=False)
     assert handle.take() is None, "what a round has emitted is there when the round has ended"
     emit(handle, 7)

@@ -56,7 +56,7 @@ def test_no_more_than_its_size_is_ever_submitted(
     assert started == sorted(started) != [0.0] * count
     assert sorted(chunk.index for chunk in chunks if chunk.result) == list(range(count)), "each once"
     for sequence in sequences:
-        tokens = [token for chunk in chunks if chunk.index == sequence.index for token in chunk.token_ids]
+        tokens = [token for chunk in chunks if chunk.index == sequence.request.index for token in chunk.token_ids]
         assert (tokens, sequence.finish_reason, len(tokens)) == (sequence.output, "length", 6)
     at_rest(engine)
 

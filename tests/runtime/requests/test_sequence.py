@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.sequence import Sequence, string_of
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.text import string_of
 
 Make = Callable[..., Sequence]
 EOS, NONE = frozenset({0, 7}), frozenset[int]()
@@ -29,13 +30,13 @@ def test_a_text_to_search_has_a_character_for_each_token() -> None:
 
 def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
     sequence = of(request_of, [3, 4], max_new_tokens=9, repetition_penalty=2.0, presence_penalty=1.0)
-    before = sequence.history
+    before = sequence.text.history
     for token in (5, 6, 5):
         sequence.emit(token, EOS)
     assert (sequence.tokens, sequence.output, sequence.detokenizer.text) == ([3, 4, 5, 6, 5], [5, 6, 5], "fgf")
-    assert sequence.history.tolist() == sequence.tokens
-    assert np.shares_memory(before, sequence.history), "the history is no copy"
-    assert sequence.string == string_of(sequence.tokens) == "\3\4\5\6\5"
+    assert sequence.text.history.tolist() == sequence.tokens
+    assert np.shares_memory(before, sequence.text.history), "the history is no copy"
+    assert sequence.text.string == string_of(sequence.tokens) == "\3\4\5\6\5"
     scores = sequence.sampler.processed(np.ones(8, dtype=np.float32), ()).tolist()
     assert scores == [1.0, 1.0, 1.0, 0.5, 0.5, -0.5, -0.5, 1.0], (
         "the prompt's are repeated, what was emitted is present"
@@ -67,8 +68,10 @@ def test_reasons_against_a_naive_decoder(
         words = [word for word in fields["stop"] if word in text]
         reason = "stop" if ended or asked or words else "length" if count == limit else None
         assert sequence.finish_reason == reason
-        assert sequence.stop_reason in ([None] if ended else [token] if asked else words or [None])
-        assert sequence.tokens == prompt + sequence.output == sequence.history.tolist()
+        assert (sequence.ending.stop if sequence.ending else None) in (
+            [None] if ended else [token] if asked else words or [None]
+        )
+        assert sequence.tokens == prompt + sequence.output == sequence.text.history.tolist()
         if reason:
             break
     assert sequence.output == output[: len(sequence.output)]

@@ -73,7 +73,7 @@ CHATS = [{"role": "user", "content": "hi"}]
 def test_one_prompt_is_a_list_of_one(make: Make, chat_tokenizer: Tokenizer, prompts: Any, texts: list[Any]) -> None:
     sequences, refused = make().requests(prompts, SHORT, "raise")
     wanted = [(index, chat_tokenizer.encode(text)) for index, text in enumerate(texts)]
-    assert [(sequence.index, sequence.tokens) for sequence in sequences] == wanted
+    assert [(sequence.request.index, sequence.tokens) for sequence in sequences] == wanted
     assert refused == []
 
 
@@ -110,7 +110,7 @@ def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(
     most = validator.max_model_len
     assert most == own or LONGEST
     (sequence,) = validator.samples([5] * length, SamplingParams(max_new_tokens=new))
-    assert (len(sequence.tokens), sequence.limit) == (length, limit)
+    assert (len(sequence.tokens), sequence.request.max_tokens) == (length, limit)
     told = f"the prompt has {most} tokens, this model takes {most} with at least one of output"
     assert refused(PromptError, validator.samples, [5] * most, SHORT).startswith(told)
     assert "tokens" in refused(PromptError, validator.encode, "word " * 4000)
@@ -151,7 +151,7 @@ def test_auto_grows_chains_where_side_branches_are_not_accepted(
     for controller, grown, name in ((None, default, default), (tuned(), own, "auto")):
         validator = make(trunk=trunk, controller=controller)
         (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
-        assert (str(auto.tree), auto.metrics.speculation, str(asked.tree)) == (grown, name, "best:3")
+        assert (str(auto.request.tree), auto.metrics.speculation, str(asked.request.tree)) == (grown, name, "best:3")
 
 
 def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
@@ -159,7 +159,7 @@ def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
     asked: list[tuple[int, int]] = []
 
     def fits(sequence: Sequence) -> None:
-        asked.append((sequence.index, sequence.sample))
+        asked.append((sequence.request.index, sequence.request.sample))
         if len(sequence.tokens) > 3:
             raise ExecutionError("too long")
         if sequence.tokens == [9]:
@@ -189,7 +189,7 @@ def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn
     good, bad = (
         [(i, s) for i, (each, n) in enumerate(drawn) if each in some for s in range(n)] for some in (GOOD, BAD)
     )
-    assert [(sequence.index, sequence.sample) for sequence in sequences] == good
+    assert [(sequence.request.index, sequence.request.sample) for sequence in sequences] == good
     assert [(chunk.index, chunk.sample) for chunk in chunks] == bad
     if bad:
         line = refused(PromptError, make().requests, prompts, params, "raise")
@@ -267,7 +267,7 @@ def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callabl
     assert "tree 'best:16' drafts 16 nodes" in refused(OptionError, validator.samples, "a", SHORT)
     for asked in ("off", "chain:7", "topk:7,1"):
         (own,) = validator.samples("a", SamplingParams(speculation=asked))
-        assert (str(own.tree or "off"), own.shape, own.controller) == (asked, own.tree, None)
+        assert (str(own.request.tree or "off"), own.shape, own.controller) == (asked, own.request.tree, None)
         assert own.metrics.speculation == asked
 
 

@@ -155,7 +155,7 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path,
             assert made.device.turns < 32
             continue
         made.loop.release(0)  # as one that was cancelled: it has no reason yet
-        wanted[0].finish_reason = "cancelled"
+        wanted[0].end("cancelled")
         assert flights.under_way, "the other goes on"
         made.loop.release(1)
         assert not flights.under_way

@@ -47,7 +47,7 @@ def ask(tree: str, tokens: int = 10, slot: int = 0, max_new_tokens: int = 30) ->
 def test_rows_that_a_sequence_may_ever_write(tree: str, drafted: int, alone: int, tokens: int) -> None:
     """Its longest text and a tree behind it, whatever the round's shape is and however much is there already."""
     sequence = ask(tree, tokens, max_new_tokens=30)
-    sequence.shape = None
+    sequence.budget = None
     assert Room(executor_of(), executor_of()).needed(sequence) == tokens + 30 + drafted
     assert Room(executor_of(), None).needed(sequence) == tokens + 30 + alone
 
@@ -64,7 +64,7 @@ def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tre
         left = room(ask(tree, 1), spec, [spec])
         sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it
         sequence.cached = 0
-        assert sequence.limit <= TEXT
+        assert sequence.request.max_tokens <= TEXT
         while not sequence.output:
             made.loop.round([sequence])
         assert room(sequence, spec, [spec]) == -more
