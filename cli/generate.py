@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from .progress import tell_later_turns
     type=click.Choice(["model", "ngram"]),
     help="Who drafts; by default lookup where the text repeats itself, else the model.",
 )
+@click.option("--prediction", metavar="FILE", help="What the text will be, about; drafted from, wherever it fits.")
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
 @click.option(
     "--max-draft-tokens", "--draft-max", type=int, metavar="N", help="Nodes of a tree at most; 0 is plain decoding."
@@ -100,6 +102,7 @@ def command(
     file: str | None,
     no_speculation: bool,
     drafter: Any,
+    prediction: str | None,
     tree: str | None,
     max_draft_tokens: int | None,
     min_expected_speedup: float,
@@ -127,10 +130,9 @@ def command(
         raise OptionError("give prompts either with -p TEXT or with --prompts FILE")
     if sampling.get("logprobs") is not None and not as_json:
         raise OptionError("--logprobs reports in JSON: add --json")
-    if no_speculation and (tree or drafter):
-        raise OptionError("--no-speculation leaves nothing for --tree or --drafter to do: drop one")
     if tree and min_expected_speedup > 1:
         raise OptionError("--tree drafts whatever is expected of it: drop --min-expected-speedup, or --tree")
+    _check_drafts(no_speculation, {"--tree": tree, "--drafter": drafter, "--prediction": prediction})
     sampling = renamed({name: value for name, value in sampling.items() if value is not None})
     limits = Limits(max_draft_tokens, min_expected_speedup, schedule or ())
     structured = {"regex": regex, "choice": list(choice) or None, "json": _content(json_schema)}
@@ -139,7 +141,8 @@ def command(
     }
     if structured:
         sampling["structured_outputs"] = StructuredOutputs.of(structured)
-    sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
+    sampling |= {"prediction": _content(prediction), "stop": list(sampling["stop"])}
+    sampling |= {"speculation": "off" if no_speculation else tree or "auto"}
     defaults = SamplingParams(**sampling)
     requests = read(file, sampling) if file else [Request(text, defaults) for text in texts]
     tell_later_turns(requests)
@@ -165,6 +168,15 @@ def command(
         click.echo(f"specbuild: prompt {number + 1}: {error}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _check_drafts(no_speculation: bool, options: Mapping[str, str | None]) -> None:
+    """Raise OptionError for options about drafts that contradict each other."""
+    given = [name for name, value in options.items() if value]
+    if no_speculation and given:
+        raise OptionError(f"--no-speculation leaves nothing for {' and '.join(given)} to do: drop one")
+    if options["--drafter"] == "model" and options["--prediction"]:
+        raise OptionError("--drafter model drafts from no --prediction: drop one")
 
 
 def _content(name: str | None) -> str | None:
@@ -224,9 +236,12 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         f"({total.draft_acceptance_rate:.0%})",
         "mean acceptance length": f"{total.mean_acceptance_length:.2f}",
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
+        "predicted": f"{total.num_accepted_prediction_tokens} of {total.num_prediction_tokens} tokens came true",
         "decided": " ".join(f"{kind}:{n}" for kind, n in sorted(total.decisions.items())) or fixed,
         "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.loop_share:.0%}",
     }
+    if not total.num_prediction_tokens:
+        del rows["predicted"]
     rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}
     table = Table(show_header=False, box=None)
     for name, value in rows.items():

@@ -62,6 +62,30 @@ class StructuredFields(Body):
     whitespace_pattern: str | None = None
 
 
+class TextPart(Body):
+    """A text part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, TEXT] | Annotated[list[TextPart], LIST], told_apart("a string or a list of text parts")
+]
+
+
+class Prediction(Body):
+    """OpenAI's predicted output: what the answer will be, about. It is drafted from, and the answer is the same."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Sampling(Body):
     """Fields that completions and chats have in common."""
 
@@ -95,6 +119,7 @@ class Sampling(Body):
     return_token_ids: bool | None = None
     return_token_sources: bool | None = None
     speculation: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    prediction: Prediction | None = None
     disable_spec_decode: bool | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
     receipt: bool | None = None
@@ -133,18 +158,6 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
     best_of: int | None = None
-
-
-class TextPart(Body):
-    """A text part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, TEXT] | Annotated[list[TextPart], LIST], told_apart("a string or a list of text parts")
-]
 
 
 class Message(Body):

@@ -147,7 +147,7 @@ class Format(ABC):
         emitted = sum(len(result.token_ids) for result in results)
         firsts = results[:: self.generation.samples]
         cached = sum(each.metrics.num_cached_tokens for each in firsts if each.metrics)
-        told: dict[str, Any] = {"usage": usage(sum(map(len, self.generation.prompts)), emitted, cached)}
+        told: dict[str, Any] = {"usage": usage(sum(map(len, self.generation.prompts)), emitted, cached, results)}
         if own := metrics(results, self._metrics):
             told["metrics"] = own
         return told

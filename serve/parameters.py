@@ -79,6 +79,8 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as is 0
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
+    if body.prediction:
+        given["prediction"] = body.prediction.text
     with blaming(structure_field(body), "structured_outputs"):
         outputs = structured(body, caller.reading, caller.reasoning_end)
     if caller.shows or (outputs and outputs.after):

@@ -19,6 +19,13 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    """Tokens of predictions that came true in the output of every sample, and those that did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(TypedDict):
     """Tokens of a request: each prompt is counted once, the output of every sample."""
 
@@ -26,6 +33,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class CompletionLogprobs(TypedDict):
@@ -157,8 +165,10 @@ class Detokenized(TypedDict):
     prompt: str
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None) -> Usage:
-    """Return the token usage; `cached`: prompt tokens read from the prefix cache, if known."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached: int | None = None, results: Sequence[Result] = ()
+) -> Usage:
+    """Return the token usage; `cached`: prompt tokens read from the prefix cache, if known; `results`: all samples."""
     told: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -166,6 +176,13 @@ def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None)
     }
     if cached is not None:
         told["prompt_tokens_details"] = {"cached_tokens": cached}
+    counts = [result.metrics.speculative_decoding for result in results if result.metrics]
+    if predicted := sum(each.num_prediction_tokens for each in counts):
+        accepted = sum(each.num_accepted_prediction_tokens for each in counts)
+        told["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": max(predicted - accepted, 0),
+        }
     return told
 
 

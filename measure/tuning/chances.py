@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.drafting.lookup import LONGEST, matches
+from specbuild.runtime.drafting.lookup import MAX_MATCH, longest
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.requests.text import string_of
+from specbuild.runtime.requests.token_string import string_of
 from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, walk
 from specbuild.runtime.speculation.tree_growth import Growth
 
@@ -157,14 +157,15 @@ def lookup_chances(texts: Seq[tuple[Seq[int], int]]) -> list[float]:
 
     `texts`: the token ids of each text, and how many of them are its prompt.
     """
-    tried, won = np.zeros(LONGEST + 1), np.zeros(LONGEST + 1)
+    tried, won = np.zeros(MAX_MATCH + 1), np.zeros(MAX_MATCH + 1)
     for tokens, prompt in texts:
         text = string_of(tokens)
         for end in range(prompt, len(tokens)):
-            for start, matched in matches(text[:end], 1):
+            start, matched = longest(text[:end])
+            if matched:
                 tried[matched] += 1
                 won[matched] += tokens[start] == tokens[end]
-    return _monotone(list(range(LONGEST + 1)), (won + DOUBT / 4).tolist(), (tried + DOUBT).tolist())[1]
+    return _monotone(list(range(MAX_MATCH + 1)), (won + DOUBT / 4).tolist(), (tried + DOUBT).tolist())[1]
 
 
 def _monotone(at: list[float], won: list[float], tried: list[float]) -> tuple[list[float], list[float]]:

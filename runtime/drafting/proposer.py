@@ -1,6 +1,6 @@
-"""Proposes every round's trees: what constraints force, what texts repeat, and what the draft model grows.
+"""Proposes every round's trees: what constraints force, predictions and texts go on with, and what the model grows.
 
-A loop, a quotation or an edit is continued from the text at no cost, and deeper than a model's tree would go. Where a
+A loop, a quotation or an edit is continued at no cost, and deeper than a model's tree would go. Where a
 request leaves speculation to its controller, all sequences of a round are decided together.
 """
 
@@ -11,23 +11,29 @@ from dataclasses import dataclass, field
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Decision, Proposal, Round
+from specbuild.runtime.speculation.controller import MAX_CONTINUATION, Decision, Guess, Proposal, Round
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
+from specbuild.runtime.speculation.sessions import TextDrafter
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
-from .lookup import SURE, SURE_GREEDY, continuation, longest, lookup, repeats
+from .lookup import MAX_MATCH, continuation, longest
 from .model import ModelDrafter
 
 ONE = TreeSpec.parse("chain:1")
+CERTAIN = 4  # tokens that must match for a text's continuation to be drafted instead of a tree that a request names
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where a text's continuation begins, and how many tokens before it match; 0: there is none."""
+    """Tokens that may follow a text, where they come from, and how many tokens before them match; 0: there are none."""
 
-    start: int
+    drafter: TextDrafter
     matched: int
+    tokens: Seq[int]
+
+
+NO_CONTINUATION = Continuation("lookup", 0, ())
 
 
 @dataclass(slots=True)
@@ -90,12 +96,14 @@ class Proposer:
             elif sequence.controller is None:
                 self._of_shape(plan, index, sequence, budget.shape)
             else:
-                known = self._continuation(sequence)
+                known = self._continuation(sequence, min(budget.nodes, MAX_CONTINUATION))
                 unread = len(sequence.tokens) - 1 - self.model.cached[sequence.slot] if self.model else 0
                 plan.decided.append(index)
                 continuations.append(known)
                 candidates.append(
-                    sequence.controller.candidate(known.matched, budget.nodes, budget.shape, max(unread, 0))
+                    sequence.controller.candidate(
+                        known.drafter, known.matched, budget.nodes, budget.shape, max(unread, 0)
+                    )
                 )
         if controllers := [each for index in plan.decided if (each := sequences[index].controller)]:
             sampled = any(controller.sampled for controller in controllers)
@@ -156,24 +164,33 @@ class Proposer:
 
     def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
         """Plan a tree of the shape that a request names: from the text where it repeats itself, else of the model."""
-        if self.model is None:
-            tree: Tree | None = lookup(sequence.tokens, sequence.text.string, shape)
-        else:
-            sure = SURE if sequence.params.temperature else SURE_GREEDY
-            tree = repeats(sequence.tokens, sequence.text.string, shape, sure) if self.looks_up else None
-        if tree is None:
+        known = self._continuation(sequence, shape.longest_chain)
+        if self.model and known.matched < CERTAIN:
             plan.shapes[index] = shape
         else:
+            tree = Tree.chain([sequence.tokens[-1], *known.tokens])
             plan.proposals[index].tree = constrained(sequence, tree, shape.nodes)
 
-    def _continuation(self, sequence: Sequence) -> Continuation:
-        """Return the text's continuation, unless its constraint forbids it."""
-        start, matched = longest(sequence.text.string) if self.looks_up else (0, 0)
-        if matched and sequence.sampler.foresees:
-            first = [sequence.tokens[start]]
-            if sequence.sampler.follow((), first, 1) != first:
-                return Continuation(0, 0)
-        return Continuation(start, matched)
+    def _continuation(self, sequence: Sequence, count: int) -> Continuation:
+        """Return what the prediction or, if more tokens match, the text itself goes on with, unless that is forbidden.
+
+        Args:
+            sequence: The sequence.
+            count: Maximum tokens.
+        """
+        text, known = sequence.text, NO_CONTINUATION
+        if not self.looks_up:
+            return known
+        if text.prediction and (tokens := text.prediction.continuation(count)):
+            known = Continuation("prediction", min(text.prediction.matched, MAX_MATCH), tokens)
+        if known.matched < MAX_MATCH:
+            start, matched = longest(text.string)
+            if matched > known.matched:
+                known = Continuation("lookup", matched, continuation(text.tokens, start, count))
+        if known.tokens and sequence.sampler.foresees:
+            first = [known.tokens[0]]
+            return known if sequence.sampler.follow((), first, 1) == first else NO_CONTINUATION
+        return known
 
     def _decided(self, plan: Plan, index: int, known: Continuation, decision: Decision) -> None:
         """Put a decision into the plan."""
@@ -184,9 +201,9 @@ class Proposer:
         proposal.decision = decision
         if known.matched:
             chance = controller.chances.continuation(known.matched, 1)[0]
-            proposal.guess = sequence.tokens[known.start], chance
-        if decision.kind == "lookup":
-            tokens = continuation(sequence.tokens, known.start, decision.nodes)
+            proposal.guess = Guess(known.drafter, known.tokens[0], chance)
+        if decision.kind == known.drafter:
+            tokens = known.tokens[: decision.nodes]
             proposal.tree = constrained(sequence, Tree.chain([sequence.tokens[-1], *tokens]), budget.nodes)
             same = _common(tokens, proposal.tree.tokens[1:])
             chances = controller.chances.continuation(known.matched, same)

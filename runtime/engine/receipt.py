@@ -21,7 +21,9 @@ from specbuild.runtime.sampling.structured import StructuredOutputs
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
 _APART = frozenset({"seed"})  # differs by sample, so the receipt has it beside the parameters
-_SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt", "speculation"})
+_SAME_TEXT = frozenset(
+    {"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt", "speculation", "prediction"}
+)
 _UNWRITTEN = frozenset({"constraint"})  # a program, which JSON cannot say
 
 

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 _COUNTS = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+_PREDICTED = "num_prediction_tokens", "num_accepted_prediction_tokens"
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class SpeculationStats:
         depth_histogram: By d, the number of rounds whose tree had d levels below the root, where that is known.
         decisions: With "auto" in a tuned bundle: the number of rounds by what the policy decided.
         promised: The sum over those rounds of the speedup over plain decoding that the timing table promised.
+        num_prediction_tokens: Tokens of the prediction that came with the request.
+        num_accepted_prediction_tokens: Output tokens that were the prediction's next ones, drafted or not.
     """
 
     num_spec_steps: int = 0
@@ -30,6 +33,8 @@ class SpeculationStats:
     depth_histogram: list[int] = field(default_factory=list)
     decisions: dict[str, int] = field(default_factory=dict)
     promised: float = 0.0
+    num_prediction_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
         """Count one round that drafted.
@@ -58,7 +63,7 @@ class SpeculationStats:
 
     def merge(self, other: SpeculationStats) -> None:
         """Add the counts in `other`, those of another request."""
-        for name in (*_COUNTS, "promised"):
+        for name in (*_COUNTS, *_PREDICTED, "promised"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("acceptance_histogram", "depth_histogram"):
             for value, times in enumerate(getattr(other, name)):
@@ -77,9 +82,10 @@ class SpeculationStats:
         return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return vLLM's `speculative_decoding` object."""
+        """Return vLLM's `speculative_decoding` object, with the counts of a prediction if there was one."""
         rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
-        return {name: getattr(self, name) for name in (*rates, *_COUNTS, "decisions")}
+        predicted = _PREDICTED if self.num_prediction_tokens else ()
+        return {name: getattr(self, name) for name in (*rates, *_COUNTS, "decisions", *predicted)}
 
 
 def _count(histogram: list[int], value: int, times: int = 1) -> None:

@@ -149,6 +149,8 @@ class Sequence:
             self.drafted[-1] = True
         self.drafted.append(False)
         self.text.append(token)
+        if prediction := self.text.prediction:
+            self.metrics.speculative_decoding.num_accepted_prediction_tokens = prediction.foretold
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
         if token in eos and not self.params.ignore_eos:  # its token is not part of the text, nor a stop token's

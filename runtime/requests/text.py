@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-_CHARACTERS = (1 << 20) - 1
+from .prediction import Prediction
+from .token_string import string_of
 
 
 class Text:
-    """A text that grows by a token at a time; `tokens` is to be read only."""
+    """A text that grows by a token at a time; `tokens` is to be read only.
 
-    def __init__(self, tokens: Sequence[int], max_tokens: int) -> None:
-        self.tokens = list(tokens)
-        self._ids = np.empty(max(max_tokens, len(tokens)), dtype=np.int64)
-        self._ids[: len(tokens)] = tokens
+    `prediction`: what the client expects to follow the prompt; None: nothing.
+    """
+
+    def __init__(self, prompt: Sequence[int], max_tokens: int, prediction: Prediction | None = None) -> None:
+        self.tokens, self.prediction = list(prompt), prediction
+        self._ids = np.empty(max(max_tokens, len(prompt)), dtype=np.int64)
+        self._ids[: len(prompt)] = prompt
         self._string = ""
 
     def append(self, token: int) -> None:
         """Add a token to the end."""
         self._ids[len(self.tokens)] = token
         self.tokens.append(token)
+        if self.prediction:
+            self.prediction.push(token)
 
     @property
     def history(self) -> NDArray[np.int64]:
@@ -35,8 +41,3 @@ class Text:
         if missing := self.tokens[len(self._string) :]:
             self._string += string_of(missing)
         return self._string
-
-
-def string_of(tokens: Iterable[int]) -> str:
-    """Return a text with a character for each token: Python searches strings fastest. Ids past 2²⁰ become others."""
-    return "".join([chr(token & _CHARACTERS) for token in tokens])

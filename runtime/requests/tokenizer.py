@@ -125,6 +125,10 @@ class Tokenizer:
             raise too_long(f"{len(prompt)} tokens", limit)
         return list(prompt)
 
+    def encode_output(self, text: str, limit: int | None = None) -> list[int]:
+        """Return the token ids of a text as a model writes it, without a prompt's special tokens; see `encode`."""
+        return self._encode(text, False, limit)
+
     def _encode(self, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
         if limit is not None and len(text) > max(_PIECE, _USUAL * limit):
             self._refuse_too_long(text, limit)

@@ -19,7 +19,8 @@ from specbuild.runtime.speculation.controller import Controller, SequenceControl
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
-from .metrics import RequestMetrics
+from .metrics import RequestMetrics, SpeculationStats
+from .prediction import Prediction
 from .result import Chunk, Result
 from .sequence import Request, Sequence
 from .text import Text
@@ -94,16 +95,21 @@ class Validator:
         tree = self._tree(params.speculation)
         longest = min(len(tokens) + params.max_new_tokens, self.max_model_len)
         first = fresh_seed() if params.seed is None else params.seed
+        predicted = self._prediction(params.prediction)
         sequences = [
             Sequence(
                 request=Request(params, tree, longest, index, sample),
-                text=Text(tokens, longest),
+                text=Text(tokens, longest, Prediction(predicted) if predicted else None),
                 sampler=Sampler(params, seed, tokens, self._manifest.models["target"].vocab_size),
                 detokenizer=Detokenizer(
                     self._tokenizer, tokens, params.stop, params.min_tokens, params.skip_special_tokens
                 ),
                 metrics=RequestMetrics(
-                    len(tokens), seed, self._named(params.speculation, tree), background=params.background
+                    len(tokens),
+                    seed,
+                    self._named(params.speculation, tree),
+                    background=params.background,
+                    speculative_decoding=SpeculationStats(num_prediction_tokens=len(predicted)),
                 ),
                 controller=self._controller_of(params),
             )
@@ -120,6 +126,19 @@ class Validator:
     def constraint(self, outputs: StructuredOutputs) -> Constraint:
         """Return the compiled constraint of a structured output, shared while anyone holds it; raises OptionError."""
         return self.grammars.constraint(outputs, self._tokenizer.token_id)
+
+    def _prediction(self, given: str | Seq[int] | None) -> list[int]:
+        """Return the tokens of a prediction; raise OptionError if they are too many or out of vocabulary."""
+        limit, vocab_size = self.max_model_len, self._manifest.models["target"].vocab_size
+        try:
+            tokens = self._tokenizer.encode_output(given, limit) if isinstance(given, str) else list(given or ())
+        except PromptError as error:
+            raise OptionError(f"prediction is no text for this model: {error}") from None
+        if len(tokens) > limit:
+            raise OptionError(f"prediction has {len(tokens)} tokens, and texts have at most {limit}: shorten it")
+        if not all(token < vocab_size for token in tokens):
+            raise OptionError(f"prediction has a token id outside the vocabulary of {vocab_size}")
+        return tokens
 
     def _structured(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with a structured output replaced by its constraint."""

@@ -62,6 +62,8 @@ class SamplingParams:
         skip_special_tokens: Whether the text leaves special tokens out.
         speculation: "auto" (in a tuned bundle what the policy decides for each round, else the bundle's default tree),
             "off", or a tree such as "chain:4".
+        prediction: What the output will be, about, as a text or token ids: drafted from, wherever the output stands in
+            it. The output is the same without. Not with speculation "off", and of any length that texts may have.
         n: Samples of the prompt, 1 to 1,024; sample i is what `seed + i` (mod 2⁶⁴) alone gives.
         logprobs: How many of the best tokens, 0 to 20, to report besides the emitted one; None reports nothing.
         deadline: Seconds from submission after which the request ends with what it has; None: never.
@@ -93,6 +95,7 @@ class SamplingParams:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     speculation: str = "auto"
+    prediction: str | Sequence[int] | None = None
     n: int = 1
     logprobs: int | None = None
     deadline: float | None = None
@@ -123,6 +126,7 @@ class SamplingParams:
             stop=_stop(self.stop),
             stop_token_ids=_stop_token_ids(self.stop_token_ids),
             speculation=_speculation(self.speculation),
+            prediction=_prediction(self.prediction),
             n=_integer("n", self.n, 1, MAX_SAMPLES),
             session=_label("session", self.session),
             cache_salt=_label("cache_salt", self.cache_salt),
@@ -249,6 +253,16 @@ def _speculation(value: Any) -> str:
         except OptionError as error:
             raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
     return text
+
+
+def _prediction(value: Any) -> str | tuple[int, ...] | None:
+    if value is None:
+        return None
+    if issubclass(type(value), str):
+        return str.__str__(value)
+    if not isinstance(value, list | tuple):
+        raise OptionError(f"prediction must be a text or a list of token ids, not {shown(value)}")
+    return tuple(_integer("a token id in prediction", each, 0) for each in value)
 
 
 def _label(name: str, value: Any) -> str | None:

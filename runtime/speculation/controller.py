@@ -15,7 +15,7 @@ from typing import Literal
 from .cost_model import CostModel, RoundCost
 from .draft_limits import NO_LIMITS, Limits
 from .goodput import UNLIKELY, Candidate, allocate, cut
-from .sessions import Backoff, Session, Sessions
+from .sessions import Backoff, Session, Sessions, TextDrafter
 from .timing_table import Chances
 from .tree import Tree, TreeSpec
 from .tree_growth import Growth, GrowthRule
@@ -23,7 +23,7 @@ from .tree_growth import Growth, GrowthRule
 MAX_CONTINUATION = 24  # tokens of a text's continuation
 HOPE = 1.25  # how much better than calibrated a draft model might do; one that would not pay even so is never tried
 
-Kind = Literal["plain", "lookup", "model", "probe", "forced"]
+Kind = Literal["plain", "lookup", "prediction", "model", "probe", "forced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ class Decision:
 PLAIN = Decision("plain")
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The first token of a text's continuation, where it comes from, and its calibrated chance."""
+
+    drafter: TextDrafter
+    token: int
+    chance: float
+
+
 @dataclass(slots=True)
 class Proposal:
     """A sequence's drafted tree.
@@ -54,14 +63,14 @@ class Proposal:
         tree: The tree; its root is the sequence's last token.
         decision: What was decided; None for a request that names its tree.
         chances: By node, the calibrated chance that a child of it is accepted; 0: it has none, or a forced one.
-        guess: The first token of the text's continuation, drafted or not, and its chance; None: there is none.
+        guess: How the text may go on, drafted or not; None: nothing is known.
         grown: Whether the model on the host grew it.
     """
 
     tree: Tree
     decision: Decision | None = None
     chances: list[float] = field(default_factory=list)
-    guess: tuple[int, float] | None = None
+    guess: Guess | None = None
     grown: bool = False
 
 
@@ -74,19 +83,20 @@ class SequenceController:
     sampled: bool
     session: Session
 
-    def candidate(self, matched: int, room: int, shape: TreeSpec, unread: int = 0) -> Candidate:
+    def candidate(self, drafter: TextDrafter, matched: int, room: int, shape: TreeSpec, unread: int = 0) -> Candidate:
         """Return what the sequence may draft.
 
         Args:
-            matched: Tokens that match before the text's continuation; 0: there is none.
+            drafter: Where the text's continuation comes from.
+            matched: Tokens that match before it; 0: there is none.
             room: Maximum nodes.
             shape: The largest tree of the model.
             unread: Tokens of the text that the draft model has not run.
         """
         continuation = self.chances.continuation(matched, min(room, MAX_CONTINUATION)) if matched else []
-        reached = self.session.drafters["lookup"].reached(continuation)
+        reached = self.session.drafters[drafter].reached(continuation)
         brought = self._brought(self.session.drafters["levels"].ratio, min(room, shape.depth))
-        return Candidate(reached, brought, room, shape.width > 1, unread)
+        return Candidate(reached, brought, room, shape.width > 1, unread, drafter)
 
     def hopeful(self, candidate: Candidate) -> Candidate:
         """Return what a candidate would be if the model did better than calibrated, and the text did not go on."""
@@ -112,12 +122,11 @@ class SequenceController:
         tried, chances = path[:-1] if ended else path, proposal.chances
         trials = [min(chances[node], 1.0) for node in tried if chances[node]] if chances else []
         accepted = min(len(path) - 1, len(trials))
-        if kind == "lookup":
-            self.session.record("lookup", accepted, trials)
+        if kind in ("lookup", "prediction"):
+            self.session.record(kind, accepted, trials)
             return
-        if proposal.guess:
-            guess, chance = proposal.guess
-            self.session.record("lookup", int(token == guess), [chance])
+        if guess := proposal.guess:
+            self.session.record(guess.drafter, int(token == guess.token), [guess.chance])
         if kind in ("model", "probe") and tried:
             self.session.record("model", accepted, trials)
             # A tree that was cut to nothing is a failure of its first level.
@@ -151,7 +160,7 @@ class Round:
             if levels:
                 self.decisions[number] = Decision("model", nodes, levels, speedup)
             elif nodes:
-                self.decisions[number] = Decision("lookup", nodes, 0, speedup)
+                self.decisions[number] = Decision(candidates[number].drafter, nodes, 0, speedup)
                 self._tokens += sum(candidates[number].reached[:nodes])
         self._probe(limits)
 
@@ -181,7 +190,7 @@ class Round:
         """Return how many nodes of each grown tree to verify, by the number of its sequence; of a probe's, one."""
         counts, grown = dict.fromkeys(trees, 1), [n for n in trees if self.decisions[n].kind == "model"]
         if grown:
-            texts = [decision.nodes for decision in self.decisions if decision.kind == "lookup"]
+            texts = [decision.nodes for decision in self.decisions if decision.kind in ("lookup", "prediction")]
             spent = self._cost.draft(max(growth.depth for growth in trees.values()), [0] * len(trees))
             sizes = cut([trees[n].ranked() for n in grown], texts, self._tokens, spent, self._cost)
             counts |= dict(zip(grown, sizes, strict=True))

@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from .cost_model import RoundCost
+from .sessions import TextDrafter
 
 MARGIN = 0.1  # tokens by which each drafting sequence must beat plain decoding's one: chances and costs are estimates
 UNLIKELY = 0.05  # a token less likely than this is not weighed
@@ -33,6 +34,7 @@ class Candidate:
         room: Maximum nodes.
         branches: Whether trees have side branches.
         unread: Tokens of its text that the draft model has not run.
+        drafter: Where the continuation comes from.
     """
 
     reached: Sequence[float]
@@ -40,6 +42,7 @@ class Candidate:
     room: int = 0
     branches: bool = True
     unread: int = 0
+    drafter: TextDrafter = "lookup"
 
     def size(self, levels: int) -> int:
         """Return how many nodes of a tree of so many levels are verified, about."""

@@ -14,7 +14,8 @@ from typing import Literal, get_args
 
 from .acceptance import Acceptance
 
-Drafter = Literal["lookup", "model", "levels"]  # the model by its tokens' likelihoods, and by levels of its trees
+TextDrafter = Literal["lookup", "prediction"]  # the text's own past, and what the client expects
+Drafter = Literal[TextDrafter, "model", "levels"]  # the model by its tokens' likelihoods, and by levels of its trees
 PROBES = 16, 256  # rounds until a model that does not pay is tried again: at first, and at most
 MAX_SESSIONS = 1024  # the least recently used one is forgotten first
 MAX_AGE = 3600.0  # seconds without a request, after which a session is forgotten

@@ -81,9 +81,9 @@ class TreeSpec:
         return TreeSpec.parse(f"chain:{self.depth}")
 
     @property
-    def fills_with_chain(self) -> bool:
-        """Return whether a single chain of `nodes` tokens has this shape: chain:K and best:N."""
-        return self.width == 1 or not self.text.startswith("topk")
+    def longest_chain(self) -> int:
+        """The most tokens of a single chain within this shape; chain:K and best:N may spend all nodes on one."""
+        return self.depth if self.text.startswith("topk") else self.nodes
 
     def __str__(self) -> str:
         return self.text

@@ -110,6 +110,20 @@ def test_no_flag_of_speculation_changes_the_tokens(generate: Generate) -> None:
 
 
 @pytest.mark.slow
+def test_a_prediction_in_a_file_is_drafted_from(
+    specbuild: Specbuild, bundle: Path, generate: Generate, tmp_path: Path
+) -> None:
+    (expected,), file = generate("-n", 40), tmp_path / "guess.txt"
+    file.write_text(expected["text"], encoding="utf-8")
+    (result,) = generate("-n", 40, "--prediction", file)
+    assert result["token_ids"] == expected["token_ids"]
+    counts = result["metrics"]["speculative_decoding"]
+    assert counts["num_accepted_prediction_tokens"] > 20
+    shown = specbuild("generate", bundle, "-p", PROMPT, "-n", 40, "--prediction", file, "--stats").err
+    assert f"of {counts['num_prediction_tokens']} tokens came true" in shown
+
+
+@pytest.mark.slow
 def test_every_sampling_flag_counts(generate: Generate) -> None:
     expected = generate(*SAMPLED)
     for flag, value in {

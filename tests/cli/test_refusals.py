@@ -48,6 +48,9 @@ generate {bundle} -p x --tree bush:3 | chain:K
 generate {bundle} -p x --tree chain:64 | 63
 generate {bundle} -p x --no-speculation --tree chain:2 | --no-speculation leaves nothing
 generate {bundle} -p x --no-speculation --drafter ngram | --no-speculation leaves nothing
+generate {bundle} -p x --no-speculation --prediction f | --no-speculation leaves nothing for --prediction to do
+generate {bundle} -p x --drafter model --prediction f | --drafter model drafts from no --prediction
+generate {bundle} -p x --prediction nowhere.txt | cannot be read
 generate {bundle} -p x --max-draft-tokens 2 --tree best:3 | max_draft_tokens
 generate {bundle} -p x --min-expected-speedup 1.5 | specbuild tune
 generate {bundle} -p x --min-expected-speedup 2 --tree best:3 | drop --min-expected-speedup, or --tree

@@ -46,6 +46,25 @@ def test_usage_of_a_stream(client: RouteClient) -> None:
     assert (counts, counts[-2:]) == (sorted(counts), [12, 12])
 
 
+def test_a_prediction_changes_no_text_and_usage_says_what_came_true(client: RouteClient) -> None:
+    """OpenAI's field, of every sample, whole and streamed."""
+    asked: dict[str, Any] = {"temperature": 0.8, "seed": 3, "n": 2, "max_tokens": 24}
+    texts = [choice["text"] for choice in client.ask(**asked)["choices"]]
+    parts = [{"type": "text", "text": texts[0][:9]}, {"type": "text", "text": texts[0][9:]}]
+    for content in (texts[0], parts, "something else altogether", ""):
+        prediction = {"type": "content", "content": content}
+        reply = client.ask(**asked, prediction=prediction)
+        assert [choice["text"] for choice in reply["choices"]] == texts
+        counts = reply["usage"].get("completion_tokens_details")
+        assert bool(counts) == bool(content)
+        *_, last = client.events(**asked, prediction=prediction, stream_options={"include_usage": True})
+        assert last["usage"].get("completion_tokens_details") == counts
+        if content == texts[0]:
+            assert counts["accepted_prediction_tokens"] > 12
+        elif isinstance(content, str) and content:
+            assert counts["rejected_prediction_tokens"] > counts["accepted_prediction_tokens"]
+
+
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_speculation_changes_no_text(client: RouteClient, temperature: float) -> None:
     plain: list[dict[str, Any]] = [{"speculation": "off"}, {"disable_spec_decode": True}]

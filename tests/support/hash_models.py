@@ -24,6 +24,7 @@ from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests import sequence as requests
 from specbuild.runtime.requests.detokenizer import Detokenizer
+from specbuild.runtime.requests.prediction import Prediction
 from specbuild.runtime.requests.text import Text
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
@@ -236,7 +237,7 @@ def sequence_of(
     tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
     return requests.Sequence(
         requests.Request(params, tree, longest, index),
-        Text(prompt, longest),
+        Text(prompt, longest, Prediction(params.prediction) if params.prediction else None),
         Sampler(params, seed, prompt, vocab_size),
         Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
         RequestMetrics(len(prompt), seed, params.speculation),

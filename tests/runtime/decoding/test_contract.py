@@ -126,6 +126,26 @@ def test_a_text_that_repeats_itself_is_continued(make: Make, folder: Path, names
     assert told(done[0]).num_accepted_draft_tokens > 5
 
 
+@pytest.mark.parametrize("edit", ["none", "some", "all"])
+def test_predictions_change_no_text(make: Make, folder: Path, edit: str) -> None:
+    """Right, with every seventh token wrong, or wrong altogether; of as many kinds of requests as fit."""
+    asked = sequences("chain:4", {}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, max_new_tokens=24)
+    outputs = [each.output for each in plain(folder, asked)]
+    wrong = {"none": 25, "some": 7, "all": 1}[edit]
+    predictions = [
+        [token if at % wrong else (token + 1) % VOCAB for at, token in enumerate(output, 1)] for output in outputs
+    ]
+    done = run(
+        make(2, ALONE, looks_up=True).loop,
+        [again(each, prediction=tokens) for each, tokens in zip(asked, predictions, strict=True)],
+    )
+    assert [each.output for each in done] == outputs
+    for each in done:
+        rounds = len(each.output) - told(each).num_accepted_draft_tokens
+        assert rounds <= {"none": 7, "some": 14, "all": 24}[edit]
+        assert told(each).num_accepted_prediction_tokens >= {"none": 24, "some": 18, "all": 0}[edit]
+
+
 @pytest.mark.slow
 def test_trees_end_where_the_cache_does(make: Make, folder: Path) -> None:
     """A draft whose levels have no more room is not asked, and no kernel finds a fault."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.requests.text import string_of
+from specbuild.runtime.requests.token_string import string_of
 
 Make = Callable[..., Sequence]
 EOS, NONE = frozenset({0, 7}), frozenset[int]()

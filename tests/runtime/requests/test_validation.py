@@ -95,6 +95,12 @@ def test_what_is_wrong_with_a_prompt_is_said(make: Make, prompt: Any) -> None:
     assert "prompt" in line.removeprefix("prompt 2: ") or "messages" in line
 
 
+def test_a_prediction_that_is_no_text_names_its_field(make: Make) -> None:
+    for prediction in ("word " * 4000, "\ud800"):
+        told = refused(OptionError, make().samples, "a", replace(SHORT, prediction=prediction))
+        assert told.startswith("prediction ")
+
+
 def test_messages_need_a_chat_template(make: Make, tokenizer: Tokenizer) -> None:
     assert "chat template" in refused(PromptError, make(tokenizer=tokenizer).samples, CHATS, SHORT)
 
@@ -120,6 +126,8 @@ def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(
     ("params", "message"),
     [
         ({"speculation": "topk:2,4"}, "tree 'topk:2,4' drafts 8 nodes, this bundle verifies at most 7"),
+        ({"prediction": [5, 4096]}, "prediction has a token id outside the vocabulary of 4096"),
+        ({"prediction": [5] * 65}, "prediction has 65 tokens, and texts have at most 64: shorten it"),
         ({"logit_bias": {5: 1.0, 10**9: 1.0}}, "logit_bias names a token past the vocabulary of 4096"),
     ],
 )

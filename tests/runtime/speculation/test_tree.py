@@ -32,7 +32,7 @@ def test_grammar_counts_without_the_root(
 ) -> None:
     spec = TreeSpec.parse(text)
     assert spec == TreeSpec(text, branch, width, expand, depth, nodes)
-    assert (str(spec), spec.fills_with_chain) == (text, fills)
+    assert (str(spec), spec.longest_chain) == (text, nodes if fills else depth)
     assert spec.check(nodes + 1) is spec
     with pytest.raises(OptionError, match=f"{nodes} nodes.*at most {nodes - 1}"):
         spec.check(nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host
     by_size = Limits(num_speculative_tokens_per_batch_size={"1-1": 7, "2-9": 0})
     made = Tuned(host, folder, LARGE, ("target", "target"), by_size, 32, batch_size=2)
     long, short = made.requests(2, tokens=40)
-    short.limit = len(short.tokens) + 12
+    short.request = replace(short.request, max_tokens=len(short.tokens) + 12)
     run(made.loop, [long, short])
     assert told(short).num_draft_tokens == 0, "two drafted beside each other"
     assert told(long).num_draft_tokens > 0, "and one alone at the end"
