@@ -31,12 +31,16 @@ struct Weights {
   int64_t panel_bytes() const { return inner * kColumns * bits / 8; }
 };
 
+// The code of 0.
+constexpr int32_t center(int bits) { return 1 << (bits - 1); }
+
 // Rows of x. `words` has what the instructions take for 4 numbers of k, in order: 4 bytes, or 4 numbers of 16 bits as
 // k = 0, 2, 1, 3, or 4 floats.
 struct Rows {
   const void* words;
-  const float* scales;   // [rows, blocks]
-  const float* sums;     // [rows, blocks], of the rounded numbers: whole, and exact
+  float* scales;     // [rows, blocks]
+  float* sums;       // [rows, blocks], of the rounded numbers: whole, and exact
+  int32_t* offsets;  // [rows, blocks]: −c · sums, unless nothing is rounded
 };
 
 enum class Rounding { kBits8 = 8, kBits16 = 16, kNone = 32 };
@@ -56,8 +60,8 @@ struct Instructions {
   bool (*usable)();
   // Whether 8 bits are kept as bytes; else they take 16 bits as well.
   bool bytes;
-  // Rounds rows of K numbers; `limit` is 127 or 32767.
-  void (*round)(const Weights&, const float* x, int64_t rows, Rounding, void* words, float* scales, float* sums);
+  // Rounds rows of K numbers into `words` and what else `Rows` points to.
+  void (*round)(const Weights&, const float* x, int64_t rows, Rounding, void* words, const Rows&);
   // Computes a panel's 16 columns of rows `first` to `last`; y is [rows, N].
   void (*panel)(const Weights&, int64_t panel, const Rows&, int64_t first, int64_t last, Rounding, float* y);
   // Computes one head of one node. `rows` are the cache rows that it sees, in order; `scores` has room for as many.

@@ -72,8 +72,9 @@ struct MatMul {
   // Rows of x as the instructions take them, in memory of its own.
   struct Rounded {
     std::unique_ptr<char[]> words;
-    std::unique_ptr<float[]> scales;
-    Rows rows;
+    std::unique_ptr<float[]> scales;  // and sums
+    std::unique_ptr<int32_t[]> offsets;
+    Rows rows{};
   };
 
   int64_t word_bytes() const { return rounding == Rounding::kBits8 && uses.bytes ? 1 : 2; }
@@ -85,14 +86,16 @@ struct MatMul {
     const int64_t blocks = rows * w.blocks(), row_bytes = rounding == Rounding::kNone ? 0 : w.inner * word_bytes();
     rounded.words.reset(new char[rows * row_bytes]);
     rounded.scales.reset(new float[2 * blocks]);
+    rounded.offsets.reset(new int32_t[blocks]);
     float* const scales = rounded.scales.get();
+    rounded.rows = {rounding == Rounding::kNone ? static_cast<const void*>(x) : rounded.words.get(), scales, scales + blocks, rounded.offsets.get()};
     const int64_t rows_at_once = std::max<int64_t>(1, kTaskBytes / (4 * w.inner));
     parallel(context, (rows + rows_at_once - 1) / rows_at_once, [&](int64_t part) {
       const int64_t first = part * rows_at_once, count = std::min(rows_at_once, rows - first);
-      float* const to = scales + first * w.blocks();
-      uses.round(w, x + first * w.inner, count, rounding, rounded.words.get() + first * row_bytes, to, to + blocks);
+      const int64_t block = first * w.blocks();
+      const Rows to{nullptr, rounded.rows.scales + block, rounded.rows.sums + block, rounded.rows.offsets + block};
+      uses.round(w, x + first * w.inner, count, rounding, rounded.words.get() + first * row_bytes, to);
     });
-    rounded.rows = {rounding == Rounding::kNone ? static_cast<const void*>(x) : rounded.words.get(), scales, scales + blocks};
     return rounded;
   }
 

@@ -16,20 +16,28 @@ inline int32_t word_at(const void* words, int64_t index) {
   return word;
 }
 
-// What is multiplied with 4 codes of k: `kWords` words of a row, each with a part of the codes.
+template <class V, int kBits>
+typename V::Ints right(typename V::Ints x) {
+  if constexpr (kBits) return V::template right<kBits>(x);
+  else return x;
+}
+
+// What is multiplied with 4 codes of k: `kWords` words of a row, each with a part of the codes. A byte of `packed` has a
+// code of `kBits` bits from bit `kFrom` on. The sums of a block begin with `start`.
 
 // Bytes: one instruction multiplies and adds all four.
 template <class V>
 struct Bytes {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
-  template <int kPart>
-  static typename V::Ints part(typename V::Ints codes, int) {
-    return codes;
+  template <int kBits, int kFrom, int kPart>
+  static typename V::Ints part(typename V::Ints packed) {
+    return kBits == 8 ? packed : V::both(right<V, kFrom>(packed), 0x0f0f0f0f);
   }
   static Sum add(Sum sum, typename V::Ints codes, const void* words, int64_t at) {
     return V::dot_bytes(sum, codes, V::broadcast(word_at(words, at)));
   }
+  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
 };
 
 // Pairs of 16 bits, of the even codes and of the odd ones.
@@ -37,13 +45,14 @@ template <class V>
 struct Pairs {
   using Sum = typename V::Ints;
   static constexpr int kWords = 2;
-  template <int kPart>
-  static typename V::Ints part(typename V::Ints codes, int) {
-    return V::both(V::template right<8 * kPart>(codes), 0x00ff00ff);
+  template <int kBits, int kFrom, int kPart>
+  static typename V::Ints part(typename V::Ints packed) {
+    return V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 0x00ff00ff : 0x000f000f);
   }
   static Sum add(Sum sum, typename V::Ints codes, const void* words, int64_t at) {
     return V::dot_pairs(sum, codes, V::broadcast(word_at(words, at)));
   }
+  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
 };
 
 // Numbers in float32.
@@ -51,31 +60,33 @@ template <class V>
 struct Numbers {
   using Sum = typename V::Floats;
   static constexpr int kWords = 4;
-  template <int kPart>
-  static typename V::Floats part(typename V::Ints codes, int center) {
-    return V::to_float(V::minus(V::both(V::template right<8 * kPart>(codes), 255), V::broadcast(center)));
+  template <int kBits, int kFrom, int kPart>
+  static typename V::Floats part(typename V::Ints packed) {
+    const auto codes = V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 255 : 15);
+    return V::to_float(V::minus(codes, V::broadcast(center(kBits))));
   }
   static Sum add(Sum sum, typename V::Floats codes, const void* words, int64_t at) {
     return V::fma(V::broadcast(static_cast<const float*>(words)[at]), codes, sum);
   }
+  static Sum start(const Rows&, int64_t) { return V::broadcast(0.0f); }
 };
 
 // Adds the products of all rows with one part of 4 codes after the other, which keeps few numbers in registers. A call
 // would keep the sums in memory.
-template <class V, class X, int kRows, int kPart = 0>
-__attribute__((always_inline)) inline void add_parts(typename X::Sum* sums, typename V::Ints codes, int center, const void* words, int64_t at, int64_t stride) {
-  const auto part = X::template part<kPart>(codes, center);
+template <class V, class X, int kBits, int kFrom, int kRows, int kPart = 0>
+__attribute__((always_inline)) inline void add_parts(typename X::Sum* sums, typename V::Ints packed, const void* words, int64_t at, int64_t stride) {
+  const auto part = X::template part<kBits, kFrom, kPart>(packed);
   for (int row = 0; row < kRows; ++row) sums[row] = X::add(sums[row], part, words, at + kPart + row * stride);
-  if constexpr (kPart + 1 < X::kWords) add_parts<V, X, kRows, kPart + 1>(sums, codes, center, words, at, stride);
+  if constexpr (kPart + 1 < X::kWords) add_parts<V, X, kBits, kFrom, kRows, kPart + 1>(sums, packed, words, at, stride);
 }
 
 template <class V>
-typename V::Floats scaled(const Weights&, typename V::Ints sum, int center, const Rows& x, int64_t at) {
-  return V::to_float(V::minus(sum, V::broadcast(center * static_cast<int32_t>(x.sums[at]))));
+typename V::Floats in_float(typename V::Ints sum) {
+  return V::to_float(sum);
 }
 
 template <class V>
-typename V::Floats scaled(const Weights&, typename V::Floats sum, int, const Rows&, int64_t) {
+typename V::Floats in_float(typename V::Floats sum) {
   return sum;
 }
 
@@ -100,32 +111,30 @@ typename V::Floats get_columns(const Weights& w, int64_t panel, const float* y) 
 
 template <class V, class X, int kBits, int kRows>
 void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
-  constexpr int kCenter = kBits == 4 ? 8 : 128, kCodes = kBits == 4 ? 8 : 4;  // codes of k in 64 bytes
+  constexpr int kCodes = kBits == 4 ? 8 : 4;  // codes of k in 64 bytes
   const int64_t blocks = w.blocks(), row_words = w.inner / 4 * X::kWords;
   const uint8_t* codes = w.codes + panel * w.panel_bytes();
   typename V::Floats totals[kRows];
   for (auto& total : totals) total = V::broadcast(0.0f);
   for (int64_t block = 0, word = first * row_words; block < blocks; ++block) {
+    const int64_t its = first * blocks + block;  // of the first row
     typename X::Sum sums[kRows];
-    for (auto& sum : sums) sum = V::zero(typename X::Sum());
+    for (int row = 0; row < kRows; ++row) sums[row] = X::start(x, its + row * blocks);
     for (int k = 0; k < w.block; k += kCodes, codes += 64) {
       const auto packed = V::load(codes);
-      const auto low = kBits == 4 ? V::both(packed, 0x0f0f0f0f) : packed;
-      add_parts<V, X, kRows>(sums, low, kCenter, x.words, word, row_words);
+      add_parts<V, X, kBits, 0, kRows>(sums, packed, x.words, word, row_words);
       word += X::kWords;
-      if (kBits == 4) {
-        const auto high = V::both(V::template right<4>(packed), 0x0f0f0f0f);
-        add_parts<V, X, kRows>(sums, high, kCenter, x.words, word, row_words);
+      if constexpr (kBits == 4) {
+        add_parts<V, X, kBits, 4, kRows>(sums, packed, x.words, word, row_words);
         word += X::kWords;
       }
     }
     const int64_t at = (panel * blocks + block) * kColumns;
     const auto scales = V::load(w.scales + at);
     for (int row = 0; row < kRows; ++row) {
-      const int64_t its = (first + row) * blocks + block;
-      auto sum = V::times(scales, scaled<V>(w, sums[row], kCenter, x, its));
-      if (w.minima) sum = V::fma(V::broadcast(-x.sums[its]), V::load(w.minima + at), sum);
-      totals[row] = V::fma(V::broadcast(x.scales[its]), sum, totals[row]);
+      auto sum = V::times(scales, in_float<V>(sums[row]));
+      if (w.minima) sum = V::fma(V::broadcast(-x.sums[its + row * blocks]), V::load(w.minima + at), sum);
+      totals[row] = V::fma(V::broadcast(x.scales[its + row * blocks]), sum, totals[row]);
     }
   }
   for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
@@ -135,7 +144,7 @@ template <class V, class X, int kBits, int kRows>
 void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
   for (; first + kRows <= last; first += kRows) tile<V, X, kBits, kRows>(w, panel, x, first, y);
   if constexpr (kRows > 1) {
-    if (first < last) tiles<V, X, kBits, kRows / 2>(w, panel, x, first, last, y);
+    if (first < last) tiles<V, X, kBits, kRows - 1>(w, panel, x, first, last, y);
   }
 }
 
@@ -159,7 +168,7 @@ void float_tiles(const Weights& w, int64_t panel, const float* x, int64_t first,
     for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, sums[row]);
   }
   if constexpr (kRows > 1) {
-    if (first < last) float_tiles<V, kRows / 2>(w, panel, x, first, last, begin, end, y);
+    if (first < last) float_tiles<V, kRows - 1>(w, panel, x, first, last, begin, end, y);
   }
 }
 
@@ -192,8 +201,9 @@ inline void put(int16_t* words, int64_t k, int32_t number) {
   words[(k & ~int64_t{3}) + kPlaces[k & 3]] = static_cast<int16_t>(number);
 }
 
+// Returns the sum of the numbers.
 template <class Word>
-void round_block(const float* x, int64_t begin, int size, float limit, Word* words, float* scale, float* sum) {
+int32_t round_block(const float* x, int64_t begin, int size, float limit, Word* words, float* scale) {
   int32_t largest = 0;  // floats of one sign are ordered as their bits
   for (int k = 0; k < size; ++k) {
     int32_t bits;
@@ -212,32 +222,35 @@ void round_block(const float* x, int64_t begin, int size, float limit, Word* wor
     put(words, begin + k, number);
     total += number;
   }
-  *sum = static_cast<float>(total);
+  return total;
 }
 
 template <class Word>
-void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Word* words, float* scales, float* sums) {
-  for (int64_t block = 0; block < rows * w.blocks(); ++block)
-    round_block(x, block * w.block, w.block, limit, words, scales + block, sums + block);
+void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Word* words, const Rows& to) {
+  for (int64_t block = 0; block < rows * w.blocks(); ++block) {
+    const int32_t sum = round_block(x, block * w.block, w.block, limit, words, to.scales + block);
+    to.sums[block] = static_cast<float>(sum);
+    to.offsets[block] = -center(w.bits) * sum;
+  }
 }
 
 // Nothing is rounded; a block's numbers are added in order.
-inline void sum_rows(const Weights& w, const float* x, int64_t rows, float* scales, float* sums) {
+inline void sum_rows(const Weights& w, const float* x, int64_t rows, const Rows& to) {
   for (int64_t block = 0; block < rows * w.blocks(); ++block) {
-    scales[block] = 1.0f;
-    sums[block] = 0.0f;
-    for (int k = 0; k < w.block; ++k) sums[block] += x[block * w.block + k];
+    to.scales[block] = 1.0f;
+    to.sums[block] = 0.0f;
+    for (int k = 0; k < w.block; ++k) to.sums[block] += x[block * w.block + k];
   }
 }
 
 template <class V>
-void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, void* words, float* scales, float* sums) {
-  if (rounding == Rounding::kNone) return sum_rows(w, x, rows, scales, sums);
+void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, void* words, const Rows& to) {
+  if (rounding == Rounding::kNone) return sum_rows(w, x, rows, to);
   const float limit = rounding == Rounding::kBits8 ? 127.0f : 32767.0f;
   if (V::kBytes && rounding == Rounding::kBits8)
-    round_rows(w, x, rows, limit, static_cast<int8_t*>(words), scales, sums);
+    round_rows(w, x, rows, limit, static_cast<int8_t*>(words), to);
   else
-    round_rows(w, x, rows, limit, static_cast<int16_t*>(words), scales, sums);
+    round_rows(w, x, rows, limit, static_cast<int16_t*>(words), to);
 }
 
 template <class V>
