@@ -103,10 +103,8 @@ class Conversation:
         except PromptError as error:
             tell(str(error))
             return False
-        except Terminated:
-            raise
-        except KeyboardInterrupt:  # before the answer began
-            if not self.at_terminal:
+        except KeyboardInterrupt as error:  # before the answer began
+            if isinstance(error, Terminated) or not self.at_terminal:
                 raise
             interrupts.handled()
             click.echo(f"\n{_LEAVE}", err=True)
@@ -135,10 +133,8 @@ class Conversation:
             for chunk in handle:
                 shown += len(chunk.text)
                 self._print(chunk.text)
-        except Terminated:
-            raise
-        except KeyboardInterrupt:
-            if not self.at_terminal:
+        except KeyboardInterrupt as error:
+            if isinstance(error, Terminated) or not self.at_terminal:
                 raise
             interrupts.handled()
             handle.cancel()

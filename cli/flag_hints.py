@@ -128,8 +128,7 @@ def _hint(flag: str, text: str) -> click.Option:
 
 def unknown(error: click.NoSuchOption) -> str:
     """Return the line for an unknown flag: one that is similar, or the help that lists all."""
-    if error.ctx is None:
-        return error.format_message()
+    assert error.ctx  # click names the command whose flag it is
     visible = [each for each in error.ctx.command.params if isinstance(each, click.Option) and not each.hidden]
     flags = [flag for each in visible for flag in (*each.opts, *each.secondary_opts)]
     for similar in difflib.get_close_matches(error.option_name, flags, 1, _SIMILAR):

@@ -15,7 +15,10 @@ from command_line import Specbuild
 from specbuild.cli import doctor
 from specbuild.runtime.errors import ExecutionError, OptionError
 
+INTERRUPTED = ImportError("what a library made of the interrupt")
+INTERRUPTED.__cause__ = KeyboardInterrupt()
 ENDS: list[tuple[BaseException, int, str]] = [
+    (INTERRUPTED, 1, "interrupted: nothing half-done was left behind"),
     (ExecutionError("it failed"), 1, "it failed"),
     (OptionError("no\nsuch  thing"), 2, "no such thing"),
     (KeyboardInterrupt(), 1, "interrupted: nothing half-done was left behind"),
@@ -66,7 +69,10 @@ def test_a_warning_is_told_once_and_on_one_line(specbuild: Specbuild, monkeypatc
 @pytest.mark.slow
 def test_a_shell_completes_commands_and_flags(tmp_path: Path) -> None:
     """As docs/reference/commands.md says."""
-    for words, found in (("specbuild gen", "generate"), ("specbuild generate --draft-m", "--draft-max")):
+    for words, found in (
+        *(("specbuild gen", "generate"), ("specbuild generate --draft-m", "--draft-max")),
+        ("specbuild nonesuch gen", "generate"),
+    ):
         told = {"_SPECBUILD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         command = [sys.executable, "-c", "from specbuild.cli import main; main()"]
         done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, cwd=tmp_path)

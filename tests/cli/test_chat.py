@@ -89,13 +89,13 @@ class Terminal:
         os.close(theirs)
         self.seen = ""
 
-    def see(self, words: str, interrupts: bool = False) -> None:
-        """Read until these words; a Ctrl-C is sent again until it was noticed: Python loses one before it reads."""
+    def see(self, words: str, number: int | None = None) -> None:
+        """Read until these words; a signal is sent again until it was noticed: Python loses one before it reads."""
         deadline = time.monotonic() + LIMIT
         while words not in self.seen:
             assert time.monotonic() < deadline, f"no {words!r} in {self.seen!r}"
-            if interrupts:
-                self.process.send_signal(signal.SIGINT)
+            if number:
+                self.process.send_signal(number)
             if select.select([self.ours], [], [], 1)[0]:
                 self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
         self.seen = self.seen.partition(words)[2]
@@ -108,7 +108,7 @@ class Terminal:
 def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
     terminal.see("> ")
-    terminal.see("/exit or Ctrl-D leaves", interrupts=True)
+    terminal.see("/exit or Ctrl-D leaves", signal.SIGINT)
     terminal.see("> ")
     terminal.type("def main():\n")
     terminal.see("\n")  # the echo's end
@@ -120,4 +120,13 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
     terminal.see("> ")
     terminal.type("\x04")
     assert terminal.process.wait(LIMIT) == 0
+    os.close(terminal.ours)
+
+
+@pytest.mark.slow
+def test_a_termination_stops_the_program(chatty: Path) -> None:
+    terminal = Terminal(chatty, "--threads", 1)
+    terminal.see("> ")
+    terminal.see("interrupted", signal.SIGTERM)
+    assert terminal.process.wait(LIMIT) == 1
     os.close(terminal.ours)

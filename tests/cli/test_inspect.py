@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaign.bundle_copy import put
 from command_line import Specbuild
 
 
@@ -43,6 +44,13 @@ def test_the_graph_before_and_after(specbuild: Specbuild, bundle: Path, monkeypa
 def test_a_chat_template_is_seen(specbuild: Specbuild, tiny_bundle: Path) -> None:
     (line,) = (line for line in specbuild("inspect", tiny_bundle).out.splitlines() if "chat template" in line)
     assert line.split()[-1] == "yes"
+
+
+def test_the_rounds_of_a_gpu_s_bundle_and_a_report_that_is_none(specbuild: Specbuild, bundle_copy: Path) -> None:
+    put(bundle_copy, "report.json", b"[]", hashed=True, backend="onnxruntime-cuda")
+    found = json.loads(specbuild("inspect", bundle_copy, "--device-loop").out)
+    assert (found["backend"], found["tree"]) == ("onnxruntime-cuda", "best:5")
+    assert "report.json is no report of a build" in specbuild("inspect", bundle_copy).refusal()
 
 
 @pytest.mark.nightly

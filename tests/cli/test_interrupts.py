@@ -78,14 +78,18 @@ signal.raise_signal(signal.SIGTERM)
     assert (done.returncode, done.stderr) == (1, "specbuild: interrupted: nothing half-done was left behind\n")
 
 
-def test_other_errors_of_destructors_are_shown_as_ever() -> None:
+def test_errors_of_destructors_are_shown_as_ever_but_interrupts_are_not() -> None:
     done = run("""
 from specbuild.cli import interrupts
 interrupts.raise_exceptions()
 class Bad:
+    def __init__(self, error):
+        self.error = error
     def __del__(self):
-        raise ValueError("seen")
-Bad()
+        raise self.error
+Bad(ValueError("seen"))
+Bad(KeyboardInterrupt("unseen"))
 """)
     assert "ValueError: seen" in done.stderr
+    assert "unseen" not in done.stderr
     assert done.returncode == 0

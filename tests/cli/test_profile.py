@@ -11,6 +11,7 @@ import pytest
 from campaign.bundle_copy import put
 from command_line import Specbuild
 
+from specbuild.cli import profile
 from specbuild.runtime.backends import nvtx
 
 QUICK = ("--repeat", 1, "-n", 12)
@@ -39,10 +40,14 @@ def test_the_table(specbuild: Specbuild, bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_are_on_where_asked(specbuild: Specbuild, tiny_bundle: Path) -> None:
+def test_ranges_are_on_where_asked_and_a_cache_is_faster_than_memory(
+    specbuild: Specbuild, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("nvtx")
-    assert specbuild("profile", tiny_bundle, "--nvtx", *QUICK).status == 0
-    assert nvtx.enabled
+    monkeypatch.setattr(profile, "measure_device", lambda *_: (1.0, 1e30))  # bytes and operations a second
+    outcome = specbuild("profile", tiny_bundle, "--nvtx", *QUICK)
+    assert (outcome.status, nvtx.enabled) == (0, True)
+    assert "over 100%: the weights come from a cache" in outcome.out
 
 
 def test_ranges_need_their_package(specbuild: Specbuild, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

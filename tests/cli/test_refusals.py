@@ -103,6 +103,7 @@ cost {ledger} --out x.csv | --focus
 cost {ledger} --focus 1.1 | 1.0
 cost {ledger} --focus 1.0 --json | --out
 cost {ledger} --html none/x.html | cannot be written
+cost {ledger} --price-per-hour=-1 | an amount from 0 on
 canary localhost | no URL
 serve | BUNDLE
 serve {bundle} {bundle} | one name

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from command_line import Specbuild
 
 
-@pytest.mark.nightly
-def test_a_table_and_what_follows_from_it(specbuild: Specbuild, bundle_copy: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_was_found_is_shown(specbuild: Specbuild, bundle_copy: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    """A row for each tree of a draft model; without one there is none."""
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')
-    outcome = specbuild("tune", bundle_copy, "--prompts", prompts, "--num-prompts", 1, "-n", 12)
+    outcome = specbuild("tune", bundle_copy, "--prompts", prompts, "--num-prompts", 1, "-n", 8, "-b", 1)
     assert (outcome.status, outcome.err) == (0, "")
     assert [line.split()[0] for line in outcome.out.splitlines()[1:7]] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
     for shown in ("measured", "auto ", "of the draft model", "calibration error"):
         assert shown in outcome.out
+    alone = shutil.copytree(tiny_bundle, tmp_path / "alone")
+    assert "there is no draft, lookup alone is tuned" in specbuild("tune", alone, "-n", 8, "--num-prompts", 1).out
+
+
+@pytest.mark.nightly
+def test_what_follows_from_it(specbuild: Specbuild, bundle_copy: Path) -> None:
     report = json.loads(specbuild("tune", bundle_copy, "-n", 8, "-b", 1, "--json").out)
     assert (report["prompts"], report["new_tokens"]) == (6, 8)
     answer = specbuild("generate", bundle_copy, "-p", "import os", "-n", 8, "--json")
