@@ -70,35 +70,12 @@ def compare(
     Raises:
         SpecbuildError: The error of the first request that failed.
     """
-    return held(engine, name, prompts, params, _decode(engine, prompts, params), expected, near_ties)
-
-
-def held(
-    engine: Engine,
-    name: str,
-    prompts: Seq[Seq[int]],
-    params: Seq[SamplingParams],
-    results: Seq[Result],
-    expected: Seq[Seq[int]],
-    near_ties: bool = False,
-) -> Case:
-    """Compare existing results with the expected tokens.
-
-    Args:
-        engine: The engine that decoded; it recomputes the logits of divergences.
-        name: The name of the case.
-        prompts: Token ids of each prompt.
-        params: Each prompt's parameters; every seed must be set.
-        results: The result of each prompt.
-        expected: The expected output token ids of each prompt.
-        near_ties: Whether the expected tokens were computed elsewhere, so that rounding may have changed a near-tie.
-    """
     bound = 0.0 if engine.exact and not near_ties else engine.manifest.exactness_bound
-    found, accepted, rounds = list[Divergence](), 0, 0
+    found, accepted, rounds, results = list[Divergence](), 0, 0, _decode(engine, prompts, params)
     for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
-        if result.metrics:
-            stats = result.metrics.speculative_decoding
-            accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
+        assert result.metrics  # every request ran
+        stats = result.metrics.speculative_decoding
+        accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
         divergence = _first(engine, index, prompt, each, list(want), result.token_ids, bound)
         if divergence:
             found.append(divergence)

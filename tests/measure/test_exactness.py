@@ -12,6 +12,7 @@ import pytest
 
 from specbuild.measure.exactness import Case, compare
 from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.sampling.sampler import Sampler
 
 PARAMS = SamplingParams(max_new_tokens=16, seed=3, speculation="topk:2,3")
@@ -30,11 +31,12 @@ class FakeEngine:
         models = {"target": SimpleNamespace(vocab_size=len(logits))}
         self.manifest = SimpleNamespace(exactness_bound=1e-4, models=models)
         self.exact, self.tokens, self.asked, self._logits = exact, tokens, list[list[int]](), logits
+        self.error: ExecutionError | None = None
 
     def generate(self, prompts: Any, params: Sequence[SamplingParams]) -> list[Any]:
         speculation = SimpleNamespace(num_accepted_draft_tokens=6, num_spec_steps=2)
         metrics = SimpleNamespace(speculative_decoding=speculation)
-        return [SimpleNamespace(token_ids=self.tokens, metrics=metrics, error=None) for _ in prompts]
+        return [SimpleNamespace(token_ids=self.tokens, metrics=metrics, error=self.error) for _ in prompts]
 
     def logits(self, tokens: list[int]) -> Any:
         self.asked.append(tokens)
@@ -55,6 +57,13 @@ def test_the_gap_tells_a_near_tie_from_a_real_divergence(gap: float, real: bool,
     assert (found.position, found.expected, found.got, found.real) == (1, want, got, real)
     assert found.margin == pytest.approx(gap, abs=1e-6)
     assert (case.exact, engine.asked, case.mean_acceptance_length) == (not real, [[0, 3, 0]], 4)
+
+
+def test_a_request_that_fails_is_raised() -> None:
+    engine = FakeEngine([1], [0.0] * 4)
+    engine.error = ExecutionError("it failed")
+    with pytest.raises(ExecutionError, match="it failed"):
+        compared(engine, [1])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -10,6 +10,8 @@ import pytest
 from specbuild.measure.tuning.chances import begun
 from specbuild.measure.tuning.decode import OFF, Decoded, Decoder, drafted, seconds
 from specbuild.runtime import Engine
+from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.sampling.sampler import Sampler
 
 
 @pytest.mark.slow
@@ -45,6 +47,14 @@ def test_without_a_model_nothing_is_replayed(bundle: Path) -> None:
         decoder = Decoder(engine, loop, 2)
         plain = decoder.decode([5, 6, 7], OFF)
         assert decoder.replay(plain, "best:4", every=True) == []
+
+
+def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.load(bundle) as engine, engine.scheduler.exclusive() as loop:
+        decoder = Decoder(engine, loop, 2)
+        monkeypatch.setattr(Sampler, "choose", lambda *_: 1 / 0)
+        with pytest.raises(ExecutionError, match="ZeroDivisionError"):
+            decoder.decode([5, 6, 7], OFF)
 
 
 def test_a_parts_seconds_are_told_by_plain_rounds_of_the_same_prompt(decoded: Callable[..., Decoded]) -> None:
