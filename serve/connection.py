@@ -13,6 +13,7 @@ from . import limits
 class Connection(H11Protocol):
     """Uvicorn's connection with a time limit for headers; Uvicorn limits only how long it is idle between requests."""
 
+    header_seconds = limits.HEADER_SECONDS
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -34,7 +35,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _expect(self) -> None:
-        self._late = self.loop.call_later(limits.HEADER_SECONDS, self.transport.abort)
+        self._late = self.loop.call_later(self.header_seconds, self.transport.abort)
 
     def _settle(self) -> None:
         if self._late:

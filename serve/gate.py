@@ -49,6 +49,7 @@ class Gate:
         app: ASGIApp,
         log: RequestLog,
         api_keys: Sequence[str] = (),
+        body_seconds: float = limits.BODY_SECONDS,
         send_seconds: float = limits.SEND_SECONDS,
         health_route: str | None = None,
         ui: bool = False,
@@ -59,11 +60,13 @@ class Gate:
             app: The application behind the gate.
             log: Gets a line for every request.
             api_keys: The keys that are accepted; without any, no key is needed.
+            body_seconds: Seconds in which a request's whole body must have arrived.
             send_seconds: Seconds after which a client that reads nothing is cut off.
             health_route: Another path that needs no key.
             ui: Whether the page at `/` needs no key, either.
         """
-        self._app, self._log, self._send_seconds = app, log, send_seconds
+        self._app, self._log = app, log
+        self._body_seconds, self._send_seconds = body_seconds, send_seconds
         self._keys = [key.encode() for key in api_keys]
         self._probes, self._ui = (_OPEN, "/ping", health_route), ui
         self.requests = 0  # in progress
@@ -114,7 +117,7 @@ class Gate:
                 raise ApiError(431, told, code="headers_too_large")
             if not self._open(scope):
                 scope["state"]["tenant"] = self._tenant(headers)
-            body = await _body(headers, receive)
+            body = await _body(headers, receive, self._body_seconds)
         except ApiError as error:
             scope["state"]["told"]["error"] = error.message
             answer.closing = True  # the rest of the body is not read
@@ -174,15 +177,15 @@ def path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-async def _body(headers: Headers, receive: Receive) -> bytes:
+async def _body(headers: Headers, receive: Receive, seconds: float) -> bytes:
     """Return the whole body; raises ApiError if it is too large or too slow, and ClientGoneError."""
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limits.BODY_BYTES:
         raise _too_large()
     try:
-        return await asyncio.wait_for(_read(receive), limits.BODY_SECONDS)
+        return await asyncio.wait_for(_read(receive), seconds)
     except (TimeoutError, asyncio.TimeoutError):
-        told = f"the request's body took longer than {limits.BODY_SECONDS:g} s: send it faster"
+        told = f"the request's body took longer than {seconds:g} s: send it faster"
         raise ApiError(408, told, code="slow_body") from None
 
 

@@ -19,11 +19,11 @@ from .models import Models, ServedModel
 from .objectives import Objective, Sample
 from .steering import Steering, Step
 
-LOOK = 1.0  # seconds between two calls of `look`
+LOOK_SECONDS = 1.0
 
 
 class Guard(Collector):
-    """A `Watcher` that steers every model. `clock`: the engines' clock."""
+    """A `Watcher` that steers every model. `clock`: the engines' clock; `look_seconds`: between two calls of `look`."""
 
     def __init__(
         self,
@@ -32,7 +32,9 @@ class Guard(Collector):
         registry: CollectorRegistry,
         log: RequestLog,
         clock: Callable[[], float] = time.perf_counter,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        self._look_seconds = look_seconds
         self._log, self._models = log, {model.name: model for model in models.all}
         self._limits = {name: model.engine.engine.limits for name, model in self._models.items()}  # set by the operator
         self.steering = {
@@ -53,10 +55,10 @@ class Guard(Collector):
                 self.steering[generation.served.name].window.add(sample)
 
     async def run(self) -> None:
-        """Call `look` every second until cancelled; at the end, or after a bug, restore the operator's limits."""
+        """Call `look` regularly until cancelled; at the end, or after a bug, restore the operator's limits."""
         try:
             while True:
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(self._look_seconds)
                 self.look()
         except Exception as error:
             self._log.event("error", "the SLA guard ended by a bug: report it", **error_of(error))

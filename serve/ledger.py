@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -31,14 +31,27 @@ SYNC_SECONDS = 1.0  # seconds between two syncs
 MACHINE_SECONDS = 60.0  # seconds between two rows of the machine
 
 
+def today() -> date:
+    """Return the day in UTC."""
+    return datetime.now(timezone.utc).date()
+
+
 class Ledger:
     """A `Watcher` that writes the rows. For the event loop's thread only; must be closed."""
 
-    def __init__(self, options: CostOptions, log: RequestLog) -> None:
+    def __init__(
+        self,
+        options: CostOptions,
+        log: RequestLog,
+        sync_seconds: float = SYNC_SECONDS,
+        machine_seconds: float = MACHINE_SECONDS,
+        today: Callable[[], date] = today,
+    ) -> None:
         """Open the ledger; raises OptionError if no file is given, it is not writable, or another server writes it."""
         if options.ledger is None:
             raise OptionError("a ledger needs a file: give --ledger")
         self._options, self._log, self._path = options, log, options.ledger
+        self._sync_seconds, self._machine_seconds, self._today = sync_seconds, machine_seconds, today
         self._server = secrets.token_hex(8)
         self._models: Sequence[ServedModel] = ()
         self._energy, self._began = Energy(), time.monotonic()
@@ -49,7 +62,7 @@ class Ledger:
         except OSError as error:
             told = error.strerror or error
             raise OptionError(f"{self._path} cannot be a ledger ({told}): give another --ledger") from None
-        self._day, self._open = _today(), True
+        self._day, self._open = today(), True
 
     def begin(self, models: Sequence[ServedModel]) -> None:
         """Start counting the seconds of these models, which have been loaded and warmed up."""
@@ -69,9 +82,10 @@ class Ledger:
     async def run(self) -> None:
         """Sync, rotate and write rows of the machine until cancelled."""
         while True:
-            await asyncio.sleep(SYNC_SECONDS)
-            midnight, self._day = _today() != self._day, _today()
-            if midnight or time.monotonic() - self._began >= MACHINE_SECONDS:
+            await asyncio.sleep(self._sync_seconds)
+            before, self._day = self._day, self._today()
+            midnight = before != self._day
+            if midnight or time.monotonic() - self._began >= self._machine_seconds:
                 self._write(self._machine())
             if self._full(midnight):
                 await asyncio.to_thread(_close, self._rotate())
@@ -191,7 +205,3 @@ def _close(file: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _today() -> date:
-    return datetime.now(timezone.utc).date()

@@ -95,11 +95,13 @@ class JudgeReplica:
 class ReplicaCanary:
     """A `Watcher` whose judge is elsewhere: one replica's side of a canary."""
 
-    def __init__(self, models: Models, options: ServeOptions, log: RequestLog, judge: Any) -> None:
-        """Find both arms; see `Arms`. `judge`: Ray's handle of the `JudgeReplica`."""
+    def __init__(
+        self, models: Models, options: ServeOptions, log: RequestLog, judge: Any, seconds: float = SECONDS
+    ) -> None:
+        """Find both arms; see `Arms`. `judge`: Ray's handle of the `JudgeReplica`, which has `seconds` to draw."""
         assert options.canary
         self._arms = Arms(models, options.canary, log, len(options.api_keys))
-        self._judge, self._log = judge, log
+        self._judge, self._log, self._seconds = judge, log, seconds
         self._told = asyncio.Queue[tuple[str, Draw, Any]]()
 
     async def arm(
@@ -110,7 +112,7 @@ class ReplicaCanary:
             return served, None, None
         try:
             drawn = self._judge.draw.remote(self._arms.key(body, tenant))
-            candidate, draw = await asyncio.wait_for(drawn, SECONDS)
+            candidate, draw = await asyncio.wait_for(drawn, self._seconds)
         except (RayError, RayServeException, TimeoutError, asyncio.TimeoutError) as error:
             self._log.event("warning", "the canary's judge does not answer", **error_of(error))
             return served, None, None

@@ -13,7 +13,6 @@ from serving import running
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specbuild.serve import limits
 from specbuild.serve.connection import Connection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -24,13 +23,15 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await Response("here")(scope, receive, send)
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`serve(client)`: a server whose client has little time."""
-    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.3)
+class Hasty(Connection):
+    """A client has little time."""
 
-    async def main(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
-        server = uvicorn.Server(uvicorn.Config(app, port=0, http=Connection, lifespan="off", log_config=None))
+    header_seconds = 0.3
+
+
+def serve(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+    async def main() -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, http=Hasty, lifespan="off", log_config=None))
         async with running(server.serve()):
             while not server.started:
                 await asyncio.sleep(0.01)
@@ -38,11 +39,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await asyncio.wait_for(client(reader, writer), 10)
             writer.close()
 
-    return lambda client: asyncio.run(main(client))
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("before", [b"", REQUEST])
-def test_headers_that_trickle_are_ended(serve: Callable[..., None], before: bytes) -> None:
+def test_headers_that_trickle_are_ended(before: bytes) -> None:
     """In the first request, and in one that follows another."""
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +66,7 @@ def test_headers_that_trickle_are_ended(serve: Callable[..., None], before: byte
 
 
 @pytest.mark.slow
-def test_what_is_asked_for_in_time_may_take_longer(serve: Callable[..., None]) -> None:
+def test_what_is_asked_for_in_time_may_take_longer() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):
             writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.5\r\n"))

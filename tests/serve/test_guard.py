@@ -14,7 +14,6 @@ from serving import Log, running
 
 from benchmarks.serve import slo_step
 from specbuild.runtime import Limits, RequestMetrics, Result, SpeculationStats
-from specbuild.serve import guard as guarding
 from specbuild.serve.admission import Admission
 from specbuild.serve.guard import Guard, within
 from specbuild.serve.models import Models, ServedModel
@@ -34,7 +33,7 @@ class Guarded:
         twin: Any = SimpleNamespace(engine=engine)
         self.model = ServedModel(("m",), Path("m"), twin, {}, Admission(1, 4))
         self.registry, self.now, slo = CollectorRegistry(), 100.0, parse(["tpot=0.5,p99"])
-        self.guard = Guard(Models([self.model]), slo, self.registry, log, lambda: self.now)
+        self.guard = Guard(Models([self.model]), slo, self.registry, log, lambda: self.now, look_seconds=0.0)
 
     def slow(self) -> None:
         """Texts that took two seconds a token, and ten seconds later a look."""
@@ -79,7 +78,6 @@ def test_a_timing_table_says_what_plain_decoding_takes(log: Log, alone: float) -
 def test_the_operators_limits_are_left_behind_whatever_happens(
     log: Log, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(guarding, "LOOK", 0.0)
     guarded = Guarded(engine := plain(), log)
     engine.limits = Limits(0)
     if fails:

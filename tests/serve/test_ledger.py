@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,6 @@ from serving import Log, Server, running
 from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import OptionError
-from specbuild.serve import ledger as module
 from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.ledger import Ledger
 
@@ -48,10 +48,12 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(file: Path, log: Any) -> Callable[..., Any]:
-    """`make(**CostOptions)`: a ledger in the file, and as much of a served model as it needs."""
+    """`make(**fields of CostOptions or Ledger)`: a ledger in the file, and what it needs of a served model."""
 
     def found(**given: Any) -> tuple[Ledger, Any]:
-        ledger = Ledger(CostOptions(ledger=file, price_per_hour=3.6, owner=("team=search",), **given), log)
+        times = {name: given.pop(name) for name in ("machine_seconds", "today") if name in given}
+        options = CostOptions(ledger=file, price_per_hour=3.6, owner=("team=search",), **given)
+        ledger = Ledger(options, log, sync_seconds=0.01, **times)
         engine = SimpleNamespace(stats=SimpleNamespace(total=0.0), correction=1.5)
         model: Any = SimpleNamespace(name="m", engine=SimpleNamespace(engine=engine))
         ledger.begin([model])
@@ -127,10 +129,8 @@ def run(ledger: Ledger, holds: Callable[[], bool]) -> None:
 
 def test_rows_are_synced_and_the_machine_is_told_of(make: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, sync = list[int](), os.fsync
-    monkeypatch.setattr(module, "SYNC_SECONDS", 0.01)
-    monkeypatch.setattr(module, "MACHINE_SECONDS", 0.0)
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), sync(file)))
-    ledger, model = make()
+    ledger, model = make(machine_seconds=0.0)
     ledger.ended(ended(model))
     run(ledger, lambda: bool(synced) and len(read([file]).machines) > 2)
     ledger.close()
@@ -138,16 +138,13 @@ def test_rows_are_synced_and_the_machine_is_told_of(make: Any, file: Path, monke
 
 
 @pytest.mark.parametrize("by", ["day", "1KB"])
-def test_a_file_that_is_full_or_of_yesterday_is_put_aside(
-    make: Any, file: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    monkeypatch.setattr(module, "SYNC_SECONDS", 0.01)
-    ledger, model = make(ledger_rotate=by)
+def test_a_file_that_is_full_or_of_yesterday_is_put_aside(make: Any, file: Path, by: str) -> None:
+    day = [date(2026, 12, 31)]
+    ledger, model = make(ledger_rotate=by, today=lambda: day[0])
     for number in range(4):
         ledger.ended(ended(model, number))
     if by == "day":
-        today = module._today()
-        monkeypatch.setattr(module, "_today", lambda: today.replace(year=today.year + 1))
+        day[0] += timedelta(1)
     run(ledger, lambda: len([*file.parent.iterdir()]) == 2)
     ledger.ended(ended(model, 4))
     ledger.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from route_client import RouteClient
-from text_tokenizers import KINDS, MARK
+from text_tokenizers import KINDS, MARK, SIZE, level_name
 
 from specbuild.runtime import Engine, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -17,10 +18,9 @@ from specbuild.serve import logprobs
 from specbuild.serve.errors import ApiError
 
 
-def test_too_much_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "ECHOED_LOGITS", 1000)
+def test_too_much_is_refused(engine: Engine) -> None:
     with pytest.raises(ApiError, match="shorten"):
-        logprobs.of_prompt(engine, engine.encode("def main("), 1)
+        logprobs.of_prompt(engine, [5] * (1 << 16), 1)
 
 
 def test_infinity_is_a_number(engine: Engine) -> None:
@@ -43,6 +43,19 @@ def characters(data: bytes) -> list[int]:
     sizes = [n for n in (4, 3, 2, 1) if len(data[:n].decode(errors="replace")) == 1]
     size = next(n for n in sizes if text == text[0] + data[n:].decode(errors="replace"))
     return [size, *characters(data[size:])]
+
+
+BYTES: list[Any] = [tokenizer("byte_level").token_id(level_name(bytes([byte]))) for byte in range(256)]
+
+
+@given(ids=st.lists(st.sampled_from(BYTES) | st.integers(2, SIZE - 1), min_size=1, max_size=12))
+@example(ids=[BYTES[byte] for byte in b"\xed\xa0a"])  # a surrogate begins, which is no character
+def test_a_token_of_bytes_begins_in_the_character_of_its_first(ids: list[int]) -> None:
+    made = tokenizer("byte_level")
+    parts = [made.token_bytes(token) for token in ids]
+    begins, ends = logprobs.Offsets(made, (), lambda *_: True), list(accumulate(characters(b"".join(parts))))
+    starts = accumulate(map(len, parts[:-1]), initial=0)
+    assert [begins.next(token) for token in ids] == [sum(end <= start for end in ends) for start in starts]
 
 
 def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, int]]]:

@@ -17,11 +17,14 @@ from ray.exceptions import RayActorError
 from serving import Log, running
 
 from specbuild.runtime import LoadOptions
-from specbuild.serve import ray_canary, remote_bundle
+from specbuild.serve import remote_bundle
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.fields import CompletionRequest
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.ray_canary import JudgeReplica, ReplicaCanary
+
+MODELS = ended.models("m")
+(BASELINE,) = MODELS.all
 
 
 class Handle:
@@ -61,7 +64,7 @@ def replicas_of(bundle: Path, log: Any) -> Callable[..., Any]:
         options = canary_options(**more)
         judge = await judge_of(bundle, options)
         handle: Any = Handle(judge)
-        return judge, [ReplicaCanary(ended.models("m"), options, log, handle) for _ in range(2)]
+        return judge, [ReplicaCanary(MODELS, options, log, handle) for _ in range(2)]
 
     return make
 
@@ -71,7 +74,7 @@ def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(replicas_of: C
         judge, replicas = await replicas_of()
         for session in map(str, range(12)):
             turns = [replica for _ in range(3) for replica in replicas]
-            found = [await each.arm(each._arms.baseline, body(session=session), None) for each in turns]
+            found = [await each.arm(BASELINE, body(session=session), None) for each in turns]
             assert len({way for _, way, _ in found}) == 1
             assert [draw.fresh for _, _, draw in found if draw] == [True] + [False] * 5
             assert len({draw.number for _, _, draw in found if draw}) == 6
@@ -90,14 +93,13 @@ def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], b
         async with running(*(each.run() for each in replicas)):
             for number in range(2000):
                 replica = replicas[number % 2]
-                model, way, draw = await replica.arm(replica._arms.baseline, body(), None)
+                model, way, draw = await replica.arm(BASELINE, body(), None)
                 slow = 2.0 if way else 1.0
                 replica.ended(ended.generation(model, ended.result(0.1 * slow, 0.01 * slow), draw=draw))
                 await asyncio.sleep(0)
                 if (await judge.ask(None))[1]["phase"] == "rolled back":
                     break
-            baseline = replicas[0]._arms.baseline
-            assert await replicas[0].arm(baseline, body(), None) == (baseline, None, None)
+            assert await replicas[0].arm(BASELINE, body(), None) == (BASELINE, None, None)
             assert 'specbuild:canary_verdict{model_name="m",verdict="rollback"} 1.0' in await judge.metrics()
         await judge.__del__()
         again = await judge_of(bundle, canary_options(state=state))
@@ -107,15 +109,12 @@ def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], b
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_without_a_judge_requests_run_as_they_ask(bundle: Path, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_judge_requests_run_as_they_ask(silent: bool) -> None:
     async def work() -> None:
-        options, log, handle = canary_options(), Log(), Handle(None)
-        if silent:
-            monkeypatch.setattr(ray_canary, "SECONDS", 0.05)
-            monkeypatch.setattr(Handle, "__getattr__", lambda *_: SimpleNamespace(remote=lambda *_: asyncio.sleep(9)))
-        replica = ReplicaCanary(ended.models("m"), options, log, handle)  # type: ignore[arg-type]
-        served = replica._arms.baseline
-        assert await replica.arm(served, body(), None) == (served, None, None)
+        log, sleeping = Log(), SimpleNamespace(draw=SimpleNamespace(remote=lambda *_: asyncio.sleep(9)))
+        handle: Any = sleeping if silent else Handle(None)
+        replica = ReplicaCanary(MODELS, canary_options(), log, handle, seconds=0.05)  # type: ignore[arg-type]
+        assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
         assert log.lines[-1]["message"] == "the canary's judge does not answer"
 
     asyncio.run(work())

@@ -15,9 +15,10 @@ from specbuild.serve.turns.json_text import CallText, ObjectText
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(json_objects, st.sampled_from([None, 1]), st.booleans())
-def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
-    text, reader = json.dumps(value, indent=indent, ensure_ascii=ascii_only), ObjectText()
+@given(json_objects, st.sampled_from([None, 1]), st.sampled_from([":", "\n: "]), st.booleans())
+def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None, colon: str, ascii_only: bool) -> None:
+    text = json.dumps(value, indent=indent, separators=(",", colon), ensure_ascii=ascii_only)
+    reader = ObjectText()
     assert (reader.feed(text + "}x"), reader.state) == (len(text), "whole")
 
 

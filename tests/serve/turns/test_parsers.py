@@ -47,6 +47,7 @@ def test_any_cut_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
 def test_calls_and_content(name: str, text: str, content: str, called: list[list[str]]) -> None:
     turn = whole(PARSERS[name](), text)
     assert (turn.content, [*map(list, calls(turn))]) == (content, called)
+    assert parts(PARSERS[name](), text, [1]) == turn
 
 
 @pytest.mark.slow
