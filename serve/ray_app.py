@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from specbuild.runtime.errors import ExecutionError, OptionError, message_of
 from . import limits, listener, remote_bundle
 from .app import make_app
 from .logs import RequestLog
-from .models import names_of
+from .models import ServedModel, names_of
 from .options import ServeOptions
 from .prefixes import chain
 from .ray_canary import Given, JudgeReplica, ReplicaCanary
@@ -43,24 +43,10 @@ _REPORT, _HEALTH = 1.0, 2.0  # seconds between reports of what a cache holds, an
 
 
 class Replica:
-    """One server's engines with its whole application; called by the front."""
+    """Models with an application of their own, which the front calls."""
 
-    async def __init__(self, given: Given, judge: Any = None) -> None:  # type: ignore[misc]
-        """Load the bundles. `judge`: Ray's handle of the canary's judge, if there is a canary."""
-        sources, options, load = given
-        self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
-        log = RequestLog(sys.stderr, options.log_requests)
-        if ledger := options.cost.ledger:  # each replica has a ledger of its own; `specbuild cost` adds them up
-            ledger = ledger.with_name(f"{ledger.stem}.{self._name}{ledger.suffix}")
-            options = replace(options, cost=replace(options.cost, ledger=ledger))
-
-        def loaded() -> Any:
-            named = [(names, remote_bundle.local(source)) for names, source in sources]
-            return make_service(named, options, load, log, self._closing, partial(ReplicaCanary, judge=judge))
-
-        self._service = await asyncio.to_thread(loaded)
-        self._app: ASGIApp = make_app(self._service, log)
-        self._watching = [asyncio.ensure_future(each.run()) for each in self._service.watchers]
+    def __init__(self, name: str, app: ASGIApp, models: Sequence[ServedModel]) -> None:
+        self._name, self._app, self._models = name, app, models
 
     async def call(self, scope: Scope, body: bytes, hint: Hint) -> AsyncGenerator[list[Message], None]:
         """Yield ASGI messages that answer a request, as many at once as there are. Closing it cancels the work.
@@ -107,17 +93,38 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise ExecutionError if a worker has died or is stuck, so that Ray replaces the replica."""
-        for model in self._service.models.all:
+        for model in self._models:
             health = model.engine.engine.health()
             if health.state in ("failed", "stuck"):
                 raise ExecutionError(f"the worker of {model.name} is {health.state}: {health.error}")
 
     def record_routing_stats(self) -> dict[str, list[int]]:
         """Return the hashes of the cached texts' blocks, for the router."""
-        texts = [(model.name, *text) for model in self._service.models.all for text in model.engine.engine.cached_texts]
+        texts = [(model.name, *text) for model in self._models for text in model.engine.engine.cached_texts]
         return {
             CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
         }
+
+
+class LoadedReplica(Replica):
+    """One server's engines with its whole application."""
+
+    async def __init__(self, given: Given, judge: Any = None) -> None:  # type: ignore[misc]
+        """Load the bundles. `judge`: Ray's handle of the canary's judge, if there is a canary."""
+        sources, options, load = given
+        self._closing, name = ExitStack(), serve.get_replica_context().replica_id.unique_id
+        log = RequestLog(sys.stderr, options.log_requests)
+        if ledger := options.cost.ledger:  # each replica has a ledger of its own; `specbuild cost` adds them up
+            ledger = ledger.with_name(f"{ledger.stem}.{name}{ledger.suffix}")
+            options = replace(options, cost=replace(options.cost, ledger=ledger))
+
+        def loaded() -> Any:
+            named = [(names, remote_bundle.local(source)) for names, source in sources]
+            return make_service(named, options, load, log, self._closing, partial(ReplicaCanary, judge=judge))
+
+        service = await asyncio.to_thread(loaded)
+        super().__init__(name, make_app(service, log), service.models.all)
+        self._watching = [asyncio.ensure_future(each.run()) for each in service.watchers]
 
     async def __del__(self) -> None:
         """Stop the watchers and close the engines, after Ray has drained the replica."""
@@ -171,7 +178,7 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
     alone = {"max_ongoing_requests": limits.CONNECTIONS, "ray_actor_options": {"num_cpus": 0}, "logging_config": quiet}
     judge = serve.deployment(JudgeReplica, name="Judge", **alone).bind(given) if options.canary else None
     replicas = serve.deployment(
-        Replica,
+        LoadedReplica,
         name="Replica",
         graceful_shutdown_timeout_s=options.shutdown_timeout,
         health_check_period_s=_HEALTH,

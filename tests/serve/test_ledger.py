@@ -164,8 +164,8 @@ def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: 
     assert [(line["level"], "r1" in str(line.get("row"))) for line in log.lines] == [("error", True), ("error", False)]
 
 
-def serving(bundle: Path, ledger: Path) -> Server:
-    return Server(str(bundle), "--port", "0", "--ledger", str(ledger), "--price-per-hour", "3.6")
+def serving(bundle: Path, ledger: Path, *flags: str) -> Server:
+    return Server(str(bundle), "--port", "0", "--ledger", str(ledger), "--price-per-hour", "3.6", *flags)
 
 
 @pytest.mark.slow
@@ -173,14 +173,16 @@ def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
     """Several at once, whole and streamed, with samples and without speculation; and metrics say the same."""
     ways = [{}, {"stream": True}, {"n": 2, "temperature": 1.0}, {"speculation": "off"}, {"speculation": "chain:2"}]
     bodies = [GREEDY | way | {"user": f"u{n}"} for n, way in enumerate(ways * 3)]
-    with serving(bundle, file) as server, server.client() as client:
+    with serving(bundle, file, "--canary", "speculation=chain:3") as server, server.client() as client:
         with ThreadPoolExecutor(4) as pool:
             assert {*pool.map(lambda body: client.post(COMPLETIONS, json=body).status_code, bodies)} == {200}
         told = dict(line.rpartition(" ")[::2] for line in client.get("/metrics").text.splitlines() if line[0] != "#")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
     found = read([file])
-    assert {row.user for row in found.requests} == {body["user"] for body in bodies}
+    arms = {row.user: row.arm for row in found.requests}
+    assert {body["user"]: "speculation" in body for body in bodies} == {user: arms[user] is None for user in arms}
+    assert {*arms.values()} <= {None, "baseline", "candidate"}
     spent = sum(row.busy_seconds for row in found.requests)
     machine = sum(row.busy_seconds["pycode"] for row in found.machines)
     assert spent == pytest.approx(machine, rel=0.01)

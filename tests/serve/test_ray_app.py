@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from ray.serve import Application
 from serving import Server
 
 from specbuild.runtime import Engine, SamplingParams
@@ -29,11 +30,8 @@ START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers"
 NOTHING = Hint([], 0, 0)
 
 
-def replica(app: Any, *models: Any) -> Any:
-    made: Any = object.__new__(Replica)
-    made._app, made._name = app, "r1"
-    made._service = SimpleNamespace(models=SimpleNamespace(all=models))
-    return made
+def replica(app: Any, *models: Any) -> Replica:
+    return Replica("r1", app, models)
 
 
 def called(app: Any, body: bytes = b"") -> Any:
@@ -132,8 +130,8 @@ def test_what_is_wrong_with_arguments_is_said(args: dict[str, Any], error: type[
 
 
 def test_an_application_is_made_of_plain_values(bundle: Path) -> None:
-    made = ray_app.app({"bundles": [f"m={bundle}"], "serve": {"api_keys": ["k"]}, "ray": {"autoscale": [0, 2]}})
-    assert made._bound_deployment.name == "Front"
+    asked = {"bundles": [f"m={bundle}"], "serve": {"api_keys": ["k"]}, "ray": {"autoscale": [0, 2]}}
+    assert isinstance(ray_app.app(asked), Application)
 
 
 @pytest.mark.soak

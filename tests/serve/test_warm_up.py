@@ -42,7 +42,8 @@ def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.Monk
         raise ExecutionError("planted")
 
     with Engine.load(bundle) as engine:
-        monkeypatch.setattr(engine.scheduler._loop, "round", broken)
+        with engine.scheduler.exclusive() as loop:
+            monkeypatch.setattr(loop, "round", broken)
         with pytest.raises(ExecutionError, match="planted"):
             warm_up(engine)
 

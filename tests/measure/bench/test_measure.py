@@ -67,7 +67,8 @@ def test_tokens_of_a_round_share_its_time() -> None:
 
 def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine.load(bundle, prefix_caching=False) as engine:
-        monkeypatch.setattr(engine.scheduler._loop, "propose", lambda _sequences: 1 / 0)
+        with engine.scheduler.exclusive() as loop:
+            monkeypatch.setattr(loop, "propose", lambda _sequences: 1 / 0)
         with pytest.raises(ExecutionError, match="ZeroDivisionError"):
             measure(engine, ["off"], [Case([1, 2], SamplingParams(), None)], 1, lambda: None)
 
