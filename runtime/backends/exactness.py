@@ -22,7 +22,3 @@ class ExactnessClass:
     rows: int
     sequence_rows: int
     digest: str = field(default="", compare=False)
-
-    def filled(self, nodes: int) -> int:
-        """Return how many rows a step of `nodes` nodes has, those that fill it up included."""
-        return nodes + -nodes % self.rows

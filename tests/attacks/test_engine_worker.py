@@ -179,13 +179,35 @@ def test_waits_beyond_what_threads_can_wait(hash_engine: Any) -> None:
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_bug_ends_every_request_and_the_engine(hash_engine: Any, error: BaseException) -> None:
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
-    sequences, _ = engine.requests([[i] for i in range(5)], SHORT, "raise")
+    (*sequences, late), _ = engine.requests([[i] for i in range(6)], SHORT, "raise")
     handles = [engine.scheduler.submit(sequence) for sequence in sequences]  # two run, one waits, two stand in line
     engine.loop.release = raiser(error)
     engine.gate.open()
     assert {handle.result(10).finish_reason for handle in handles} <= {"error", "length"}
     assert engine.health().state == "failed"
+    assert engine.scheduler.submit(late).result(10).finish_reason == "error"
     with pytest.raises(EngineClosedError, match="ended by a bug"):
         engine.generate("ab")
     in_time(engine.close)
     assert in_time(engine.drain) is False
+
+
+def test_a_request_that_finds_no_slot_for_a_bug_ends_alone(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    running, bad, good = (engine.submit(each, SHORT) for each in ("ab", "cd", "ef"))
+    engine.gate.halted()
+    pick = engine.loop.pick
+    engine.loop.pick = lambda sequence, free: 1 / 0 if sequence is bad.sequence else pick(sequence, free)
+    engine.gate.open()
+    assert [each.result(10).finish_reason for each in (running, bad, good)] == ["length", "error", "length"]
+    at_rest(engine)
+
+
+def test_a_clock_that_fails_ends_requests_all_the_same(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    running, clock = engine.submit("ab", SHORT), engine.scheduler.clock
+    engine.gate.halted()
+    engine.scheduler.clock = raiser(OSError("no time"))
+    engine.gate.open()
+    assert running.result(10).finish_reason in ("error", "length")
+    engine.scheduler.clock = clock

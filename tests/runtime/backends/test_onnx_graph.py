@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -32,9 +33,9 @@ def model(tensor: TensorProto, *nodes: onnx.NodeProto) -> bytes:
     return bytes(made.SerializeToString())
 
 
-def session_of(folder: Path, data: bytes) -> onnxruntime.InferenceSession:
+def session_of(folder: Path, data: bytes, provider: Any = "CPUExecutionProvider") -> onnxruntime.InferenceSession:
     (folder / "m.onnx").write_bytes(data)
-    return open_session(folder / "m.onnx", onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+    return open_session(folder / "m.onnx", onnxruntime.SessionOptions(), [provider])
 
 
 @pytest.mark.parametrize("offset", [None, 0, 3, 64])
@@ -42,15 +43,27 @@ def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path: Path, offset: i
     (tmp_path / "w.bin").write_bytes(bytes(offset or 0) + WEIGHTS.tobytes())
     data = model(numpy_helper.from_array(WEIGHTS, "w") if offset is None else outside(offset=offset))
     assert (external_tensors(data) == []) == (offset is None)
-    (found,) = session_of(tmp_path, data).run(None, {"x": np.ones((2, 3), np.float32)})
-    assert (found == WEIGHTS + 1).all()
+    for provider in ("CPUExecutionProvider", ("CPUExecutionProvider", {})):  # the other's weights are copied
+        (found,) = session_of(tmp_path, data, provider).run(None, {"x": np.ones((2, 3), np.float32)})
+        assert (found == WEIGHTS + 1).all()
 
 
 @pytest.mark.parametrize(
-    "change", [{"offset": 1}, {"offset": -1}, {"length": 20}, {"length": -24}, {"offset": 2**70}, {"location": "gone"}]
+    "change",
+    [
+        {"offset": 1},
+        {"offset": -1},
+        {"length": 20},
+        {"length": -24},
+        {"offset": 2**70},
+        {"location": "gone"},
+        {"location": "sub/w.bin"},
+    ],
 )
 def test_what_is_not_in_the_file_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
-    (tmp_path / "w.bin").write_bytes(WEIGHTS.tobytes())
+    (tmp_path / "sub").mkdir()
+    for name in ("w.bin", "sub/w.bin"):
+        (tmp_path / name).write_bytes(WEIGHTS.tobytes())
     with pytest.raises(BundleError):
         session_of(tmp_path, model(outside(**change)))  # type: ignore[arg-type]
 

@@ -51,6 +51,7 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
         '{"prompt": "x", "top_k": -1}',
         '{"prompt": "x", "constraint": {"regex": "a+"}}',
         '{"turns": ["x"], "category": 1}',
+        *('{"prompt": 5}', '{"turns": []}', '{"messages": [], "chat_template_kwargs": 5}'),
     ],
 )
 def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:

@@ -36,7 +36,7 @@ def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
     assert (sequence.tokens, sequence.output, sequence.detokenizer.text) == ([3, 4, 5, 6, 5], [5, 6, 5], "fgf")
     assert sequence.text.history.tolist() == sequence.tokens
     assert np.shares_memory(before, sequence.text.history), "the history is no copy"
-    assert sequence.text.string == string_of(sequence.tokens) == "\3\4\5\6\5"
+    assert sequence.text.string == sequence.text.string == string_of(sequence.tokens) == "\3\4\5\6\5"
     scores = sequence.sampler.processed(np.ones(8, dtype=np.float32), ()).tolist()
     assert scores == [1.0, 1.0, 1.0, 0.5, 0.5, -0.5, -0.5, 1.0], (
         "the prompt's are repeated, what was emitted is present"

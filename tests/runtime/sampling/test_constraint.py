@@ -98,9 +98,9 @@ class Saying:
 
 
 @pytest.mark.parametrize(
-    "mask", [np.ones(VOCAB, bool), np.zeros(3, int), np.zeros(2, np.uint32), np.zeros((1, 3), np.uint32)]
+    "mask", [np.ones(VOCAB, bool), np.zeros(3, int), np.zeros(2, np.uint32), np.zeros((1, 3), np.uint32), [1, 2, 3]]
 )
-def test_what_is_no_bitmask_is_refused(mask: np.ndarray) -> None:
+def test_what_is_no_bitmask_is_refused(mask: object) -> None:
     """On the host and for a device alike, whatever shape would fit by chance."""
     saying: Any = Saying(mask)
     made = Sampler(SamplingParams(constraint=saying), 0, [], VOCAB)

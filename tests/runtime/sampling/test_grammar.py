@@ -82,6 +82,8 @@ def test_choices_are_texts_not_patterns(choice: list[str]) -> None:
 def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
     matcher = Free(*ids(","), (END,), grammar(regex="ab")).matcher(VOCAB)
     assert legal(matcher) == set(range(VOCAB)) - {END}
+    stuck = Free(*ids(","), (END,), grammar(choice=["1\n"])).matcher(VOCAB)
+    assert (legal(stuck, ids("0 , 1")), bool(stuck.why(ids("0 , 1"))), stuck.why(ids("0"))) == (set(), True, "")
     assert legal(matcher, ids("0 , ab")) == {END}
     assert [matcher.follow(ids(path), (), 4) for path in ("0", "0 ,")] == [[], ids("ab")]
     assert matcher.follow((), ids("0 0 , 1"), 9) == ids("0 0 , ab")
@@ -248,10 +250,12 @@ def test_a_grammar_whose_limits_are_reached_is_compiled_again() -> None:
     kept, compiler = grammars(1, 1 << 20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(FUEL, "max_lexer_states", 40)
-        spent = made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB)
-    rng = random.Random(1)
+        spent, at_once = (made(of, "(a|b)*a(a|b){20}").matcher(VOCAB) for of in (kept, grammars(1, 1 << 20)[0]))
+    rng, path = random.Random(1), list[int]()
     while allowed := legal(spent):
-        spent.emit(rng.choice(sorted(allowed - {END})))
+        path.append(rng.choice(sorted(allowed - {END})))
+        spent.emit(path[-1])
+    assert legal(at_once, [*path, *path]) == set()
     assert "too many states" in spent.why(())
     assert legal(made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB))
     assert len(compiler.asked) == 2

@@ -31,6 +31,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a("}, "unclosed group"),
     *[({"json": wrong}, "") for wrong in ({"$ref": "#"}, {"enum": []})],  # these allow no text
     *[(wrong, "") for wrong in ({"regex": "[^\\s\\S]"}, {"grammar": "start: start"})],
+    ({"choice": ["\n"]}, "this model's tokens cannot write it"),
     ({"structural_tag": {"structures": [ENDLESS], "triggers": ["a"]}}, "no text of it ever ends"),
 ]
 

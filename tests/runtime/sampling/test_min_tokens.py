@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from constraints import OneOf
-from small_grammars import END, grammar, ids
+from small_grammars import END, TOKENS, grammar, ids
 
 from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.constraint import Foreseeing, unpack
 from specbuild.runtime.sampling.min_tokens import MinTokens
+from specbuild.runtime.sampling.sampler import Sampler
 
 VOCAB = 70
 
@@ -27,6 +30,20 @@ def test_ends_are_illegal_until_there_are_enough() -> None:
                 illegal if emitted + path < 3 else []
             )
         matcher.emit(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "told"),
+    [
+        ({"regex": "ab"}, "ab", "it ends 2 tokens before min_tokens"),
+        ({"choice": ["1\n"]}, "1", "this model's tokens cannot write it"),
+    ],
+)
+def test_a_text_that_can_go_on_nowhere_says_why(fields: dict[str, Any], path: str, told: str) -> None:
+    params = SamplingParams(constraint=MinTokens(3, [END], grammar(**fields)))
+    sampler = Sampler(params, 0, [], len(TOKENS))
+    with pytest.raises(OptionError, match=f"cannot go on as it has to: {told}"):
+        sampler.choose(np.zeros(len(TOKENS), np.float32), 1, ids(path))
 
 
 @pytest.fixture(scope="module")
