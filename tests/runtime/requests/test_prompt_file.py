@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
     with pytest.raises(PromptError) as caught:
         read(path, DEFAULTS)
     assert str(caught.value).startswith(f"{path}:3: ")
+
+
+def test_a_standard_input_that_is_closed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(PromptError, match="standard input is closed"):
+        read("-", DEFAULTS)
 
 
 FIELDS: dict[str, Any] = {"max_tokens": 3, "top_k": 3, "n": 2, "logprobs": 0, "logit_bias": {"5": 1.5}, "stop": ["x"]}

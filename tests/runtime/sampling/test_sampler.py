@@ -154,6 +154,7 @@ def test_frequency_and_presence_penalties_are_openais() -> None:
         ({"min_p": 0.5}, 2, 1.1 - math.log(2)),
         ({"top_k": 2, "min_p": 0.5}, 3, 3 - math.log(2)),
         ({"top_p": 0.95}, 3, 0.02156),  # of probability mass
+        ({"top_p": 0.95}, 2, 0.37875),  # which is what is left above the choice, where both are within
     ],
 )
 def test_margin_is_the_distance_to_the_cut_off_where_one_is_left_out(
