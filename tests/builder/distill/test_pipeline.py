@@ -41,7 +41,7 @@ def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
     assert json.loads((config.output / "training.json").read_text()) == report
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
     first = asked(steps=2)
     distill(first)

@@ -53,7 +53,7 @@ def weights(student: ChainStudent) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in student.net.parameters()]
 
 
-@pytest.mark.nightly(only=("fields1",))
+@pytest.mark.slow(only=("fields1",))
 @pytest.mark.parametrize("fields", [{"grad_accum": 2}, {"on_policy": 0.5, "steps": 5}])
 def test_interrupted_it_goes_on_as_if_it_had_not_been(
     make_model: Callable[..., Any], trainer: Callable[..., Trainer], fields: dict[str, Any]
