@@ -157,6 +157,7 @@ def test_the_compilers_reports() -> None:
 
 
 def test_a_shape_is_one_of_the_kernels() -> None:
+    assert str(Shape(64, "F16", "F16")) == "F16_F16_d64"
     with pytest.raises(OptionError, match=r"^head size 72: TreeAttention has 64, 80, 96, 128 and 256$"):
         Shape(72, "BF16", "BF16")
     for dtype, cache in (("F32", "F32"), ("BF16", "F16")):

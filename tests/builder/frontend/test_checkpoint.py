@@ -56,15 +56,24 @@ def test_shards_are_found_and_load_as_one(make_checkpoint: Make, tmp_path: Path)
         ({}, 5, [5]),
         (None, [5, 6], [5, 6]),
         (None, None, [0]),
+        ({"eos_token_id": [3, 4096]}, 5, None),
+        ({"eos_token_id": "3"}, 5, None),
     ],
 )
-def test_eos(folder: Path, generation: dict[str, Any] | None, config: Any, expected: list[int]) -> None:
-    """Of the tokenizer where nothing else says it."""
+def test_eos(folder: Path, generation: dict[str, Any] | None, config: Any, expected: list[int] | None) -> None:
+    """Of the tokenizer where nothing else says it, and none where that has none."""
     (folder / "generation_config.json").unlink()
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     edit(folder / "config.json", eos_token_id=config)
+    if expected is None:
+        with pytest.raises(CheckpointError, match="eos_token_id that is no token"):
+            find(str(folder))
+        return
     assert find(str(folder)).eos_token_ids() == expected
+    if expected == [0]:
+        edit(folder / "tokenizer_config.json", eos_token=None)
+        assert find(str(folder)).eos_token_ids() == []
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: 
         ({"model_type": "qwen3"}, {}, "is a 'qwen3' head"),
         ({}, {"fc__weight": torch.zeros(HIDDEN, 3 * HIDDEN)}, r"fc.weight of shape \[32, 96\]"),
         ({}, {"d2t": None}, "lacks d2t"),
+        ({}, {"d2t": torch.zeros(DRAFTED)}, "not of int64"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "which is no part of a head of one layer"),
         ({}, {"norm__weight": torch.full((HIDDEN,), torch.nan)}, "NaN or infinite values in norm.weight"),
         ({}, {"d2t": torch.full((DRAFTED,), VOCAB)}, "d2t that names no"),

@@ -33,6 +33,8 @@ def test_a_file_that_changed_is_no_longer_the_same(tmp_path: Path) -> None:
     path.write_bytes(b"abcd")
     with pytest.raises(CheckpointError, match="was changed"):
         check_stamps([path], stamps)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        sha256_files([tmp_path], stamps_of([tmp_path]))
 
 
 @pytest.mark.parametrize(

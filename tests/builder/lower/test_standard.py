@@ -99,7 +99,7 @@ def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) ->
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx"))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_numbers_too_large_are_refused(make_model: Make, tmp_path: Path) -> None:
     """When they are written."""
     model = make_model()
@@ -111,7 +111,7 @@ def test_numbers_too_large_are_refused(make_model: Make, tmp_path: Path) -> None
     save(lower(portable, "bf16", CAPACITY), tmp_path / "b.onnx")
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "window", "fields"),
     [
