@@ -1,4 +1,4 @@
-"""The layout: imports run one way, every module has its test file, functions are short, no backend is told by name."""
+"""The layout: imports run one way, conditional expressions are not nested, no backend is told by name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from specbuild.runtime.bundle.backend import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("face", "cli", "serve", "builder", "measure", "runtime")
-# A command's options are many.
-SHORT = ("face", "serve", "builder", "measure", "runtime", "benchmarks", "scripts", "examples")
-MAX_LINES, MAX_PARAMETERS = 60, 8
+LOOKED_AT = (*FOLDERS, "benchmarks", "scripts", "examples")
 PLANTED = {  # file: a line, and the contract that it breaks
     "runtime/bundle/bundle.py": ("from specbuild.runtime.engine.engine import Engine", "runtime: engine → decoding"),
     "measure/roofline.py": (
@@ -76,13 +74,6 @@ def test_scripts_do_not_import_in_circles(folder: str) -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
 
-def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Each of them once, `*args` and `**kwargs` too, but for self and cls."""
-    given = node.args
-    named = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    return [name for name in named if name not in ("self", "cls")] + [e.arg for e in (given.vararg, given.kwarg) if e]
-
-
 def compared(node: ast.AST) -> set[str]:
     """The texts that an expression is compared with, or a `match` looks for."""
     sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
@@ -91,27 +82,19 @@ def compared(node: ast.AST) -> set[str]:
     return {each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 
-def is_long(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function has more lines or parameters than one should have."""
-    return (node.end_lineno or 0) - node.lineno + 1 > MAX_LINES or len(parameters(node)) > MAX_PARAMETERS
-
-
 def is_nested(node: ast.IfExp) -> bool:
     """Whether a conditional expression has another inside."""
     return any(isinstance(inner, ast.IfExp) for part in ast.iter_child_nodes(node) for inner in ast.walk(part))
 
 
 def test_no_code_breaks_what_ruff_has_no_rule_for() -> None:
-    long, nested, named = list[str](), list[str](), list[str]()
-    for folder in {*FOLDERS, *SHORT}:
+    nested, named = list[str](), list[str]()
+    for folder in LOOKED_AT:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and folder in SHORT and is_long(node):
-                    long.append(f"{path}:{node.lineno}")
-                elif isinstance(node, ast.IfExp) and folder in SHORT and is_nested(node):
+                if isinstance(node, ast.IfExp) and is_nested(node):
                     nested.append(f"{path}:{node.lineno}")
                 elif isinstance(node, ast.Compare | ast.MatchValue) and compared(node) & BACKENDS.keys():
                     named.append(f"{path}:{node.lineno}")
-    assert not long, f"more than {MAX_LINES} lines or {MAX_PARAMETERS} parameters: {', '.join(long)}"
     assert not nested, f"write an if statement: {', '.join(nested)}"
     assert not named, f"a backend's name is compared in {', '.join(named)}"

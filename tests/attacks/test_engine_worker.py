@@ -183,8 +183,8 @@ def test_a_bug_ends_every_request_and_the_engine(hash_engine: Any, error: BaseEx
     handles = [engine.scheduler.submit(sequence) for sequence in sequences]  # two run, one waits, two stand in line
     engine.loop.release = raiser(error)
     engine.gate.open()
-    assert {handle.result(10).finish_reason for handle in handles} <= {"error", "length"}
-    assert engine.health().state == "failed"
+    assert {handle.result(10).finish_reason for handle in handles} == {"error", "length"}
+    assert (engine.health().state, engine.health().error is None) == ("failed", False)
     assert engine.scheduler.submit(late).result(10).finish_reason == "error"
     with pytest.raises(EngineClosedError, match="ended by a bug"):
         engine.generate("ab")

@@ -80,49 +80,6 @@ def test_a_subclass_s_own_ideas_do_not_reach_the_worker() -> None:
     assert (type(params.max_new_tokens), type(params.top_p)) == (int, float)
 
 
-class Falsy:
-    """A constraint and its matcher that are false, or of length 0: neither is none."""
-
-    def __init__(self, mask: Any) -> None:
-        self._mask = mask
-
-    def __bool__(self) -> bool:
-        return False
-
-    def matcher(self, vocab_size: int) -> Falsy:
-        return self
-
-    def mask(self, path: Any) -> Any:
-        return self._mask
-
-    def emit(self, token: int) -> None:
-        pass
-
-
-def constrained(mask: Any, **given: Any) -> Sampler:
-    return Sampler(SamplingParams(constraint=Falsy(mask), **given), 3, [1], VOCAB)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_constraint_that_is_false_is_a_constraint(temperature: float) -> None:
-    only = np.array([1 << 5, 0], dtype=np.uint32)
-    row = np.arange(VOCAB, dtype=np.float32)
-    assert constrained(only, temperature=temperature).choose(row, 0, ()) == 5
-
-
-class Panicking(BaseException):
-    """As pyo3's PanicException: no Exception."""
-
-
-def test_a_panic_while_a_matcher_is_made_is_the_request_s_error() -> None:
-    class Constraint:
-        def matcher(self, vocab_size: int) -> Any:
-            raise Panicking("a\npanic")
-
-    with pytest.raises(OptionError, match="cannot be used, Panicking: a panic"):
-        Sampler(SamplingParams(constraint=Constraint()), 0, [], VOCAB)
-
-
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize(
     "given",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import bundle_copy
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -31,16 +31,9 @@ def small(manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path_facto
     return write_bundle(tmp_path_factory.mktemp("manifests"), manifest).folder
 
 
-def body_of(folder: Path) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-    return body
-
-
 def sealed(body: dict[str, Any]) -> bytes:
     """The manifest with its digest."""
-    said = {name: value for name, value in body.items() if name != "digest"}
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-    return json.dumps(said | {"digest": digest}).encode()
+    return json.dumps(bundle_copy.sealed(body)).encode()
 
 
 def refused(folder: Path, data: bytes, what: str = "") -> str:
@@ -86,7 +79,7 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 @given(data=st.data())
 def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: Path, data: Any) -> None:
-    body = body_of(small)
+    body = bundle_copy.manifest(small)
     del body["digest"], body["schema_version"]
     *above, key = data.draw(st.sampled_from(list(places(body))))
     value: Any = data.draw(st.sampled_from([None, True, "x" * 5000, 5, 1.5, ["x"], {"x": "y"}]))
@@ -128,7 +121,7 @@ def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: 
     ],
 )
 def test_what_no_build_writes_is_refused(small: Path, path: str, value: Any, message: str) -> None:
-    body: Any = body_of(small)
+    body: Any = bundle_copy.manifest(small)
     *above, key = path.split("/")
     owner = body
     for each in above:
@@ -139,7 +132,7 @@ def test_what_no_build_writes_is_refused(small: Path, path: str, value: Any, mes
 
 def test_faults_are_said_in_the_promised_order(small: Path) -> None:
     """All at once; and each one, once those before it are mended."""
-    body, newer = body_of(small), SCHEMA_VERSION + 1
+    body, newer = bundle_copy.manifest(small), SCHEMA_VERSION + 1
     wrong = body | {"schema_version": newer, "tokenizer": "../x", "buckets": [], "more": 1}
     refused(small, json.dumps(wrong).encode(), f"has schema_version {newer}, this specbuild reads up to")
     wrong["schema_version"] = SCHEMA_VERSION
@@ -159,7 +152,7 @@ def test_faults_are_said_in_the_promised_order(small: Path) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/../../x", "target/../tokenizer.json", "/etc/passwd", "..\\x", "/"])
 def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small: Path, name: str) -> None:
-    body = body_of(small)
+    body = bundle_copy.manifest(small)
     target, draft = body["models"]["target"], body["models"]["draft"]
     for change in (
         {"files": body["files"] | {name: body["files"]["tokenizer.json"]}},
@@ -188,7 +181,7 @@ def test_a_symlink_that_leaves_the_bundle_is_refused(
 
 
 def test_whatever_is_used_has_a_hash(small: Path) -> None:
-    body = body_of(small)
+    body = bundle_copy.manifest(small)
     used = {"tokenizer.json", "chat.jinja", "draft_tokens.json", "kernels/sm_90.cubin"}
     used |= {f"{model}/batch{size}.onnx" for model in ("target", "draft") for size in (1, 2)}
     assert set(body["files"]) == used
@@ -199,7 +192,7 @@ def test_whatever_is_used_has_a_hash(small: Path) -> None:
 
 def test_every_field_is_needed_unless_there_is_none_of_it(small: Path) -> None:
     """Kernels and engines alone may be missing; and are, where there are none."""
-    body = body_of(small)
+    body = bundle_copy.manifest(small)
     assert {field.name for field in dataclasses.fields(Manifest)} - body.keys() == {"engines"}
     for name in body.keys() - {"kernels", "digest"}:
         assert name in refused(small, sealed({n: value for n, value in body.items() if n != name}))
@@ -216,7 +209,7 @@ def test_what_is_unusual_is_written_of_those_alone_that_have_it(small: Path, man
     written = json.loads(manifest_of(engines={"a.plan": usual, "b.plan": unusual}).to_json())["engines"]
     assert written["b.plan"].keys() - written["a.plan"].keys() == {"kv_cache_dtype", "block_size"}
     assert [EngineRecord(**each) for each in written.values()] == [usual, unusual]
-    models = body_of(small)["models"]
+    models = bundle_copy.manifest(small)["models"]
     assert {"kind", "mask_token", "tokens"} <= models["draft"].keys() - models["target"].keys()
 
 

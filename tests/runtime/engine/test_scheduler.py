@@ -200,24 +200,6 @@ def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: 
     at_rest(engine)
 
 
-def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
-    handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
-
-    def release(slot: int) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(engine.loop, "release", release)
-    engine.gate.open()
-    for handle in handles:
-        assert handle.result(timeout=60).finish_reason in ("error", "length")
-    assert "a bug" in str(handles[1].result().error)
-    with pytest.raises(EngineClosedError):
-        engine.generate("ab")
-    assert engine.drain(60) is False
-    assert (engine.health().state, engine.health().error) == ("failed", "RuntimeError('a bug')")
-
-
 def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2, gated=True)
     running = engine.submit("ab", SHORT)

@@ -80,10 +80,13 @@ def test_each_node_of_a_tree_has_its_own() -> None:
 
 
 class Saying:
-    """A constraint whose matcher says the same of everything, or raises it."""
+    """A constraint whose matcher says the same of everything, or raises it; both are false, which is not none."""
 
     def __init__(self, said: object) -> None:
         self.said = said
+
+    def __bool__(self) -> bool:
+        return False
 
     def matcher(self, vocab_size: int) -> Saying:
         return self
@@ -134,12 +137,16 @@ def test_an_interrupt_is_nobody_s_constraint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"), [(ValueError("no such rule"), "cannot be used, ValueError"), (3, "must have mask")]
+    ("made", "told"),
+    [
+        *((ValueError("no such rule"), "cannot be used, ValueError"), (3, "must have mask")),
+        (Panic("out\nof luck"), "cannot be used, Panic: out of luck"),
+    ],
 )
 def test_a_constraint_that_makes_no_matcher_is_refused(made: Any, told: str) -> None:
     class Bad:
         def matcher(self, vocab_size: int) -> object:
-            if isinstance(made, Exception):
+            if isinstance(made, BaseException):
                 raise made
             return made
 
