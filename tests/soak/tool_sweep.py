@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+from route_client import joined
 from serving import Server
 
 from benchmarks.common import machine, parser, save
@@ -98,21 +99,10 @@ def answered(client: httpx.Client, fields: Told, streamed: bool, speculation: st
     asked = {**fields, "speculation": speculation, "stream": streamed}
     reply = client.post("/v1/chat/completions", json=asked)
     reply.raise_for_status()
-    if not streamed:
-        (choice,) = reply.json()["choices"]
-        functions = [call["function"] for call in choice["message"].get("tool_calls", ())]
-        calls = [(function["name"], function["arguments"]) for function in functions]
-        return {"content": choice["message"]["content"] or "", "calls": calls, "ended": choice["finish_reason"]}
-    content, made, ended = "", list[list[str]](), None
-    for line in reply.text.splitlines():
-        if line.startswith("data: {"):
-            (choice,) = json.loads(line[6:])["choices"]
-            content, ended = content + (choice["delta"].get("content") or ""), choice["finish_reason"] or ended
-            for call in choice["delta"].get("tool_calls", ()):
-                if call["index"] == len(made):
-                    made.append([call["function"]["name"], ""])
-                made[call["index"]][1] += call["function"]["arguments"]
-    return {"content": content, "calls": [(name, arguments) for name, arguments in made], "ended": ended}
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")] if streamed else [reply.text]
+    found = joined([choice for line in lines for choice in json.loads(line)["choices"]])
+    calls = [(call["name"], call["arguments"]) for call in found["calls"]]
+    return {"content": found["text"], "calls": calls, "ended": found["finish_reason"]}
 
 
 def held(client: httpx.Client, number: int) -> Told:
