@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.measure.exactness import compare, plain
-from specbuild.runtime import Engine, SamplingParams, TreeSpec
+from specbuild.runtime import Engine, SamplingParams
 
 NEW_TOKENS = 40
 TREES = ("chain:4", "topk:2,3", "topk:4,4", "best:16")
@@ -101,26 +101,6 @@ def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]
         engine.generate(tokens[:6], SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed)) for seed in (1, 2)
     )
     assert [r.token_ids for r in one] != [r.token_ids for r in other]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("tree", TREES)
-def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
-    bundle: Path, tokens: list[list[int]], tree: str
-) -> None:
-    spec = TreeSpec.parse(tree)
-    with Engine.load(bundle, drafter="model") as engine:
-        results = engine.generate(tokens[14:], SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree))
-    histogram = [0] * (spec.depth + 1)
-    for result in results:
-        stats = result.metrics.speculative_decoding
-        assert stats.num_draft_tokens == spec.nodes * stats.num_spec_steps
-        assert sum(stats.acceptance_histogram) == stats.num_spec_steps
-        assert sum(k * n for k, n in enumerate(stats.acceptance_histogram)) == stats.num_accepted_draft_tokens
-        assert len(stats.acceptance_histogram) <= spec.depth + 1
-        for accepted, count in enumerate(stats.acceptance_histogram):
-            histogram[accepted] += count
-    assert all(histogram), f"every length from 0 to {spec.depth} is accepted at times: {histogram}"
 
 
 def test_golden_tokens(bundle: Path) -> None:

@@ -176,30 +176,20 @@ def test_a_full_disk(specbuild: Specbuild, tiny: Path, place: Path, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-def test_the_summary(specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place: Path) -> None:
+def test_the_summary(
+    specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     shutil.copytree(tiny_bundle, place / "b")
     sizes = "--max-seq-len", 64, "--max-batch-size", 1
     outcome = specbuild("build", "--target", tiny, "-o", place / "b", *sizes, "--force")
     assert (outcome.status, outcome.err) == (0, "")
     assert str(place / "b") in outcome.out
     assert "tokens equal" in outcome.out
-    assert "plain decoding, measured; there is no draft, lookup alone is tuned" in outcome.out
-    assert [path.name for path in place.iterdir()] == ["b"]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("quick_export")
-def test_a_build_is_tuned(specbuild: Specbuild, tiny: Path, place: Path) -> None:
-    """Of a pair whose draft is its target: what is shown of it."""
-    pair = "--target", tiny, "--draft", tiny, "--max-seq-len", 64, "--max-batch-size", 2, "--buckets", "1,2,32"
-    outcome = specbuild("build", *pair, "-o", place / "b")
-    assert (outcome.status, outcome.err) == (0, "")
-    report = json.loads((place / "b" / "report.json").read_text(encoding="utf-8"))["tuning"]
-    assert [tree["tree"] for tree in report["trees"]] == [f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 31)]
-    assert 0.95 < report["trees"][0]["accepted"] <= 1 < report["trees"][-1]["accepted"]
-    shown = f"auto {report['auto']:.2f}× plain decoding, measured; {report['tree']} of the draft model"
-    assert shown in outcome.out
-    assert shown in specbuild("inspect", place / "b").out
+    tuned = json.loads((place / "b" / "report.json").read_text(encoding="utf-8"))["tuning"]
+    shown = f"auto {tuned['auto']:.2f}× plain decoding, measured; there is no draft, lookup alone is tuned"
+    for out in (outcome.out, specbuild("inspect", place / "b").out):
+        assert shown in out
     assert [path.name for path in place.iterdir()] == ["b"]
 
 

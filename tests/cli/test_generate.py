@@ -56,6 +56,8 @@ def test_an_object_per_prompt(generate: Generate) -> None:
     assert 0 <= metrics["queue_time"] < metrics["ttft"] <= metrics["e2el"]
     stats = metrics["speculative_decoding"]
     assert sum(stats["acceptance_histogram"]) == stats["num_spec_steps"] > 0
+    accepted = sum(length * count for length, count in enumerate(stats["acceptance_histogram"]))
+    assert accepted == stats["num_accepted_draft_tokens"]
     sampled, other = (generate("--temperature", 1, "-n", 12)[0] for _ in range(2))
     seed = sampled["metrics"]["seed"]
     assert seed != other["metrics"]["seed"]
