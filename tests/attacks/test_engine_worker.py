@@ -6,10 +6,12 @@ import gc
 import logging
 import queue
 import threading
+import time
 from typing import Any
 
 import pytest
 from engine_checks import LONG, SHORT, at_rest
+from serving import until
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import EngineClosedError
@@ -44,10 +46,9 @@ def raiser(error: BaseException) -> Any:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_who_listens_and_raises_harms_nobody(hash_engine: Any, error: BaseException) -> None:
-    engine = hash_engine(batch_size=2)
+    engine = hash_engine(batch_size=2, on_finish=raiser(error))
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
     handle = engine.scheduler.submit(sequence, raiser(error), each_round=True)
-    handle._tell = raiser(error)
     beside = engine.submit("cd", SHORT)
     assert (handle.result(10).finish_reason, beside.result(10).finish_reason) == ("length", "length")
     at_rest(engine)
@@ -71,9 +72,8 @@ def test_closing_from_who_listens(hash_engine: Any, call: str) -> None:
     once = [lambda: engine.close() if call == "close" else engine.drain(0)]
     handle = engine.scheduler.submit(sequence, lambda: once.pop()() if once and sequence.output else None, True)
     assert handle.result(10).finish_reason == "cancelled"
-    assert engine.scheduler._worker.join(10)
     in_time(engine.close)
-    assert engine.scheduler._freed
+    assert engine.loop.target.closed
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -88,12 +88,19 @@ def test_closing_from_an_exclusive_section(hash_engine: Any, used: bool) -> None
 
     in_time(inside)
     in_time(engine.close)
-    assert engine.scheduler._freed
+    assert engine.loop.target.closed
 
 
 def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
     """A finalizer runs wherever the collector does, also with the engine's lock held by the same thread."""
-    engine = hash_engine(batch_size=1, gated=True)
+    at_a_bad_time = list[Any]()
+
+    def clock() -> float:  # which is asked with the lock held
+        if at_a_bad_time:
+            at_a_bad_time.pop()()
+        return time.perf_counter()
+
+    engine = hash_engine(batch_size=1, gated=True, clock=clock)
     running, stream = engine.submit("ab", SHORT), engine.stream(["cd", "ef"], LONG)
     engine.gate.halted()
     asking = threading.Thread(target=next, args=(stream, None))
@@ -101,13 +108,18 @@ def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
     while engine.usage.waiting < 2:
         pass
     waiting = [*engine.scheduler.waiting]
-    with engine.scheduler._lock:
+
+    def collect() -> None:
         for handle in waiting:
             handle.cancel()
         assert not waiting[0].done, "what holds the lock is not disturbed"
         gc.collect()
+
+    at_a_bad_time.append(collect)
+    last = engine.submit("gh", SHORT)
     engine.gate.open()
-    assert [handle.result(10).finish_reason for handle in (running, *waiting)] == ["length", "cancelled", "cancelled"]
+    ends = [handle.result(10).finish_reason for handle in (running, *waiting, last)]
+    assert ends == ["length", "cancelled", "cancelled", "length"]
     asking.join(10)
     stream.close()
     at_rest(engine)
@@ -137,10 +149,9 @@ def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine: Any) -> None:
     assert in_time(engine.drain, 0.1) is False
     assert left.result(0).finish_reason == "cancelled"
     in_time(engine.close)
-    assert not engine.scheduler._freed, "a model is not freed under a round"
+    assert not engine.loop.target.closed, "a model is not freed under a round"
     engine.gate.open()
-    assert engine.scheduler._worker.join(10)
-    assert engine.scheduler._freed
+    until(lambda: engine.loop.target.closed, 10)
     assert late.result().token_ids == [], "a result never changes"
 
 

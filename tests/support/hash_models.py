@@ -68,7 +68,7 @@ class HashModel:
 class HashExecutor:
     """An executor whose cache rows are (position, token); a node's text is what it sees, in the order of positions."""
 
-    buckets = None
+    buckets, closed = None, False
 
     def __init__(self, model: HashModel, batch_size: int = 1, capacity: int = 256, max_nodes: int = 64) -> None:
         self.spec = ModelSpec("fake", 1, 1, 1, VOCAB, capacity, max_nodes)
@@ -128,7 +128,7 @@ class HashExecutor:
         return 0
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 class Letters(Spelling):
@@ -253,16 +253,16 @@ def request_of() -> Callable[..., requests.Sequence]:
 
 @pytest.fixture
 def hash_engine() -> Iterator[Callable[..., Engine]]:
-    """`hash_engine(batch_size, max_waiting)`: an engine over a hash model, with `model`, `clock` and a shut `gate`."""
+    """`hash_engine(batch_size, **LoadOptions)`: an engine over a hash model, with `model`, `loop` and a `gate`."""
     engines = list[Any]()
 
-    def make(batch_size: int = 1, max_waiting: int = 4, gated: bool = False, clock: Any = None) -> Engine:
+    def make(batch_size: int = 1, max_waiting: int = 4, gated: bool = False, clock: Any = None, **given: Any) -> Engine:
         model = FaultyModel(1)
         target, draft = (HashExecutor(m, batch_size, 256, 64) for m in (model, HashModel(1, error=0.3)))
         record = SimpleNamespace(vocab_size=VOCAB)
         manifest = SimpleNamespace(models={"target": record}, max_seq_len=192, buckets=[64], default_tree="topk:2,3")
         loop = HostLoop(target, Proposer(ModelDrafter(draft, 8), looks_up=False), 8, frozenset())
-        options, times = LoadOptions(max_waiting=max_waiting), [clock] if clock else []
+        options, times = LoadOptions(max_waiting=max_waiting, **given), [clock] if clock else []
         engine: Any = Engine(manifest, Letters(), loop, batch_size, options, *times)  # type: ignore[arg-type]
         engine.model, engine.loop, engine.gate = model, loop, Gate(target)
         if not gated:

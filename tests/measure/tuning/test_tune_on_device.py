@@ -29,7 +29,8 @@ from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.prompt_file import Request
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.controller import Controller
-from specbuild.runtime.speculation.timing_table import FILE
+from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.timing_table import FILE, TimingTable
 
 BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
@@ -96,3 +97,22 @@ def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[st
     accepted = [tree["accepted"] for tree in tuned["trees"]]
     assert accepted == sorted(accepted)
     assert 0.3 < accepted[0] < 1 < accepted[-1]
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], ahead: int) -> None:
+    """The tokens are plain decoding's, and every round is decided by the table."""
+    table = TimingTable.of(json.loads((folder / FILE).read_text()), BUCKETS[-1])
+    controller = Controller(CostModel(table, 2, padded=True), has_model=True)
+    params = [SamplingParams(40, temperature=each, seed=3, ignore_eos=True) for each in (0.0, 0.8)]
+    with load(folder, LoadOptions(batch_size=2), controller=controller, ahead=ahead) as engine:
+        plain, auto = (
+            engine.generate(
+                ["class Reader:\n", "for i in "], [replace(each, speculation=speculation) for each in params]
+            )
+            for speculation in ("off", "auto")
+        )
+    assert [each.token_ids for each in auto] == [each.token_ids for each in plain]
+    for stats in (each.metrics.speculative_decoding for each in auto):
+        assert sum(stats.decisions.values()) >= stats.num_spec_steps
+        assert stats.decisions.keys() <= {"model", "lookup", "plain"} or "probe" in stats.decisions

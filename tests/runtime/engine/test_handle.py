@@ -56,6 +56,12 @@ def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
         assert (chunk.text, chunk.token_ids, chunk.result) == (text, tokens, handle.result())
 
 
+def test_a_result_that_cannot_be_told_is_a_result(request_of: Callable[..., Sequence]) -> None:
+    handle = Handle(request_of([0, 1], SamplingParams(speculation="off")), print, lambda _: 1 / 0)
+    handle.end("length", 1.0)
+    assert handle.result().finish_reason == "length"
+
+
 def test_logprobs_come_with_their_tokens_where_they_were_asked_for(make: Make) -> None:
     handle, silent = make(logprobs=0), make()
     logprobs = [TokenLogprobs(token, -float(token), ()) for token in range(5, 9)]
