@@ -17,9 +17,10 @@ import pytest
 import specbuild
 from specbuild import runtime
 
-NAMES = [name for name in specbuild._LAZY if name != "__version__"]
-PUBLIC = {name: getattr(specbuild, name) for name in NAMES} | {name: getattr(runtime, name) for name in runtime._PLACES}
-CLASSES = {name: each for name, each in PUBLIC.items() if inspect.isclass(each)}
+PUBLIC = {name: getattr(where, name) for where in (specbuild, runtime) for name in dir(where) if name[0] != "_"}
+CLASSES = {
+    name: each for name, each in PUBLIC.items() if inspect.isclass(each) and each.__module__.startswith("specbuild.")
+}
 
 
 def methods() -> Iterator[Any]:
