@@ -126,7 +126,7 @@ def whole(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.mark.slow(but=("word_piece",))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     unit=st.text(st.sampled_from("aA \u00e9\n\u0301猫🎉<|x>"), min_size=1, max_size=12),
     times=st.integers(1, 20_000),

@@ -8,7 +8,7 @@ import click
 import pytest
 from command_line import Specbuild
 from commands import COMMANDS, FLAGS, GROUP
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.cli import flag_hints
@@ -45,7 +45,6 @@ def outcome(name: str, *arguments: str) -> str:
     return ""
 
 
-@settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),
     flag=st.sampled_from(OTHERS),
@@ -66,7 +65,6 @@ def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, 
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     name=st.sampled_from(list(COMMANDS)),
     flag=st.sampled_from(["--hepl", "--hel", "--hlp"]) | st.from_regex(r"--zz[a-z]{7,9}", fullmatch=True),
@@ -75,7 +73,6 @@ def test_an_unknown_flag_is_answered_with_the_help_that_lists_all(name: str, fla
     assert outcome(name, flag).startswith(f"there is no {flag} here: specbuild {name} --help ")
 
 
-@settings(deadline=None)
 @given(name=st.sampled_from([name for name, flags in FLAGS.items() if "--threads" in flags]), data=st.data())
 def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(name: str, data: st.DataObject) -> None:
     flag = data.draw(st.sampled_from(sorted(flag for flag in FLAGS[name] if len(flag) > 8)))

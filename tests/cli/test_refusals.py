@@ -180,7 +180,7 @@ def test_what_is_wrong_is_named(specbuild: Specbuild, places: dict[str, Any], ca
     assert sorted(Path().iterdir()) == before
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flag=st.sampled_from(NUMBERS),
     value=st.from_regex(r"z[a-z]{0,9}", fullmatch=True) | st.integers(max_value=-(10**9)).map(str) | st.just("nan"),

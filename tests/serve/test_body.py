@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from request_bodies import BODIES, NO_VALUES, PLACES, Path, fields, kinds, put
 
@@ -54,7 +54,6 @@ def test_null_is_no_field_and_others_are_named(kind: type[Body]) -> None:
             assert (refused.value.status, refused.value.param) == (400, name)
 
 
-@settings(deadline=None)
 @given(places, values)
 def test_a_wrong_value_is_one_error_of_its_own_field(place: tuple[type[Body], Path], value: Any) -> None:
     kind, path = place

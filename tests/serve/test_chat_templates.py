@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from route_client import CHATS, SCHEMA, RouteClient, service_of
 from serving import Log
@@ -43,7 +43,6 @@ def test_the_hermes_template() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(texts, st.lists(json_objects, min_size=1, max_size=3))
 def test_calls_are_rendered_as_they_are_read(content: str, given_arguments: list[dict[str, Any]]) -> None:
     made = [{"function": {"name": f"f{n}", "arguments": each}} for n, each in enumerate(given_arguments)]

@@ -76,7 +76,7 @@ def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("echo", [False, True])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))
 @example(prompt="a\u2028b\x85", stops=False, seed=0)  # which end no line of a stream
 def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:

@@ -13,7 +13,6 @@ from specbuild.serve import ray_options
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.drift import DriftOptions
-from specbuild.serve.limits import BODY_BYTES
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.ray_options import RayOptions
 from specbuild.serve.turns.reading import Reading
@@ -71,7 +70,7 @@ def test_ray_is_to_be_there_and_takes_no_option_of_one_server(monkeypatch: pytes
     monkeypatch.setattr(ray_options.os, "environ", told := {"RAY_USAGE_STATS_ENABLED": "1"})
     RayOptions().prepare(ServeOptions())
     assert (told["RAY_USAGE_STATS_ENABLED"], told["RAY_SERVE_USE_GRPC_BY_DEFAULT"]) == ("1", "1")
-    assert int(told["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) > BODY_BYTES
+    assert int(told["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) > 8 << 20
     monkeypatch.setattr(ray_options, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'specbuild-trt\[ray\]'"):
         RayOptions().check(ServeOptions())

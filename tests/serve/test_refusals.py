@@ -29,7 +29,7 @@ def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_any_field_with_any_value_is_taken_or_refused_by_its_name(attack: HttpAttack, seed: int) -> None:
     attack.attempt(random.Random(seed), attack.bench.home)

@@ -56,7 +56,7 @@ def test_options(text: str, backend: str, changed: dict[str, Any]) -> None:
     assert {n: getattr(scheme, n) for n in names if getattr(scheme, n) != getattr(default, n)} == changed
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     backend=st.sampled_from([CPU, GPU, "tensorrt-rtx"]),
     kind=st.sampled_from(["int8", "int4", "fp8"]),
@@ -72,7 +72,7 @@ def test_what_a_scheme_is_called_is_that_scheme(backend: str, kind: str, options
     assert (scheme.block in (0, *BLOCKS), scheme.quantized) == (True, True)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.text(alphabet=st.sampled_from("int48fp:,/asymgqrw6321²٣ \n\0"), max_size=20) | st.text(max_size=10))
 def test_any_words_are_a_scheme_or_refused(text: str) -> None:
     for words in (text, f"int8:{text}", f"int8/{text}"):

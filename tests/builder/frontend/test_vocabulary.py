@@ -208,7 +208,7 @@ def without(folder: Path, *gone: int) -> Path:
     return folder
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["llama", "tied", "gemma2", "gptj"]),  # with scaled embeddings, and a head with biases
     st.permutations(range(97)),

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.measure.tuning.chances import Record, begun, lookup_chances, note
@@ -37,7 +37,6 @@ def test_a_tree_is_noted_where_it_was_reached() -> None:
     assert record.step() == (3 + 1) / (3 + 3 + 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-9, 0), st.booleans()), min_size=1, max_size=40))
 def test_what_is_likelier_never_has_a_lower_chance(trials: list[tuple[float, bool]]) -> None:
     likelihoods, accepted = zip(*trials, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.measure.tuning.sequoia import best_tree
@@ -34,7 +34,6 @@ def value(chances: Chances, parents: list[int]) -> float:
 falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=3).map(lambda row: sorted(row, reverse=True))
 
 
-@settings(deadline=None)
 @given(st.lists(falling, min_size=1, max_size=4), st.integers(0, 7))
 def test_no_tree_is_better(chances: Chances, nodes: int) -> None:
     found, parents = best_tree(chances, nodes)

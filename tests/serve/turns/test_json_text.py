@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from turn_texts import json_objects
 
@@ -14,7 +14,6 @@ from specbuild.serve.turns.json_text import CallText, ObjectText
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(json_objects, st.sampled_from([None, 1]), st.sampled_from([":", "\n: "]), st.booleans())
 def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None, colon: str, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, separators=(",", colon), ensure_ascii=ascii_only)
@@ -39,7 +38,6 @@ def test_a_depth_without_end_is_broken() -> None:
     assert reader.state == "broken"
 
 
-@settings(deadline=None)
 @given(json_objects)
 def test_a_call_has_its_arguments_letter_by_letter(arguments: dict[str, Any]) -> None:
     call, heard = CallText(), ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from data_files import rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from turn_texts import CALL, calls, check, cuts, json_objects, parts, texts, whole
 
@@ -34,7 +34,6 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(deadline=None)
 @given(texts, cuts)
 def test_any_cut_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
     if name in ("required", "thinking", "amid thinking"):  # which drop what has no meaning there
@@ -51,7 +50,6 @@ def test_calls_and_content(name: str, text: str, content: str, called: list[list
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("fg"), json_objects), min_size=1, max_size=3), st.floats(0, 1), cuts)
 def test_a_list_that_a_limit_cuts_is_calls_alone(given_calls: list[Any], share: float, sizes: list[int]) -> None:
     """Whole and in parts: those before the cut are whole, and the last has what came of its arguments."""
