@@ -134,10 +134,8 @@ def _exchange(process: subprocess.Popen[bytes], data: bytes, until: float) -> An
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe:
-            pipe.close()
+    with process:  # waits, and closes its pipes
+        pass
 
 
 def _told(error: str) -> str:
