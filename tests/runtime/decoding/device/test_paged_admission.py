@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import attention_oracle
@@ -69,10 +70,15 @@ class Paged:
 
     def begin(self, sequence: Sequence, *free: int) -> Sequence:
         """Put a sequence into one of these slots, as if it could have one."""
-        slot = self.loop.pick(sequence, free)
-        assert slot is not None
-        sequence.slot = slot
+        assert self.pick(sequence, free)
         return sequence
+
+    def pick(self, sequence: Sequence, free: Seq[int]) -> bool:
+        """Whether a sequence gets one of these slots; asked once, for the slot then has its pages."""
+        slot = self.loop.pick(sequence, free)
+        if slot is not None:
+            sequence.slot = slot
+        return slot is not None
 
     def finish(self, *sequences: Sequence) -> None:
         while active := [s for s in sequences if not s.finish_reason]:
@@ -127,8 +133,8 @@ def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
         paged.loop.round([first])
     batch, waiting, free = [first], list(others), [1, 2, 3]
     while batch or waiting:
-        while waiting and free and paged.loop.pick(waiting[0], free) is not None:
-            batch.append(paged.begin(waiting.pop(0), *free))
+        while waiting and free and paged.pick(waiting[0], free):
+            batch.append(waiting.pop(0))
             free.remove(batch[-1].slot)
         paged.loop.round(batch)
         for sequence in [s for s in batch if s.finish_reason]:
