@@ -15,8 +15,8 @@ from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildCo
 from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from specbuild.builder.config.quantize_options import AUTO_KL, MAX_KL, QuantizeOptions
 from specbuild.builder.targets import ARCHITECTURES
-from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
+from specbuild.runtime.backends.kernels.library import BLOCK_SIZES
 from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
 from specbuild.runtime.errors import OptionError, shown
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from ctypes import c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
-from specbuild.runtime.backends.gpu.device import PageTable, Place, Step, Tensor, TreeInputs
+from specbuild.runtime.backends.gpu.device import Place, Step, Tensor, TreeInputs
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.kernels.grids import launches, splits, workspace
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
@@ -179,6 +179,15 @@ def _pointers(params: Any) -> Iterator[tuple[str, int]]:
             yield name, value
 
 
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """As much of `Pages` as a round needs."""
+
+    tensor: Tensor
+    rows: int
+    count: int
+
+
 class _Model:
     """A model known from the manifest, whose step is a child graph."""
 
@@ -192,7 +201,7 @@ class _Model:
         buckets: Seq[int],
         plugin: bool,
         item: Any,
-        pages: PageTable | None,
+        pages: Any,
     ) -> None:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
         self.spec, self.batch_size, self.buckets, self.lengths, self.pages = spec, batch, buckets, buckets[-1:], pages
@@ -206,7 +215,7 @@ class _Model:
         self.logits = empty((batch, largest, spec.vocab_size), np.float32)
         self.hidden: Tensor | None = None  # drafts that read hidden states are not in the loop
         self.hidden_in: Tensor | None = None
-        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
+        parts, rows = (1 + pages.count, pages.rows) if pages else (batch, spec.capacity)
         self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
 
     def enqueue(self, nodes: int, stream: int) -> None:
@@ -244,7 +253,7 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     names = ["target", "draft"] if spec else ["target"]
     count, rows = pages(manifest, batch_size), block_size(manifest)
     capacity = manifest.models["target"].capacity
-    table = PageTable(recorder, Pages(batch_size, capacity, rows, count)) if rows else None
+    table = _Pages(recorder.empty((batch_size, capacity // rows), np.int32), rows, count) if rows else None
     executors = {name: _executor(manifest, name, recorder, batch_size, table) for name in names}
     largest = manifest.buckets[-1]
     executors["target"].keep_to(ExactnessClass(batch_size * largest, largest))  # as in an engine without limits
@@ -272,7 +281,7 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
 
 
 def _executor(
-    manifest: Manifest, name: str, recorder: RecordingDevice, batch_size: int, table: PageTable | None
+    manifest: Manifest, name: str, recorder: RecordingDevice, batch_size: int, table: _Pages | None
 ) -> StandardExecutor:
     record, spec = manifest.models[name], spec_of(manifest, name)
     plugin = "parents" in record.inputs
@@ -291,7 +300,7 @@ def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:
         yield from _tensors(name, thing.at)
     elif isinstance(thing, TreeInputs):
         yield from _tensors(name, {part: getattr(thing, part) for part in TreeInputs.__dataclass_fields__})
-    elif isinstance(thing, PageTable):
+    elif isinstance(thing, _Pages):
         yield from _tensors(name, {"table": thing.tensor})
     elif isinstance(thing, Mapping | list):
         for part, inner in (thing if isinstance(thing, Mapping) else dict(enumerate(thing))).items():

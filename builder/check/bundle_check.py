@@ -18,9 +18,9 @@ from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, Divergence, compare, plain
 from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
-from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.backends.kernels.library import find_library
+from specbuild.runtime.backends.tensorrt.plan import Plan, check_architecture
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 Logits = Sequence[NDArray[np.float32]]  # one array for each text

@@ -17,7 +17,7 @@ from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.passes.pattern import dims, renamed, save
 from specbuild.builder.quantize.fp8_caches import Scales
-from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
+from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe

@@ -10,7 +10,14 @@ import onnx_ir as ir
 
 from specbuild.builder.lower.parts import cut
 from specbuild.builder.passes.pattern import dims
-from specbuild.runtime.backends.gpu.parts import PARTS, AttentionRecord, PartRecord, PartsFile, Value, Weight
+from specbuild.runtime.backends.onnxruntime_cuda.parts_file import (
+    PARTS,
+    AttentionRecord,
+    PartRecord,
+    PartsFile,
+    Value,
+    Weight,
+)
 
 WEIGHTS = "weights.bin"
 _TABLES = "cos", "sin"  # of an attention's inputs, those that are weights

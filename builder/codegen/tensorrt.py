@@ -17,7 +17,7 @@ from typing import Any
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
 from specbuild.runtime.backends.gpu.device import MAX_NODES
-from specbuild.runtime.backends.gpu.plan import load_plugin, logger
+from specbuild.runtime.backends.tensorrt.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from specbuild.builder.targets import split_names
-from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
+from specbuild.runtime.backends.kernels.library import BLOCK_SIZES
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, RTX_ARCHITECTURES, Backend
 from specbuild.runtime.errors import OptionError, shown
 

@@ -98,8 +98,8 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Controller
 def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Controller | None]:
     """Return a loop over a bundle's models on the first GPU, and its controller; an error frees all GPU memory."""
     from specbuild.runtime.backends.gpu.exactness import find
-    from specbuild.runtime.backends.gpu.load import Placement, loaded
     from specbuild.runtime.backends.kernels.cubins import find_kernels
+    from specbuild.runtime.backends.placement import Placement, loaded
     from specbuild.runtime.decoding.device.loop import DeviceLoop
     from specbuild.runtime.decoding.device.resident import AHEAD, follows
 

@@ -18,9 +18,9 @@ from tiny_models import BUCKETS, CAPACITY, CHUNK, SIZES, VOCAB
 
 from specbuild.builder.lower import plugin
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Dtype, KernelLibrary
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -90,7 +90,7 @@ def made(
     pages: PageTable | None = None,
 ) -> StandardExecutor:
     """The model's executor, on a stream of its own."""
-    graph = lowered(name, precision, pages.pages.rows if pages else 0)
+    graph = lowered(name, precision, pages.rows if pages else 0)
     model = PluginModel(graph, spec(name), device, batch_size, BUCKETS, CHUNK, tree_nodes, by, pages)
     return StandardExecutor(device, QueuedModel(model, device), device.stream())
 

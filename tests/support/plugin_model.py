@@ -21,8 +21,9 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import PageTable, Tensor, TreeInputs, hidden_states
+from specbuild.runtime.backends.gpu.device import Tensor, TreeInputs, hidden_states
 from specbuild.runtime.backends.kernels.abi import Dtype
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
 SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
@@ -133,7 +134,7 @@ class PluginModel:
         self.hidden, self.hidden_in = hidden_states(device, spec, *each, chunk)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
         self.pages = pages
-        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch_size, spec.capacity)
+        parts, rows = (1 + pages.count, pages.rows) if pages else (batch_size, spec.capacity)
         shape = 2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim
         self._number = past.dtype.numpy()
         self.cache = empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
@@ -160,8 +161,8 @@ class PluginModel:
         if self.pages:
             first = self.pages.tensor.address
             if batch < self.batch_size:
-                first = self.pages.row(slots.start)
-                assert (first - self.pages.row(0)) % ALIGNED == 0
+                first = self.pages.line(slots.start)
+                assert (first - self.pages.line(0)) % ALIGNED == 0
             table = Tensor(first, (batch, self.pages.tensor.shape[1]), np.dtype(np.int32))
             feed["page_table"] = self._device.array(table)
         for index, rows in enumerate(cache if self.pages else cache[:, slots]):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import PageTable, Tensor, TreeInputs
+from specbuild.runtime.backends.gpu.device import Pages, Tensor, TreeInputs
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 
 WIDTH = 8
@@ -24,7 +24,7 @@ class ShapedModel:
     """
 
     capturable = True
-    pages: PageTable | None = None
+    pages: Pages | None = None
     tree: TreeInputs | None = None
     hidden: Tensor | None = None
     hidden_in: Tensor | None = None

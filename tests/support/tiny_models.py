@@ -12,7 +12,7 @@ from host_device import HostDevice, QueuedModel
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
 
 VOCAB, TEXT, BUCKETS, CHUNK = 97, 96, (1, 2, 4, 8, 16), 24
 CAPACITY, WINDOW = TEXT + BUCKETS[-1], 7

@@ -16,12 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
 
-from .pages import Pages
-
 Step = Callable[[], None]
 Place = tuple[int, int]  # a slot of a cache, and a row in it
 MAX_NODES = 64  # in a tree, and in all levels of a draft; as in plugins/kernels.h
-_ALIGNED = 64  # int32 numbers in 256 bytes: TensorRT wants addresses that are multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +137,48 @@ class TreeInputs:
     counts: Tensor  # int32 [B]: how many of the N are nodes; padding is not written
 
 
-class PageTable:
-    """The table of `pages` on a device: `tensor int32[B, T]` for steps of all slots, single rows for steps of one."""
+class Pages(Protocol):
+    """Paged caches: of `count` pages of `rows` rows each slot has some; page 0 is nobody's.
 
-    def __init__(self, device: Device, pages: Pages) -> None:
-        slots, width = pages.table.shape
-        self.pages, self._device, self._version = pages, device, 0
-        self.tensor, self._staged = device.empty((slots, width), np.int32), device.pinned((slots, width), np.int32)
-        self._rows = device.empty((slots, -(-width // _ALIGNED) * _ALIGNED), np.int32)
+    Slots share whole pages of a common prefix, and at most one slot writes a page.
+    """
+
+    rows: int
+    count: int
+    tensor: Tensor  # int32 [B, T]: each slot's pages, in row order
 
     @property
     def stale(self) -> bool:
-        """Return whether the device's table is older than that of `pages`."""
-        return self._version != self.pages.version
+        """Return whether `tensor` is older than what the slots have."""
+        ...
+
+    def slot_rows(self, slot: int) -> int:
+        """Return how many rows the slot's pages have."""
+        ...
+
+    def needed(self, rows: int) -> int:
+        """Return the number of pages that `rows` rows of a sequence need, at most as many as a slot can have."""
+        ...
+
+    def usable(self, slot: int, source: int, rows: int) -> int:
+        """Return how many of the first `rows` rows of slot `source` a sequence in `slot` can keep."""
+        ...
+
+    def take(self, slot: int, source: int, rows: int, max_rows: int) -> bool:
+        """Give an idle slot pages for `max_rows` rows, the first `rows` of `source`'s; return False for too few."""
+        ...
+
+    def release(self, slot: int, rows: int, spoiled: bool = False) -> None:
+        """Mark a slot idle; its first `rows` rows stay. `spoiled`: whether its other pages may hold NaN."""
+        ...
+
+    def spoiled(self, slot: int) -> list[int]:
+        """Return the slot's pages that may hold NaN, for the caller to erase, and forget that they do."""
+        ...
 
     def update(self, stream: int) -> None:
-        """Copy the table to the device and wait until it is there; nothing that runs meanwhile may read it."""
-        self._version = self.pages.version  # read first: the table may change during the copy
-        self._staged[:] = self.pages.table
-        self._device.upload(self.tensor, self._staged, stream)
-        self._device.copy_rows(self._rows, self.tensor, stream)
-        self._device.wait(stream)
-
-    def row(self, slot: int) -> int:
-        """Return the address of a slot's row, a multiple of 256."""
-        return self._rows.address + slot * self._rows.nbytes // self._rows.shape[0]
+        """Bring `tensor` up to date and wait until it is; nothing that runs meanwhile may read it."""
+        ...
 
 
 class Model(Protocol):
@@ -197,8 +211,8 @@ class Model(Protocol):
         ...
 
     @property
-    def pages(self) -> PageTable | None:
-        """The page table, if its cache is paged; else None."""
+    def pages(self) -> Pages | None:
+        """The pages of its cache; None: each slot has rows of its own."""
         ...
 
     @property

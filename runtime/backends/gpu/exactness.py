@@ -42,20 +42,20 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
 @contextmanager
 def _texts(executor: StandardExecutor) -> Iterator[list[list[int]]]:
     """Yield a sequence for each slot; meanwhile the slots have pages for them."""
-    table, slots = executor.model.pages, range(executor.batch_size)
-    if table is None:
+    pages, slots = executor.model.pages, range(executor.batch_size)
+    if pages is None:
         yield texts(executor)
         return
-    several = texts(executor, min(LENGTH, table.pages.count // len(slots) * table.pages.rows))
+    several = texts(executor, min(LENGTH, pages.count // len(slots) * pages.rows))
     for slot in slots:
-        table.pages.take(slot, slot, 0, len(several[slot]))
-    table.update(executor.stream)
+        pages.take(slot, slot, 0, len(several[slot]))
+    pages.update(executor.stream)
     try:
         yield several
     finally:
         for slot in slots:
-            table.pages.release(slot, 0)
-        table.update(executor.stream)
+            pages.release(slot, 0)
+        pages.update(executor.stream)
 
 
 def _read_alike(executor: StandardExecutor, text: list[int]) -> bool:

@@ -223,8 +223,8 @@ class StandardExecutor:
 
     def rows(self, slot: int) -> int:
         """Return the number of cache rows that a slot has at the moment."""
-        table = self.model.pages
-        return len(table.pages.of[slot]) * table.pages.rows if table else self.spec.capacity
+        pages = self.model.pages
+        return pages.slot_rows(slot) if pages else self.spec.capacity
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`. Without rows, only record where the slot's rows end."""

@@ -6,6 +6,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 LIBRARY, PLUGIN = "libspecbuild_kernels.so", "libspecbuild_plugin.so"
+PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a cache page that it takes
 OPERATORS = "libspecbuild_cpu.so"  # for ONNX Runtime on a CPU
 
 

@@ -72,10 +72,10 @@ class DeviceLoop:
         self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
         self.emission, self.planner = Emission(eos), Planner(options.limits, target.buckets[-1])
         self.reader = Reader(target, self.emission, target.model.chunk)
-        self.room, table = Room(target, self.draft_executor), target.model.pages
+        self.room, pages = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
         keeps = options.prefix_caching, self.exactness is None  # in a class, prefill steps have another shape
-        paged = PagedAdmission(target, drafts, table, self.room.needed, *keeps) if table else None
+        paged = PagedAdmission(target, drafts, pages, self.room.needed, *keeps) if pages else None
         self.admission = admission = paged or Admission(target, drafts, *keeps)
         self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
         self.cached_texts = admission.cached_texts

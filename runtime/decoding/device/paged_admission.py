@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from specbuild.runtime.backends.gpu.device import PageTable
+from specbuild.runtime.backends.gpu.device import Pages
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.drafting.model import KeepsRows
@@ -24,7 +24,7 @@ class PagedAdmission(Admission):
         self,
         target: StandardExecutor,
         drafts: KeepsRows | None,
-        table: PageTable,
+        pages: Pages,
         needed: Callable[[Sequence], int],
         prefix_caching: bool = True,
         generated: bool = True,
@@ -34,28 +34,27 @@ class PagedAdmission(Admission):
         Args:
             target: Executor whose slots are assigned.
             drafts: Holder of the draft's cache, which has the same slots; None: there is no drafter.
-            table: Page table of both caches.
+            pages: Pages of both caches.
             needed: Returns how many rows a sequence may ever write.
             prefix_caching: See `Admission`.
             generated: See `Admission`.
         """
         super().__init__(target, drafts, prefix_caching, generated)
-        self._paged, self._table, self._needed = target, table, needed
-        self.page_tokens = table.pages.count * table.pages.rows
+        self._paged, self._pages, self._needed = target, pages, needed
+        self.page_tokens = pages.count * pages.rows
 
     def check(self, sequence: Sequence) -> None:
         """See `Admission.check`; raises OptionError if all the pages together are too few."""
         self._fits(self._needed(sequence), "ask for fewer with max_new_tokens, or load with more kv_cache_tokens")
 
     def _fits(self, rows: int, advice: str) -> None:
-        pages = self._table.pages
-        if pages.needed(rows) > pages.count:
-            raise OptionError(f"the text may take {rows} rows, the caches have {pages.count * pages.rows}: {advice}")
+        if self._pages.needed(rows) > self._pages.count:
+            raise OptionError(f"the text may take {rows} rows, the caches have {self.page_tokens}: {advice}")
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """See `Admission.pick`; also gives the slot its pages, and keeps those that hold a prefix of the prompt."""
         slot = super().pick(sequence, free)
-        pages, slots = self._table.pages, range(self._target.batch_size)
+        pages, slots = self._pages, range(self._target.batch_size)
         assert slot is not None
         usable = [pages.usable(slot, other, self.common(sequence, other)) for other in slots]
         source = max(slots, key=lambda other: (usable[other], other == slot))
@@ -70,14 +69,14 @@ class PagedAdmission(Admission):
 
     def _turn(self, slots: Iterable[int]) -> None:
         """Copy a changed table to the device once nothing runs, and erase the slots' pages that may hold NaN."""
-        if not self._table.stale:
+        if not self._pages.stale:
             return
         self._paged.wait()
         if self._drafts and isinstance(draft := self._drafts.executor, StandardExecutor):
             draft.wait()
-        for page in (page for slot in slots for page in self._table.pages.spoiled(slot)):
+        for page in (page for slot in slots for page in self._pages.spoiled(slot)):
             self._erase(page)
-        self._table.update(self._paged.stream)
+        self._pages.update(self._paged.stream)
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; pages that a failed sequence wrote are erased when another slot gets them."""
@@ -86,7 +85,7 @@ class PagedAdmission(Admission):
     def borrow(self, slot: int, rows: int) -> None:
         """See `Admission.borrow`; raises OptionError if the pages are too few."""
         self._fits(rows, "give a shorter text, or load with more kv_cache_tokens")
-        self._table.pages.take(slot, 0, 0, rows)
+        self._pages.take(slot, 0, 0, rows)
         self._turn([slot])
         self.vacate(slot)
 
@@ -98,4 +97,4 @@ class PagedAdmission(Admission):
         """See `Admission.release`."""
         super().release(slot)
         last = self._last[slot]
-        self._table.pages.release(slot, self.kept(slot), bool(last and last.error))
+        self._pages.release(slot, self.kept(slot), bool(last and last.error))

@@ -151,7 +151,7 @@ class Rounds:
         """Return both caches for the commit, which advances the target's length; both count rows from it."""
         base, table = self.slots.at["cache_len"].address, self.target.model.pages
         lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
-        paged: dict[str, Any] = {"page_table": table.tensor.address, "page_rows": table.pages.rows} if table else {}
+        paged: dict[str, Any] = {"page_table": table.tensor.address, "page_rows": table.rows} if table else {}
         caches = [
             Cache(
                 layers=self._layers[i].address,

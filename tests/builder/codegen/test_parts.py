@@ -10,8 +10,8 @@ from plugin_lowering import CAPACITY, fused, make
 
 from specbuild.builder.codegen.parts import WEIGHTS, save_parts
 from specbuild.builder.lower import parts
-from specbuild.runtime.backends.gpu.parts import PARTS, PartsFile
 from specbuild.runtime.backends.onnx_graph import GraphFile
+from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS, PartsFile
 
 pytestmark = pytest.mark.nightly
 

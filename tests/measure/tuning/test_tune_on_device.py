@@ -21,8 +21,8 @@ from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, LoadOptions, SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import LoopOptions

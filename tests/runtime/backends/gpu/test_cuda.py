@@ -47,7 +47,7 @@ def test_what_is_wrong_with_a_driver(version: int, status: int, devices: int, fa
 
 
 def test_importing_it_needs_no_package_of_cuda() -> None:
-    code = """import sys, specbuild.runtime.backends.gpu.tensorrt
+    code = """import sys, specbuild.runtime.backends.tensorrt.model
 assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

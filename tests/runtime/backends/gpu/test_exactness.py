@@ -10,9 +10,8 @@ from host_device import HostDevice
 from shaped_model import ShapedModel, executor
 
 from specbuild.runtime.backends.exactness import ExactnessClass
-from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.exactness import find
-from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 
 
 @pytest.mark.parametrize(("nodes", "step"), [(1, 1), (2, 2), (5, 8), (16, 16)])
@@ -39,8 +38,8 @@ def test_a_class_has_a_digest_of_its_bits() -> None:
 def test_pages_are_taken_and_given_back(count: int) -> None:
     """As many as there are; the texts are shorter where they are few."""
     device = HostDevice()
-    pages = Pages(2, plugin_executors.CAPACITY, 16, count)
-    made = plugin_executors.made("target", device, 2, "fp16", pages=PageTable(device, pages))
+    pages = PageTable(device, 2, plugin_executors.CAPACITY, 16, count)
+    made = plugin_executors.made("target", device, 2, "fp16", pages=pages)
     assert find(made, 4) == ExactnessClass(8, 4)
     assert pages.of == [[], []]
     assert not made.model.pages.stale

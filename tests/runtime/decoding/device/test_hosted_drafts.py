@@ -22,11 +22,10 @@ from specbuild.builder.lower import plugin, standard
 from specbuild.builder.passes import run_portable
 from specbuild.builder.passes.spread_logits import spread_logits
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
-from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
@@ -81,7 +80,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
         hidden = WIDTH if name != "draft" else 0
         sizes = layers, 2, HEAD, VOCAB, CAPACITY, BUCKETS[-1], windows
         spec = ModelSpec(name, *sizes, hidden=hidden, reads_hidden=name == "head")
-        stream, graph = device.stream(), lowered(lowering, name, pages.pages.rows if pages else 0)
+        stream, graph = device.stream(), lowered(lowering, name, pages.rows if pages else 0)
         if lowering is plugin:
             model: Any = PluginModel(graph, spec, device, 2, BUCKETS, CHUNK, pages=pages)
         else:
@@ -92,7 +91,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
 
     def make(lowering: Any, kind: str, ahead: int = 0, rows: int = 0) -> Any:
         device = HostDevice()
-        pages = PageTable(device, Pages(2, CAPACITY, rows, 2 * CAPACITY // rows)) if rows else None
+        pages = PageTable(device, 2, CAPACITY, rows, 2 * CAPACITY // rows) if rows else None
         target = executor(lowering, "target", device, pages)
         draft = executor(lowering, "head" if kind == "eagle3" else "draft", device, pages)
         drafter: ModelDrafter

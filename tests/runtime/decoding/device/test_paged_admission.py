@@ -18,9 +18,8 @@ from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixtu
 from plugin_model import Compute
 from tiny_models import CAPACITY, CHUNK, TEXT
 
-from specbuild.runtime.backends.gpu.device import PageTable
-from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.engine.scheduler import Scheduler
@@ -37,11 +36,11 @@ class Paged:
 
     def __init__(self, host: KernelLibrary, slots: int, pages: int, ahead: int = 0, **more: Any) -> None:
         """`more`: of `made`, and `names` of the models."""
-        self.device, self.pages = HostDevice(), Pages(slots, CAPACITY, ROWS, pages)
-        table, by = PageTable(self.device, self.pages), more.pop("by", oracle)
+        self.device = HostDevice()
+        self.pages, by = PageTable(self.device, slots, CAPACITY, ROWS, pages), more.pop("by", oracle)
         names = more.pop("names", ("target", "draft"))
         self.target, draft = (
-            made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=table, **more)
+            made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=self.pages, **more)
             for at, name in enumerate(names)
         )
         queue = HostQueue(host, self.device)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.backends.gpu import plan, tensorrt
-from specbuild.runtime.backends.gpu.plan import (
-    PLUGIN_VERSION,
+from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
+from specbuild.runtime.backends.tensorrt import model, plan
+from specbuild.runtime.backends.tensorrt.plan import (
     PlanFile,
     check_architecture,
     check_attention,
@@ -55,7 +55,7 @@ RTX_ALONE = {
 def used() -> set[tuple[str, str]]:
     """Every attribute that the sources ask of TensorRT's objects, by the name they give them."""
     found = set()
-    for module in (plan, tensorrt):
+    for module in (plan, model):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Attribute):
                 owner = node.value

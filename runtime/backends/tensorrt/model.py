@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.backends.gpu.device import Tensor, TreeInputs, hidden_states, slot_parts, with_room
+from specbuild.runtime.backends.gpu.tensors import CACHES, check_tensors
 from specbuild.runtime.errors import BundleError, ExecutionError
 
-from .cuda import Cuda
-from .device import PageTable, Tensor, TreeInputs, hidden_states, slot_parts, with_room
+from .pages import PageTable
 from .plan import Plan, check_profiles
-from .tensors import CACHES, check_tensors
 
 PROMPT = "prompt"  # the profile of steps longer than any bucket
 _ALIGNMENT = 256  # bytes; TensorRT requires every address to be a multiple
@@ -134,7 +135,7 @@ class TrtModel:
             tensors.append(("parents", (batch, columns), tree.parents.address))
             tensors += [(name, (batch,), vector.address) for name, vector in vectors]
             if table := self.pages:
-                address = table.tensor.address if batch == self.batch_size else table.row(slot)
+                address = table.tensor.address if batch == self.batch_size else table.line(slot)
                 tensors.append(("page_table", (batch, table.tensor.shape[1]), address))
         else:
             tensors.append(("position_ids", (batch, nodes), self.positions.address))
@@ -184,10 +185,9 @@ def _capturable(context: Any, stream: int) -> bool:
 
 
 def _cache(
-    spec: ModelSpec, block_size: int, batch_size: int, dtype: np.dtype[Any], device: Cuda, table: PageTable | None
+    spec: ModelSpec, block_size: int, batch_size: int, dtype: np.dtype[Any], device: Cuda, pages: PageTable | None
 ) -> Tensor:
     """Allocate a model's cache, linear or in pages of `block_size` rows; raise BundleError if that is impossible."""
-    pages = table.pages if table else None
     if block_size != (pages.rows if pages else 0) or (pages and block_size * pages.table.shape[1] != spec.capacity):
         raise BundleError(f"the {spec.name}'s pages are not those of the other model: build the bundle again")
     parts, rows = (1 + pages.count, pages.rows) if pages else (batch_size, spec.capacity)

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Tensor
-from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
 from specbuild.runtime.errors import BundleError, ExecutionError
 
 BATCH, BUCKETS, CHUNK, VOCAB, HIDDEN = 2, (1, 4), 6, 11, 3

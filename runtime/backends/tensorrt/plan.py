@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbuild.runtime.backends.kernels.library import PLUGIN, find_library
+from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.backends.gpu.device import Tensor
+from specbuild.runtime.backends.gpu.tensors import TensorInfo
+from specbuild.runtime.backends.kernels.library import BLOCK_SIZES, PLUGIN, PLUGIN_VERSION, find_library
 from specbuild.runtime.bundle.backend import Backend
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, one_line
 
-from .cuda import Cuda
-from .device import Tensor
 from .runtime_cache import RuntimeCache
-from .tensors import TensorInfo
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # allowed rows of a cache page
-PLUGIN_VERSION = "1"  # the version of TreeAttention that plugins/trt registers
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
 Profile = Mapping[str, tuple[int, int, int]]  # min, opt, max of "batch", "nodes"; of a plugin's "tree", "pages"
 

@@ -15,10 +15,10 @@ import pytest
 from host_device import HostDevice
 
 from specbuild.runtime import Bundle, Manifest
-from specbuild.runtime.backends.gpu import load
-from specbuild.runtime.backends.gpu.plan import flavour
+from specbuild.runtime.backends import placement
 from specbuild.runtime.backends.kernels import cubins
 from specbuild.runtime.backends.kernels.grids import KERNELS
+from specbuild.runtime.backends.tensorrt.plan import flavour
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED
 from specbuild.runtime.bundle.manifest import EngineRecord, KernelRecord
@@ -85,7 +85,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
             opened.append(Pretended(capability, free, closing))
             return opened[-1]
 
-        monkeypatch.setattr(load, "Cuda", cuda)
+        monkeypatch.setattr(placement, "Cuda", cuda)
         return opened
 
     return make
@@ -183,7 +183,7 @@ def test_an_interrupt_frees_the_device_too(
 def test_kernels_are_launched_in_the_device_s_context() -> None:
     device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
     kernels: Any = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
-    wrapped, params = load._Current(kernels, device), "params"  # type: ignore[arg-type]
+    wrapped, params = placement._Current(kernels, device), "params"  # type: ignore[arg-type]
     wrapped.launch("walk_tree", params, 7)  # type: ignore[arg-type]
     assert (seen, wrapped.workspace(params)) == ([(1, "walk_tree", params, 7)], 6)
 

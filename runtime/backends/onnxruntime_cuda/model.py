@@ -18,11 +18,19 @@ import numpy as np
 import onnxruntime
 
 from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.device import (
+    Device,
+    Pages,
+    Step,
+    Tensor,
+    TreeInputs,
+    hidden_states,
+    slot_parts,
+    with_room,
+)
+from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
-
-from .device import Device, PageTable, Step, Tensor, TreeInputs, hidden_states, slot_parts, with_room
-from .tensors import TensorInfo, check_tensors
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
@@ -49,7 +57,7 @@ class OrtModel:
     """See `Model`; it runs on `stream`: the one it was made with or, if a capture failed on that, a new one."""
 
     tree: TreeInputs | None = None
-    pages: PageTable | None = None
+    pages: Pages | None = None
 
     def __init__(
         self,

@@ -12,10 +12,10 @@ from host_device import HostDevice
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import PageTable, Tensor
-from specbuild.runtime.backends.gpu.pages import Pages
-from specbuild.runtime.backends.gpu.tensorrt import TrtModel
+from specbuild.runtime.backends.gpu.device import Tensor
 from specbuild.runtime.backends.gpu.tensors import expected_tensors
+from specbuild.runtime.backends.tensorrt.model import TrtModel
+from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError
 
@@ -81,10 +81,10 @@ class NoPlan:
         self.kept = [list(context.ran) for context in self.contexts]
 
 
-def model_of(plan: NoPlan, device: NoGpu | None = None, pages: Pages | None = None) -> Any:
+def model_of(plan: NoPlan, device: NoGpu | None = None, pages: tuple[int, ...] = (3, 96, 16, 11)) -> Any:
     """Over pages of its own, or over these."""
     device = device or NoGpu()
-    table = PageTable(device, pages or Pages(3, 96, 16, 11))
+    table = PageTable(device, *pages)
     return TrtModel(plan, plan.spec, device, 3, pages=table)  # type: ignore[arg-type]
 
 
@@ -114,7 +114,7 @@ def test_pages_are_bound() -> None:
     model = model_of(plan, device)
     table = model.pages
     assert model.cache.shape == (2, 12, HEADS, 16, 64)
-    table.pages.take(2, 2, 0, 40)
+    table.take(2, 2, 0, 40)
     table.update(device.stream())
     model.prefill(2, 8, 7, 1)
     page = 12 * HEADS * 16 * 64 * 2
@@ -124,8 +124,8 @@ def test_pages_are_bound() -> None:
         assert context.addresses["past_key.0"] == context.addresses["present_key.0"] == model.cache.address
         assert context.addresses["past_value.0"] == model.cache.address + page
         found = device.array(Tensor(context.addresses["page_table"], (batch, 6), np.dtype(np.int32)))
-        np.testing.assert_array_equal(found, table.pages.table[3 - batch :])
+        np.testing.assert_array_equal(found, table.table[3 - batch :])
     assert found[0, :3].all()
-    for other in (Pages(3, 96, 32, 11), Pages(3, 112, 16, 11)):
+    for other in ((3, 96, 32, 11), (3, 112, 16, 11)):
         with pytest.raises(BundleError, match="the toy's pages are not those of the other model: build the bundle"):
             model_of(plan, pages=other)

@@ -11,110 +11,25 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Step, Tensor, TreeInputs, slot_parts
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
-from specbuild.runtime.checked_json import Text, checked, decode
 from specbuild.runtime.errors import BundleError
 
-from .device import MAX_NODES, Device, Step, Tensor, TreeInputs, slot_parts
-from .onnxruntime_cuda import Bound, OrtModel, Provider, open_on
+from .model import Bound, OrtModel, Provider, open_on
+from .parts_file import TYPES, AttentionRecord, PartsFile, Weight
 
-PARTS = "parts.json"
 _STAGED = 4 << 20  # bytes of weights in an upload
 _ALIGNED = 256  # bytes
-# By ONNX's name of a type: its dtype in memory, and how ONNX Runtime is told of it.
-_TYPES: dict[str, tuple[np.dtype[Any], Any]] = {
-    **{name: (np.dtype(name), np.dtype(name).type) for name in ("float16", "float32", "int32", "int64")},
-    "bfloat16": (np.dtype(np.uint16), 16),
-}
 _KERNELS = {"float16": Dtype.F16, "bfloat16": Dtype.BF16}
-Size = Annotated[int, Meta(ge=0, le=1 << 40)]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor between parts: ONNX's name of its type, and its shape, in which "batch" and "nodes" may occur."""
-
-    dtype: Text
-    shape: list[Size | Text]
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A weight: its type, its shape, the file beside this one that holds it, and from which byte on."""
-
-    dtype: Text
-    shape: list[Size]
-    file: Text
-    offset: Size
-
-
-@dataclass(frozen=True, slots=True)
-class PartRecord:
-    """A part: its graph's file, and its inputs and outputs in the graph's order, by name."""
-
-    graph: Text
-    inputs: list[Text]
-    outputs: list[Text]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRecord:
-    """An attention: the values that it reads, "query", "key" and "value" or all three side by side as "qkv", and makes.
-
-    `cos` and `sin` are weights `float32 [positions, rotary_dim / 2]`, None where nothing is rotated.
-    """
-
-    inputs: dict[Text, Text]
-    output: Text
-    heads: Size
-    scale: float
-    softcap: float
-    window: Size
-    cos: Text | None
-    sin: Text | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartsFile:
-    """A model in parts, with one attention between each and the next."""
-
-    parts: list[PartRecord]
-    attentions: list[AttentionRecord]
-    weights: dict[Text, Weight]
-    values: dict[Text, Value]
-
-    @classmethod
-    def read(cls, graph: GraphFile) -> PartsFile:
-        """Read a file of parts; raise BundleError if no build can have written it."""
-        try:
-            found = checked(decode(graph.data), cls)
-            ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
-            named = [name for part in found.parts for name in (*part.inputs, *part.outputs)]
-            unknown = set(named) - found.weights.keys() - found.values.keys() - ends
-            if len(found.parts) != len(found.attentions) + 1 or unknown:
-                raise ValueError("parts and attentions do not fit each other")
-            for each in found.attentions:
-                read, tables = {*each.inputs.values(), each.output}, {each.cos, each.sin} - {None}
-                known = set(each.inputs) in ({"qkv"}, {"query", "key", "value"})
-                if not known or read - found.values.keys() or tables - found.weights.keys():
-                    raise ValueError("an attention reads what is not there")
-            types = {each.dtype for each in found.weights.values()} | {each.dtype for each in found.values.values()}
-            if types - _TYPES.keys():
-                raise ValueError("a type that no build writes")
-        except ValueError as error:
-            raise BundleError(f"{graph.path} is malformed ({str(error)[:300]}): build the bundle again") from None
-        return found
 
 
 class Parts(NamedTuple):
@@ -148,7 +63,7 @@ class PartsModel(OrtModel):
             )
         self._weights = _upload(self._file.weights, graph, device, stream)
         self._bound_weights = {
-            name: Bound(name, _TYPES[each.dtype][1], tuple(each.shape), self._weights[name].address)
+            name: Bound(name, TYPES[each.dtype][1], tuple(each.shape), self._weights[name].address)
             for name, each in self._file.weights.items()
         }
         super().__init__(graph, spec, device, batch_size, buckets, chunk, provider, stream)
@@ -162,7 +77,7 @@ class PartsModel(OrtModel):
         self._dtype = self._file.values[self._file.attentions[0].output].dtype
         if self._dtype not in _KERNELS and self._provider == "cuda":
             raise BundleError(f"{graph.path} computes in {self._dtype}: TreeAttention has float16 and bfloat16")
-        return _TYPES[self._dtype][0]
+        return TYPES[self._dtype][0]
 
     def _allocate(self) -> None:
         """Allocate the tree's arrays, the values between parts, and attention's workspace."""
@@ -174,7 +89,7 @@ class PartsModel(OrtModel):
             for name in made:
                 value = self._file.values[name]
                 size = rows * math.prod(each for each in value.shape if isinstance(each, int))
-                dtype = _TYPES[value.dtype][0]
+                dtype = TYPES[value.dtype][0]
                 spare = free.get(size * dtype.itemsize)
                 self._values[name] = spare.pop() if spare else self._device.empty((size,), dtype)
             for name in ended:
@@ -187,7 +102,7 @@ class PartsModel(OrtModel):
         """Return an attention's parameters for a step of `batch` slots, from those on whose caches these are."""
         spec = self.spec
         heads, size = {"query": record.heads, "key": spec.kv_heads, "value": spec.kv_heads}, spec.head_dim
-        width = size * _TYPES[self._dtype][0].itemsize
+        width = size * TYPES[self._dtype][0].itemsize
         packed, before = record.inputs.get("qkv"), itertools.accumulate([0, *heads.values()])
         given = dict[str, int]()
         for (name, count), first in zip(heads.items(), before, strict=False):
@@ -233,7 +148,7 @@ class PartsModel(OrtModel):
         sizes = {"batch": batch, "nodes": nodes, "logit_nodes": wanted}
         for name, value in self._file.values.items():
             shape = tuple(each if isinstance(each, int) else sizes[each] for each in value.shape)
-            found[name] = Bound(name, _TYPES[value.dtype][1], shape, self._values[name].address)
+            found[name] = Bound(name, TYPES[value.dtype][1], shape, self._values[name].address)
         steps, caches = list[Step](), slot_parts(self.cache, slot)
         for layer, part in enumerate(self._file.parts):
             inputs = [found[name]._replace(name=f"i{number}") for number, name in enumerate(part.inputs)]
@@ -265,7 +180,7 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
     """Copy weights to the device, piece by piece; raise BundleError if a file does not hold one."""
     files = {name: np.frombuffer(graph.beside(name), np.uint8) for name in {each.file for each in weights.values()}}
     staged, found = device.pinned((_STAGED,), np.uint8), dict[str, Tensor]()
-    sizes = {n: math.prod(each.shape) * _TYPES[each.dtype][0].itemsize for n, each in weights.items()}
+    sizes = {n: math.prod(each.shape) * TYPES[each.dtype][0].itemsize for n, each in weights.items()}
     memory = device.empty((sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values()) or 1,), np.uint8)
     address = memory.address
     for name, each in weights.items():
@@ -277,6 +192,6 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
             staged[: len(piece)] = piece
             device.upload(Tensor(address + start, piece.shape, piece.dtype), staged[: len(piece)], stream)
             device.wait(stream)
-        found[name] = Tensor(address, tuple(each.shape), _TYPES[each.dtype][0])
+        found[name] = Tensor(address, tuple(each.shape), TYPES[each.dtype][0])
         address += -(-sizes[name] // _ALIGNED) * _ALIGNED
     return found

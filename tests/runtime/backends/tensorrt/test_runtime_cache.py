@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.backends.gpu.runtime_cache import RuntimeCache, cache_path
+from specbuild.runtime.backends.tensorrt.runtime_cache import RuntimeCache, cache_path
 
 
 class Kernels:

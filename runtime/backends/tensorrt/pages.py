@@ -1,4 +1,4 @@
-"""Allocation of the KV caches' pages: a list of pages for each slot, and the number of slots that have each page.
+"""Pages of the KV caches: a list of pages for each slot, and the number of slots that have each page.
 
 A slot's row r is row `r % rows` of its page `r // rows`, in the caches of both models, which share one table. Slots
 share whole pages of a common prefix that hold only committed rows, so at most one slot writes a page. When a sequence
@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from specbuild.runtime.backends.gpu.device import Device
 
-class Pages:
+_ALIGNED = 64  # int32 numbers in 256 bytes: TensorRT wants addresses that are multiples
+
+
+class PagePool:
     """`count` pages of `rows` rows, numbered 1 to `count`; page 0 has no owner, and stands where a slot has no page.
 
     `table int32[slots, capacity / rows]` is what the kernels read; `version` increases whenever it changes. Not
@@ -95,3 +99,35 @@ class Pages:
         self._free += freed
         self.table[slot, count:] = 0
         return freed
+
+
+class PageTable(PagePool):
+    """See `Pages`: `tensor int32[B, T]` for steps of all slots, and single rows for steps of one."""
+
+    def __init__(self, device: Device, slots: int, capacity: int, rows: int, count: int) -> None:
+        super().__init__(slots, capacity, rows, count)
+        shape = self.table.shape
+        self._device, self._uploaded = device, 0
+        self.tensor, self._staged = device.empty(shape, np.int32), device.pinned(shape, np.int32)
+        self._lines = device.empty((slots, -(-shape[1] // _ALIGNED) * _ALIGNED), np.int32)
+
+    @property
+    def stale(self) -> bool:
+        """Return whether the device's table is older than the host's."""
+        return self._uploaded != self.version
+
+    def slot_rows(self, slot: int) -> int:
+        """Return how many rows the slot's pages have."""
+        return len(self.of[slot]) * self.rows
+
+    def update(self, stream: int) -> None:
+        """Copy the table to the device and wait until it is there; nothing that runs meanwhile may read it."""
+        self._uploaded = self.version
+        self._staged[:] = self.table
+        self._device.upload(self.tensor, self._staged, stream)
+        self._device.copy_rows(self._lines, self.tensor, stream)
+        self._device.wait(stream)
+
+    def line(self, slot: int) -> int:
+        """Return the address of a slot's row of the table, a multiple of 256."""
+        return self._lines.address + slot * self._lines.nbytes // self._lines.shape[0]

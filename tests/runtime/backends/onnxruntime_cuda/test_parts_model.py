@@ -22,9 +22,10 @@ from specbuild.builder.lower import parts
 from specbuild.builder.passes import run_portable
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.parts import PARTS, Parts, PartsModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnx_graph import GraphFile
+from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS
+from specbuild.runtime.backends.onnxruntime_cuda.parts_model import Parts, PartsModel
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.errors import BundleError
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
+from host_device import HostDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.gpu.device import Tensor
+from specbuild.runtime.backends.tensorrt.pages import PagePool, PageTable
 
 ROWS, SLOTS, CAPACITY = 4, 4, 32
 
@@ -17,7 +20,7 @@ class Texts:
     """A pool, and beside it what each slot's rows hold: who wrote those that are committed, and who those of a page."""
 
     def __init__(self, count: int) -> None:
-        self.pool, self.count = Pages(SLOTS, CAPACITY, ROWS, count), count
+        self.pool, self.count = PagePool(SLOTS, CAPACITY, ROWS, count), count
         self.memory: dict[tuple[int, int], int] = {}
         self.text: list[list[int]] = [[] for _ in range(SLOTS)]  # of rows that are committed
         self.limit = [0] * SLOTS  # of slots that are decoded; 0: idle
@@ -89,13 +92,13 @@ def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
     texts.check()
 
 
-def taken(pool: Pages, slot: int, most: int, source: int = 0, rows: int = 0) -> list[int]:
+def taken(pool: PagePool, slot: int, most: int, source: int = 0, rows: int = 0) -> list[int]:
     assert pool.take(slot, source, rows, most)
     return pool.of[slot]
 
 
 def test_what_may_be_no_number_is_erased_once() -> None:
-    pool = Pages(3, 32, 4, 8)
+    pool = PagePool(3, 32, 4, 8)
     failing = list(taken(pool, 0, 20))
     taken(pool, 1, 12, 0, 8)  # has two of its pages, which are sound
     pool.release(0, 0, spoiled=True)
@@ -107,3 +110,36 @@ def test_what_may_be_no_number_is_erased_once() -> None:
     assert {*failing[2:]} <= {*pool.of[2]}
     assert sorted(pool.spoiled(2)) == sorted(failing[2:])
     assert pool.spoiled(2) == []
+
+
+@pytest.fixture
+def device() -> HostDevice:
+    return HostDevice()
+
+
+def test_a_page_table_is_copied_when_it_is_old(device: HostDevice) -> None:
+    table, stream = PageTable(device, 3, 96, 16, 11), device.stream()
+    assert not table.stale
+    np.testing.assert_array_equal(device.array(table.tensor), 0)
+    for take in ((1, 1, 0, 40), (0, 1, 16, 80)):  # which begins with one of its pages
+        assert table.take(*take)
+        assert table.stale
+        table.update(stream)
+        assert not table.stale
+        np.testing.assert_array_equal(device.array(table.tensor), table.table)
+        table.release(1, 20)
+    assert table.table[0, 0] == table.table[1, 0] > 0
+
+
+@pytest.mark.parametrize(("capacity", "apart"), [(96, 256), (16 * 64, 256), (16 * 65, 512)])
+def test_a_slots_row_of_a_page_table_lies_where_tensorrt_wants_it(
+    device: HostDevice, capacity: int, apart: int
+) -> None:
+    """Rows by themselves are as long, in whole 256 bytes."""
+    table = PageTable(device, 3, capacity, 16, 3 * capacity // 16)
+    for slot in (2, 0):
+        assert table.take(slot, slot, 0, capacity)
+    table.update(device.stream())
+    assert np.diff([table.line(slot) for slot in range(3)]).tolist() == [apart, apart]
+    rows = [device.array(Tensor(table.line(slot), (capacity // 16,), np.dtype(np.int32))) for slot in range(3)]
+    np.testing.assert_array_equal(rows, table.table)
