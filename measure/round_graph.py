@@ -25,10 +25,11 @@ from specbuild.runtime.backends.kernels.grids import launches, splits, workspace
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.bundle.memory_plan import block_size, cache_item_bytes, pages
-from specbuild.runtime.decoding.device.resident import Flights
+from specbuild.runtime.decoding.device.memory import Block
+from specbuild.runtime.decoding.device.resident_run import ResidentRun
 from specbuild.runtime.decoding.device.room import Room
 from specbuild.runtime.decoding.device.rounds import Rounds
-from specbuild.runtime.decoding.device.state import Block, ProcessorFlags
+from specbuild.runtime.decoding.device.slots import ProcessorFlags
 from specbuild.runtime.decoding.device.tree_grower import Extent
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -258,21 +259,21 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     largest = manifest.buckets[-1]
     executors["target"].keep_to(ExactnessClass(batch_size * largest, largest))  # as in an engine without limits
     rounds = Rounds(executors["target"], executors.get("draft"), _Kernels(recorder), trunk=True)
-    flights = Flights(rounds, Room(executors["target"], executors.get("draft")))
+    resident = ResidentRun(rounds, Room(executors["target"], executors.get("draft")))
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None
     parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()}
     parts |= {"slots": rounds.slots.at, "round": rounds.blocks[nodes]}
     parts["loop"] = {name: value for name, value in vars(rounds).items() if name != "blocks"}
-    parts |= {"ring": vars(flights.ring)} | ({"drafting": vars(rounds.grower)} if rounds.grower else {})
+    parts |= {"ring": vars(resident.ring)} | ({"drafting": vars(rounds.grower)} if rounds.grower else {})
     recorder.names += _tensors("", parts)
-    flights.capture(nodes, extent, asked)
+    resident.capture(nodes, extent, asked)
     return {
         "backend": manifest.backend,
         "batch_size": batch_size,
         "tree": spec.text if spec else "off",
         "nodes": nodes,
-        "rounds": flights.ahead,
+        "rounds": resident.ring.ahead,
         "kind": "conditional",
         "condition": "while",
         "counts": dict(sorted(Counter(node["kind"] for node in recorder.nodes).items())),

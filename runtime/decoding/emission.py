@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,16 @@ class Emission:
         token = sequence.sampler.choose(row, position, ())
         self.note(sequence, row, token)
         return token
+
+    def emit(self, sequence: Sequence, choices: Iterable[tuple[int, int]]) -> list[int]:
+        """Emit a path's nodes' choices until the text ends; return the nodes whose choices were emitted."""
+        path = list[int]()
+        for node, token in choices:
+            sequence.emit(token, self.eos, begins=not path)
+            path.append(node)
+            if sequence.finish_reason:
+                break
+        return path
 
     def note(self, sequence: Sequence, row: NDArray[np.float32], token: int) -> None:
         """Record the log-probability of a choice if asked to; raise ExecutionError if its logit is not finite."""

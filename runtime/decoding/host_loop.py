@@ -29,6 +29,7 @@ from .emission import Emission
 from .loop import DEFAULTS, LoopOptions, alone, cache_bytes
 from .planner import Planner
 from .reading import Reader, step_input
+from .round_result import RoundResult
 
 # A step that prefills beside decoding sequences takes at most so many times as long as plain decoding: of those that
 # decode, or of all of them, whichever is longer; else a few would stop many.
@@ -121,24 +122,20 @@ class HostLoop:
 
     def accept(self, sequence: Sequence, proposal: Proposal, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, and commit the path in both caches."""
-        tree, root, path = proposal.tree, len(sequence.tokens) - 1, list[int]()
+        tree, root = proposal.tree, len(sequence.tokens) - 1
 
         def choose(node: int) -> int:
             return self.emission.choose(sequence, logits[node], root + tree.depths[node])
 
         began = time.perf_counter()
-        for node, token in walk(tree, choose):
-            path.append(node)
-            sequence.emit(token, self.emission.eos, begins=len(path) == 1)
-            if sequence.finish_reason:
-                break
+        path = self.emission.emit(sequence, walk(tree, choose))
         walked = time.perf_counter()
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached = root + len(path)
         if sequence.budget and self.proposer:
             self.proposer.commit(sequence, proposal, path)
-            self.planner.record(sequence, proposal, path, sequence.tokens[root + 1], len(tree) - 1, max(tree.depths))
+            self.planner.record(RoundResult(sequence, proposal, len(tree) - 1, path, sequence.tokens[root + 1 :]))
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 

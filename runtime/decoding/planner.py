@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+
+from .round_result import RoundResult
 
 
 @dataclass(slots=True)
@@ -46,22 +47,17 @@ class Planner:
         return [sequence for sequence in sequences if sequence.budget]
 
     @staticmethod
-    def record(
-        sequence: Sequence, proposal: Proposal, path: Seq[int], token: int, drafted: int, levels: int | None = None
-    ) -> None:
-        """Record the result of a round in a sequence's metrics and its controller.
-
-        Args:
-            sequence: A sequence that was to draft.
-            proposal: What it drafted.
-            path: The accepted nodes, the root first.
-            token: The first emitted token.
-            drafted: Nodes of its tree, the root not counted.
-            levels: Levels of the tree below the root; None: not known.
-        """
-        counts, decision = sequence.metrics.speculative_decoding, proposal.decision
-        if drafted:
-            counts.record(drafted, len(path) - 1, levels)
+    def record(result: RoundResult) -> None:
+        """Record what became of a proposal in the sequence's metrics and its controller."""
+        sequence, proposal, path = result.sequence, result.proposal, result.path
+        counts, decision, levels = sequence.metrics.speculative_decoding, proposal.decision, None
+        if proposal.shape:  # of a tree that a device grew only the path's length is known
+            path = range(len(path))
+        else:
+            levels = max(proposal.tree.depths)
+        if result.drafted:
+            counts.record(result.drafted, len(path) - 1, levels)
         if sequence.controller and decision:
-            sequence.controller.record(proposal, path, token, ended=sequence.finish_reason is not None)
+            ended = sequence.finish_reason is not None
+            sequence.controller.record(proposal, path, result.tokens[0], ended=ended)
             counts.decide(decision.kind, decision.speedup)

@@ -101,7 +101,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Controll
     from specbuild.runtime.backends.kernels.cubins import find_kernels
     from specbuild.runtime.backends.placement import Placement, loaded
     from specbuild.runtime.decoding.device.loop import DeviceLoop
-    from specbuild.runtime.decoding.device.resident import AHEAD, follows
+    from specbuild.runtime.decoding.device.resident_run import AHEAD, follows
 
     names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
     placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)

@@ -65,6 +65,7 @@ class Proposal:
         chances: By node, the calibrated chance that a child of it is accepted; 0: it has none, or a forced one.
         guess: How the text may go on, drafted or not; None: nothing is known.
         grown: Whether the model on the host grew it.
+        shape: The shape of the tree that a device grows below the root, in place of `tree`; None: `tree` is all.
     """
 
     tree: Tree
@@ -72,6 +73,12 @@ class Proposal:
     chances: list[float] = field(default_factory=list)
     guess: Guess | None = None
     grown: bool = False
+    shape: TreeSpec | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree, its root included; the maximum if a device grows it."""
+        return 1 + self.shape.nodes if self.shape else len(self.tree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 Prefill uses the executors, as on the host. From its first token on a sequence's state is on the device, and the host
 learns after each round what was emitted. The host decides how large a tree the device grows, uploads trees that only it
-can grow, and continues texts where the device does not do that by itself.
+can grow, and continues texts from themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
@@ -26,6 +26,7 @@ from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, alone, cache_bytes
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
+from specbuild.runtime.decoding.round_result import RoundResult
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
@@ -34,10 +35,10 @@ from specbuild.runtime.requests.sequence import Sequence
 
 from .paged_admission import PagedAdmission
 from .proposals import Proposals
-from .resident import Flights
+from .resident_run import ResidentRun
 from .room import Room
-from .rounds import Draft, Entries, Rounds
-from .state import ProcessorFlags
+from .rounds import Rounds
+from .slots import Plan, ProcessorFlags
 
 
 class DeviceLoop:
@@ -66,56 +67,48 @@ class DeviceLoop:
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
-        self.target, self.tally, self.hosted, self.exactness = target, RunStats(), hosted, options.exactness
-        self.target.keep_to(self.exactness)
+        self.target, self.tally, self.exactness, self.cost = target, RunStats(), options.exactness, options.cost
+        target.keep_to(self.exactness)
         self.trunk = self.exactness is not None
-        self.rounds = Rounds(target, draft, kernels, trunk=bool(self.exactness))
+        self.rounds = Rounds(target, draft, kernels, self.trunk)
         self.emission, self.planner = Emission(eos), Planner(options.limits, target.buckets[-1])
         self.reader = Reader(target, self.emission, target.model.chunk)
-        self.room, pages = Room(target, self.draft_executor), target.model.pages
-        drafts = self.rounds.grower or hosted
-        keeps = options.prefix_caching, self.exactness is None  # in a class, prefill steps have another shape
-        paged = PagedAdmission(target, drafts, pages, self.room.needed, *keeps) if pages else None
-        self.admission = admission = paged or Admission(target, drafts, *keeps)
-        self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
-        self.cached_texts = admission.cached_texts
-        model = hosted or (self.rounds.grower.hosted() if self.rounds.grower else None)
-        proposer = Proposer(model, looks_up)
-        self.proposals = Proposals(self.planner, self.room, target.buckets, proposer, hosted is not None)
-        self.cost = options.cost
-        self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
+        self.rounds = Rounds(target, draft, kernels, self.trunk)
+        grower, pages = self.rounds.grower, target.model.pages
+        proposer = Proposer(hosted or (grower.drafter() if grower else None), looks_up)
+        room = Room(target, proposer.executor)  # type: ignore[arg-type]  # it is on this device
+        self.proposals = Proposals(self.planner, room, target.buckets, proposer, hosted is not None)
+        reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
+        linear = Admission(target, proposer, *reuse)
+        self.admission = PagedAdmission(target, proposer, pages, room.needed, *reuse) if pages else linear
+        self.pick, self.cached_tokens = self.admission.pick, self.admission.cached_tokens
+        self.cached_texts, self.page_tokens = self.admission.cached_texts, self.admission.page_tokens
+        self.resident = ResidentRun(self.rounds, room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
-        """See `Loop.round`; of rounds that follow each other, it takes one, or all that are left if they must stop."""
+        """See `Loop.round`; of rounds that follow each other, it emits one, or all that the device did if it stops."""
         with account(self, sequences), nvtx.range("round"):
-            plan = None
-            if self.flights:
-                sequences, plan = self._steer(self.flights, sequences)
-            if self.flights and self.flights.under_way:
-                entries = self.flights.next_entry()
-                self._take(entries, sequences)
-                if self.flights.read_out:
-                    self._land(sequences)
+            plan, resident = None, self.resident
+            if resident and resident.running and not self._goes_on(resident, sequences):
+                self._drain(resident)
+                for ended in (s for s in sequences if s.finish_reason):  # the others run before it is released
+                    self.rounds.slots.hold(ended.slot, ended.cached + 1)
+                sequences = [s for s in sequences if not s.finish_reason]
+            if resident and not resident.running and sequences and all(s.output for s in sequences):
+                plan = self.proposals.plan(sequences)
+                resident.launch(plan)
+            if resident and resident.running:
+                self._emit(resident.next_results())
+                if resident.read_out:
+                    self._drain(resident)
             elif sequences:
                 self._run(sequences, plan)
 
-    def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
-        """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
-        if flights.under_way:
-            plan = self.proposals.plan(sequences) if flights.of(sequences) else None
-            if plan and flights.go_on(plan):
-                return sequences, plan
-            self._land(sequences)
-            for ended in (s for s in sequences if s.finish_reason):  # the others' rounds run before it is released
-                self.rounds.slots.hold(ended.slot, ended.cached + 1)
-            sequences = [s for s in sequences if not s.finish_reason]
-        if not sequences or not all(s.output for s in sequences):
-            return sequences, None
-        plan = self.proposals.plan(sequences)
-        flights.launch(plan)
-        return sequences, plan
+    def _goes_on(self, resident: ResidentRun, sequences: Seq[Sequence]) -> bool:
+        """Return whether the rounds that the device runs are those that these sequences would have next."""
+        return resident.serves(sequences) and resident.goes_on(self.proposals.plan(sequences))
 
-    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> None:
+    def _run(self, sequences: Seq[Sequence], plan: Plan | None) -> None:
         """Run one ordinary round: sequences without output prefill, others decode."""
         self.admission.enter(sequences)
         reading = [s for s in sequences if not s.output]
@@ -127,83 +120,72 @@ class DeviceLoop:
         if reading:
             self.reader.run(reading)
 
-    def _decode(self, plan: Seq[Draft]) -> None:
+    def _decode(self, plan: Plan) -> None:
         """Run a round on the device and emit its tokens."""
         before = [executor.seconds for executor in self._executors]
-        asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
-        self.rounds.draft(plan, nodes, asked)
-        self.rounds.verify(nodes, asked)
+        flags, nodes = ProcessorFlags.of([sequence.params for sequence, _ in plan]), self.rounds.bucket(plan)
+        self.rounds.draft(plan, nodes, flags)
+        self.rounds.verify(nodes, flags)
         for executor in reversed(self._executors):  # all is enqueued: waiting for each only separates their times
             executor.wait()
         self._time(plan, nodes, before)
-        if self.hosted and self.target.model.hidden:
-            self.rounds.keep_hidden(plan, nodes)
-        for draft in (draft for draft in plan if not draft.sequence.error):
-            with alone(draft.sequence):
-                self._accept(draft, nodes)
-        if self.rounds.blocks[nodes].host["fault"].any():
-            self.rounds.forget_faults(nodes)
+        results = self.rounds.results(plan, nodes)
+        if self.proposals.hosted and self.target.model.hidden:
+            self.target.keep([(r.sequence.slot, r.sequence.cached, r.rows) for r in results if r.rows])
+        self._emit(results)
+        if any(result.fault for result in results):
+            self.rounds.clear_faults(nodes)
 
-    def _time(self, plan: Seq[Draft], nodes: int, before: Seq[float]) -> None:
+    def _time(self, plan: Plan, nodes: int, before: Seq[float]) -> None:
         """Record what an ordinary round's steps took."""
         if self.cost is None:
             return
-        batch, levels = self.target.batch_size, max(draft.spec.depth if draft.spec else 0 for draft in plan)
+        batch, levels = self.target.batch_size, max(p.shape.depth if p.shape else 0 for _, p in plan)
         seconds = [executor.seconds - was for executor, was in zip(self._executors, before, strict=True)]
         self.cost.record("verify", batch * nodes, seconds[0])
         if levels:
             self.cost.record("draft", batch, seconds[1], levels)
 
-    def _accept(self, draft: Draft, nodes: int) -> None:
-        """Emit what a round's block says of a sequence."""
-        sequence, host = draft.sequence, self.rounds.blocks[nodes].host
-        slot = sequence.slot
-        sequence.sampler.check()
-        length, drafted, fault = (int(host[name][slot]) for name in ("length", "counts", "fault"))
-        emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
-        needs_rows = sequence.params.logprobs is not None or min(emitted, default=0) < 0
-        rows = self.target.fetch((slot * nodes + path).tolist()) if needs_rows else None
-        taken = self._emit(draft, fault, emitted, rows)
-        if draft.proposal.grown:  # trees that the device grows may overwrite drafted rows: keep the root alone
-            self.proposals.proposer.commit(sequence, draft.proposal, path[:taken].tolist() if self.hosted else [0])
-        self.proposals.record(draft, path[:taken].tolist(), emitted[0], drafted - 1)
+    def _emit(self, results: Iterable[RoundResult]) -> None:
+        """Emit what a round made of each sequence that still decodes; one whose part failed fails alone."""
+        for result in results:
+            if not result.sequence.finish_reason:
+                with alone(result.sequence):
+                    self._accept(result)
 
-    def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
-        """Emit tokens until the sequence ends and return how many; `rows`: their logits. Raises a round's errors."""
-        sequence, root = draft.sequence, draft.sequence.cached
-        if fault:
-            raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
-        for at, token in enumerate(emitted):
-            if rows is not None:
-                self.emission.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
+    def _accept(self, result: RoundResult) -> None:
+        """Emit a sequence's tokens until it ends, and commit them in both caches."""
+        sequence, proposal, root = result.sequence, result.proposal, result.sequence.cached
+        sequence.sampler.check()
+        if result.fault:
+            raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(result.fault).name}: report it")
+        drafts = sequence.drafts and sequence.shape
+        path = self.emission.emit(sequence, self._choices(result))
+        sequence.cached = root + len(path)
+        self.target.commit(sequence.slot, (), sequence.cached)
+        if self.rounds.grower and proposal.shape:  # the draft may have no row of the last accepted node
+            self.rounds.grower.commit(sequence, root + max(len(result.tokens) - 1, 1))
+        elif proposal.grown:  # trees that the device grows may overwrite drafted rows: keep the root alone
+            self.proposals.proposer.commit(sequence, proposal, path if self.proposals.hosted else [0])
+        if drafts:
+            self.planner.record(replace(result, path=path))
+
+    def _choices(self, result: RoundResult) -> Iterator[tuple[int, int]]:
+        """Yield the nodes of a path with the target's choices, whose log-probabilities are noted; raise dead ends."""
+        sequence, logits = result.sequence, None
+        if result.rows and (sequence.params.logprobs is not None or min(result.tokens) < 0):
+            logits = self.target.fetch(result.rows)
+        for at, (node, token) in enumerate(zip(result.path, result.tokens, strict=True)):
+            if logits is not None:
+                self.emission.note(sequence, logits[at], token if token >= 0 else int(logits[at].argmax()))
             if token < 0:
                 raise sequence.sampler.dead_end()
-            sequence.emit(token, self.emission.eos, begins=at == 0)
-            sequence.cached += 1
-            if sequence.finish_reason:
-                break
-        self.target.commit(sequence.slot, (), sequence.cached)
-        if self.rounds.grower and draft.spec:  # the draft may have no row of the last accepted node
-            self.rounds.grower.commit(sequence, root + max(len(emitted) - 1, 1))
-        return sequence.cached - root
+            yield node, token
 
-    def _take(self, entries: Entries, sequences: Seq[Sequence]) -> None:
-        """Emit what a round under way published, for the sequences that still decode: drafts, faults and tokens."""
-        still = {id(s) for s in sequences}
-        for draft, fault, nodes, emitted in entries:
-            sequence = draft.sequence
-            if id(sequence) not in still or sequence.finish_reason:
-                continue
-            drafts = not draft.drafts or sequence.drafts
-            with alone(sequence):
-                taken = self._emit(draft, fault, emitted)
-                if drafts:
-                    self.proposals.record(draft, range(taken), emitted[0], nodes - 1)
-
-    def _land(self, sequences: Seq[Sequence]) -> None:
-        """Stop the rounds under way and emit what was not read yet."""
-        for entries in self.flights.land() if self.flights else ():
-            self._take(entries, sequences)
+    def _drain(self, resident: ResidentRun) -> None:
+        """Stop the rounds that the device runs by itself, and emit what was not read yet."""
+        for results in resident.drain():
+            self._emit(results)
             self.tally.rounds += 1
 
     @property
@@ -217,10 +199,10 @@ class DeviceLoop:
         self.admission.check(sequence)
 
     def release(self, slot: int) -> None:
-        """See `Loop.release`; stops rounds under way. Later steps write their padding behind the slot's kept rows."""
-        if self.flights and self.flights.leave(slot):  # else the next round reads what they did for others
+        """See `Loop.release`; later steps write their padding behind the rows that the slot keeps."""
+        if self.resident and self.resident.leave(slot):  # nobody is left to emit for
             with suppress(SpecbuildError):  # a device that failed says so in the next round
-                self._land(())
+                self.tally.rounds += len(list(self.resident.drain()))
         self.admission.release(slot)
         self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # a draft step of two nodes begins a row earlier
 
@@ -233,7 +215,6 @@ class DeviceLoop:
     @contextmanager
     def borrowed(self, tokens: int) -> Iterator[None]:
         """See `Loop.borrowed`."""
-        self._land(())
         self.admission.borrow(0, tokens)
         try:
             yield
@@ -248,15 +229,13 @@ class DeviceLoop:
 
     def fresh_drafter(self) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""
-        alone = ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
-        return self.hosted.again() if self.hosted else alone
+        model = self.proposals.proposer.model
+        return model.again() if model else None
 
     @property
     def draft_executor(self) -> StandardExecutor | None:
         """See `Loop.draft_executor`."""
-        if self.rounds.grower:
-            return self.rounds.grower.executor
-        return self.hosted.executor if self.hosted else None  # type: ignore[return-value]
+        return self.proposals.proposer.executor  # type: ignore[return-value]  # it is on this device
 
     @property
     def _executors(self) -> list[StandardExecutor]:
@@ -274,9 +253,9 @@ class DeviceLoop:
 
     def close(self) -> None:
         """Free the models, then all of the device's memory, once nothing runs any more."""
-        if self.flights:
-            self.flights.abandon()
-        self.rounds.settle()
+        if self.resident:
+            self.resident.close()
+        self.rounds.close()
         with ExitStack() as stack:
             stack.callback(self.rounds.device.close)
             for executor in self._executors:

@@ -1,4 +1,4 @@
-"""The ring through which a device tells the host of each round while rounds follow each other."""
+"""The ring in which a device reports each round to the host while rounds follow each other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from specbuild.runtime.errors import SpecbuildError, one_line
 from specbuild.runtime.requests.sequence import Sequence
 
+from .launches import launch
 from .rounds import Rounds
-from .state import launch
 
 HEAD = 3  # numbers of an entry before the emitted tokens: how many there are, the fault, and the tree's nodes
 NEVER = 2**31 - 1  # a position that no text reaches
@@ -36,9 +36,9 @@ class Ring:
         self.published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
         self._ends, self._limits = device.empty((batch,), np.int32), device.pinned((batch,), np.int32)
-        self.works = self._tried()
+        self.works = self._try()
 
-    def _tried(self) -> bool:
+    def _try(self) -> bool:
         """Return whether the kernel can be launched; this runs it once, as it must have before a capture."""
         try:
             self.publish(self._rounds.target.buckets[0], 0)
@@ -63,6 +63,11 @@ class Ring:
     def stop(self) -> None:
         """Let the device end after the round that it is in."""
         self._stop[:] = 1
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether the device was told to end."""
+        return bool(self._stop[0])
 
     def entries(self, nodes: int) -> NDArray[np.int32]:
         """Return the entries of rounds with `nodes` nodes, `int32[ahead, B, HEAD + nodes]`."""

@@ -14,15 +14,18 @@ class Room:
 
     def __init__(self, target: StandardExecutor, draft: StandardExecutor | None) -> None:
         self._target, self._draft = target, draft
-        self.max_positions = min(each.spec.max_positions for each in (target, draft) if each)
+        self._max_positions = min(each.spec.max_positions for each in (target, draft) if each)
 
     def fits(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> bool:
         """Return whether a sequence's tree fits when it is drafted with `others`, which include its own."""
-        within = len(sequence.tokens) + spec.nodes <= self.max_positions
-        return within and self.left(sequence, spec, others) >= 0
+        return spec.nodes <= self.positions(sequence) and self.free_rows(sequence, spec, others) >= 0
 
-    def left(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> int:
-        """Return how many rows a sequence's tree leaves in the draft's cache; negative if cache or model lacks room.
+    def positions(self, sequence: Sequence) -> int:
+        """Return how many tokens more the models have positions for."""
+        return self._max_positions - len(sequence.tokens)
+
+    def free_rows(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> int:
+        """Return how many rows a sequence's tree leaves in the draft's cache; negative if it lacks room.
 
         Levels run in steps for the widest of `others`.
         """

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import MAX_NODES, Tensor
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Tensor, slot_parts
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
-from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Proposal
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.decoding.round_result import RoundResult
 
-from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block
+from .graphs import Graphs
+from .launches import enqueue_tree_inputs, launch
+from .memory import Block
+from .slots import Plan, ProcessorFlags, Slots
 from .tree_grower import TreeGrower
-
-
-@dataclass(slots=True)
-class Draft:
-    """A sequence's draft in a round: a tree that the host made, or the shape of one that the device grows."""
-
-    sequence: Sequence
-    proposal: Proposal
-    spec: TreeSpec | None = None  # its shape, if the device grows the tree
-    drafts: bool = False  # whether it was to draft, even if it drafts nothing in the end
-
-    @property
-    def tree(self) -> Tree | None:
-        """The tree that the host made; None if the device grows it."""
-        return None if self.spec else self.proposal.tree
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the tree, its root included; the maximum if the device grows it."""
-        return 1 + self.spec.nodes if self.spec else len(self.proposal.tree)
-
-
-Entries = list[tuple[Draft, int, int, list[int]]]  # a round's drafts: each one's fault, nodes and emitted tokens
 
 
 class Rounds:
@@ -62,59 +38,71 @@ class Rounds:
         Raises:
             BundleError: If the draft has no step of two nodes.
         """
-        self.target, self.device, self.kernels, self._trunk = target, target.device, kernels, trunk
+        self.target, self.kernels, self._trunk = target, kernels, trunk
         batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.buckets[-1], MAX_NODES)
         self.slots = Slots(self.device, batch, vocab)
         self.grower = TreeGrower(draft, kernels, self.slots, max_nodes) if draft else None
         self.graphs, empty = Graphs(target), self.device.empty
-        self.blocks = {n: round_block(target, n) for n in target.buckets}  # by nodes of the step
-        self._choices, self._tickets = empty((batch, max_nodes), np.int32), empty((batch, max_nodes), np.uint32)
+        self.blocks = {nodes: _block(target, nodes) for nodes in target.buckets}  # by nodes of the step
         largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
-        self._workspace = empty((kernels.workspace(largest),), np.uint8)
-        self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
+        self._choice = {
+            "choices": empty((batch, max_nodes), np.int32),
+            "tickets": empty((batch, max_nodes), np.uint32),
+            "workspace": empty((kernels.workspace(largest),), np.uint8),
+        }
+        self._commit_state = {"kept": empty((2, batch), np.int32), "ticket": empty((1,), np.uint32)}
         self._draft_len = empty((batch,), np.int32)  # never read: the host tracks how many rows the draft has at least
-        self._committed = [target, *([draft] if draft else [])]  # executors whose rows a round moves
-        self._layers = [layer_addresses(executor) for executor in self._committed]
+        self._layers = [_layer_addresses(executor) for executor in self.executors]
 
-    def bucket(self, drafts: Seq[Draft]) -> int:
-        """Return the nodes of the smallest step that holds all their trees."""
-        return self.target.bucket(max(draft.nodes for draft in drafts))
+    @property
+    def device(self) -> Device:
+        """The device of all models."""
+        return self.target.device
 
-    def draft(self, drafts: Seq[Draft], nodes: int, asked: ProcessorFlags) -> None:
+    @property
+    def executors(self) -> list[StandardExecutor]:
+        """The executors whose accepted rows a round moves."""
+        return [self.target, *([self.grower.executor] if self.grower else [])]
+
+    def bucket(self, plan: Plan) -> int:
+        """Return the nodes of the smallest step that holds all trees of a plan."""
+        return self.target.bucket(max(proposal.nodes for _, proposal in plan))
+
+    def draft(self, plan: Plan, nodes: int, flags: ProcessorFlags) -> None:
         """Put every sequence's tree into the round's block: the draft grows it, or the host uploads it."""
         block, stream = self.blocks[nodes], self.target.stream
-        growing, state = [d for d in drafts if d.spec], [(d.sequence, d.spec) for d in drafts]
-        if self.grower and growing:
-            self.grower.catch_up([d.sequence for d in growing])
-            self.slots.update(state, self.grower.executor.stream)
-            self.grower.draft([d.spec for d in growing if d.spec], asked, block, nodes)
+        shapes = [proposal.shape for _, proposal in plan if proposal.shape]
+        if self.grower and shapes:
+            self.grower.catch_up([sequence for sequence, proposal in plan if proposal.shape])
+            self.slots.update(plan, self.grower.executor.stream)
+            self.grower.draft(shapes, flags, block, nodes)
             self.device.after(stream, self.grower.executor.stream)
         else:
-            self.slots.update(state, stream)
-            for name, nothing in (("tokens", 0), ("parents", -1), ("node_rows", -1), ("counts", 0)):
-                block.host[name][:] = nothing
-        for d in drafts:
-            if tree := d.tree:
-                slot = d.sequence.slot
+            self.slots.update(plan, stream)
+            for name, padding in (("tokens", 0), ("parents", -1), ("node_rows", -1), ("counts", 0)):
+                block.host[name][:] = padding
+        for sequence, proposal in plan:
+            if proposal.shape is None:
+                slot, tree = sequence.slot, proposal.tree
                 block.host["tokens"][slot, : len(tree)] = tree.tokens
                 block.host["parents"][slot, : len(tree)] = tree.parents
                 block.host["counts"][slot] = len(tree)
-                for name in ("tokens", "parents", "counts") if growing else ():
+                for name in ("tokens", "parents", "counts") if shapes else ():
                     block.upload_row(name, slot, stream)
-        if not growing:
+        if not shapes:
             block.upload("tokens", "counts", stream)
-        if asked.masks:
-            self.slots.constrain([(d.sequence, d.tree) for d in drafts if d.tree], nodes, stream)
+        if flags.masks:
+            self.slots.constrain([each for each in plan if each[1].shape is None], nodes, stream)
 
-    def verify(self, nodes: int, asked: ProcessorFlags) -> None:
+    def verify(self, nodes: int, flags: ProcessorFlags) -> None:
         """Enqueue a round whose trees are in place, and the copy that the host reads."""
-        self.graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
+        self.graphs.run((nodes, flags), lambda: self._verify(nodes, flags))
 
-    def _verify(self, nodes: int, asked: ProcessorFlags) -> None:
-        self.advance(nodes, asked)
+    def _verify(self, nodes: int, flags: ProcessorFlags) -> None:
+        self.advance(nodes, flags)
         self.blocks[nodes].download("counts", "path", self.target.stream)
 
-    def advance(self, nodes: int, asked: ProcessorFlags) -> None:
+    def advance(self, nodes: int, flags: ProcessorFlags) -> None:
         """Enqueue a target step over all trees, the walk along the target's choices, and the commit in both caches."""
         target, model, stream, slots = self.target, self.target.model, self.target.stream, self.slots.at
         block = self.blocks[nodes]
@@ -125,33 +113,29 @@ class Rounds:
             enqueue_tree_inputs(self.kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
             model.enqueue(nodes, stream)
         with nvtx.range("accept"):
-            self._walk(block, size, tree, asked)
+            self._walk(block, size, tree, flags)
         with nvtx.range("commit"):
-            self._commit(block, size)
+            accepted: dict[str, Any] = {name: at[name] for name in ("path", "length", "fault")}
+            state: dict[str, Any] = {"caches": self._caches(block), **self._commit_state}
+            launch(self.kernels, "commit_path", stream, **size, **accepted, **state)
 
-    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
+    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], flags: ProcessorFlags) -> None:
         """Enqueue the target's choices at all nodes and the walk along them."""
         target, stream, slots, at, nodes = self.target, self.target.stream, self.slots.at, block.at, size["nodes"]
-        given: dict[str, Any] = {"logits": target.model.logits, "tokens": at["tokens"], "choices": self._choices}
-        given |= {"workspace": self._workspace, "tickets": self._tickets, "best": 1, "dtype": Dtype.F32}
-        given |= {"masks": self.slots.masks(asked, nodes), "tree_nodes": nodes, "stride": target.spec.vocab_size}
-        launch(self.kernels, "choose_tokens", stream, **self.slots.choosing(asked), **size, **tree, **given)
+        vocab = target.spec.vocab_size
+        fields: dict[str, Any] = {"logits": target.model.logits, "tokens": at["tokens"], "best": 1, "dtype": Dtype.F32}
+        fields |= {"masks": self.slots.masks(flags, nodes), "tree_nodes": nodes, "stride": vocab, **self._choice}
+        launch(self.kernels, "choose_tokens", stream, **self.slots.choice_fields(flags), **size, **tree, **fields)
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
-        out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}
-        history = {"history": self.slots.history(asked), "vocab": target.spec.vocab_size, "trunk": int(self._trunk)}
+        out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choice["choices"]}
+        history = {"history": self.slots.history(flags), "vocab": vocab, "trunk": int(self._trunk)}
         launch(self.kernels, "walk_tree", stream, **size, **tree, **out, **history)
-
-    def _commit(self, block: Block, size: dict[str, int]) -> None:
-        """Enqueue the moves of accepted rows in both caches."""
-        accepted: dict[str, Any] = {name: block.at[name] for name in ("path", "length", "fault")}
-        own: dict[str, Any] = {"caches": self._caches(block), "kept": self._kept, "ticket": self._ticket}
-        launch(self.kernels, "commit_path", self.target.stream, **size, **accepted, **own)
 
     def _caches(self, block: Block) -> Any:
         """Return both caches for the commit, which advances the target's length; both count rows from it."""
-        base, table = self.slots.at["cache_len"].address, self.target.model.pages
+        base, pages = self.slots.at["cache_len"].address, self.target.model.pages
         lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
-        paged: dict[str, Any] = {"page_table": table.tensor.address, "page_rows": table.rows} if table else {}
+        paged: dict[str, Any] = {"page_table": pages.tensor.address, "page_rows": pages.rows} if pages else {}
         caches = [
             Cache(
                 layers=self._layers[i].address,
@@ -163,29 +147,53 @@ class Rounds:
                 heads=executor.spec.kv_heads,
                 row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
                 capacity=executor.spec.capacity,
-                pages=executor.model.cache.shape[1] if table else 0,
+                pages=executor.model.cache.shape[1] if pages else 0,
             )
-            for i, executor in enumerate(self._committed)
+            for i, executor in enumerate(self.executors)
         ]
         return (Cache * 2)(*caches)
 
-    def keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
-        """Keep the target's hidden states of the accepted nodes for a draft head."""
-        host = self.blocks[nodes].host
-        paths = [(d.sequence, host["path"][d.sequence.slot, : host["length"][d.sequence.slot]]) for d in plan]
-        self.target.keep([(s.slot, s.cached, (s.slot * nodes + path).tolist()) for s, path in paths if len(path)])
+    def results(self, plan: Plan, nodes: int) -> list[RoundResult]:
+        """Return what the round that the host has just read made of each sequence."""
+        host, results = self.blocks[nodes].host, list[RoundResult]()
+        for sequence, proposal in plan:
+            slot = sequence.slot
+            count, length, fault = (int(host[name][slot]) for name in ("counts", "length", "fault"))
+            path, tokens = (host[name][slot, :length].tolist() for name in ("path", "emitted"))
+            rows = [slot * nodes + node for node in path]
+            results.append(RoundResult(sequence, proposal, count - 1, path, tokens, fault, rows))
+        return results
 
-    def forget_faults(self, nodes: int) -> None:
+    def clear_faults(self, nodes: int) -> None:
         """Clear reported faults, so that a slot's next sequence has none."""
         block = self.blocks[nodes]
         block.host["fault"][:] = 0
         block.upload("fault", "fault", self.target.stream)
         self.target.wait()
 
-    def settle(self) -> None:
+    def close(self) -> None:
         """Wait for all that is enqueued, ignoring errors, and drop the graphs."""
-        for executor in reversed(self._committed):
+        for executor in reversed(self.executors):
             with suppress(Exception):  # reported when it happened, or of no interest any more
                 executor.wait()
         for graphs in (self.graphs, *([self.grower.graphs] if self.grower else [])):
             graphs.clear()
+
+
+def _block(target: StandardExecutor, nodes: int) -> Block:
+    """Return a round's block: the host's inputs up to `counts`, the results from `counts` on."""
+    one, each = (target.batch_size,), (target.batch_size, nodes)
+    shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
+    shapes |= {"emitted": each, "path": each}
+    return Block(target.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+
+
+def _layer_addresses(executor: StandardExecutor) -> Tensor:
+    """Return the addresses of each layer's keys and values, `uint64[2·layers]`, on the device."""
+    device, cache = executor.device, executor.model.cache
+    addresses = device.pinned((cache.shape[0],), np.uint64)
+    addresses[:] = [part.address for part in slot_parts(cache)]
+    layers = device.empty(addresses.shape, np.uint64)
+    device.upload(layers, addresses, executor.stream)
+    device.wait(executor.stream)
+    return layers

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import StepInput, share_rows
+from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Choose, Dtype
@@ -23,7 +23,10 @@ from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
 
-from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch
+from .graphs import Graphs
+from .launches import enqueue_tree_inputs, launch
+from .memory import Block
+from .slots import ProcessorFlags, Slots
 
 _PAIR = 2
 _SHORT = 4  # steps of the largest bucket that read a text sooner than one of its own would: they are graphs
@@ -79,11 +82,8 @@ class TreeGrower:
         largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
 
-    def hosted(self) -> ModelDrafter:
-        """Return a drafter over the same model and cache whose trees the host grows, asking constraints at each level.
-
-        It shares this grower's count of cached rows, so only one of the two is told `keep` and `release`.
-        """
+    def drafter(self) -> ModelDrafter:
+        """Return a drafter over the same cache, and the same count of its rows, whose trees the host grows."""
         return ModelDrafter(self.executor, self.executor.model.chunk, cached=self.cached)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
@@ -100,23 +100,23 @@ class TreeGrower:
         self.cached[sequence.slot] = stop
         return StepInput(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
 
-    def draft(self, specs: Seq[TreeSpec], asked: ProcessorFlags, block: Block, nodes: int) -> None:
+    def draft(self, specs: Seq[TreeSpec], flags: ProcessorFlags, block: Block, nodes: int) -> None:
         """Enqueue the growth of trees of at most `nodes` nodes, on the draft's stream."""
         extent = Extent.of(specs, self.executor, nodes)
-        self.graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
+        self.graphs.run((extent, flags), lambda: self.grow(extent, flags, block))
 
-    def grow(self, extent: Extent, asked: ProcessorFlags, block: Block) -> None:
+    def grow(self, extent: Extent, flags: ProcessorFlags, block: Block) -> None:
         """Enqueue the root's children, one level after another below them, and the choice of the final tree."""
         executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
         fault, levels = block.at["fault"], self._tree
-        grown = self._fields(extent, block)
+        fields = self._fields(extent, block)
         with nvtx.range("draft level"):
             executor.device.copy(model.tokens, slots["pair"], stream)
             enqueue_tree_inputs(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
             model.enqueue(_PAIR, stream)
         row = model.logits.dtype.itemsize * executor.spec.vocab_size
-        self._choose(extent, asked, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
-        launch(self._kernels, "grow_level", stream, **grown, first=1)
+        self._choose(extent, flags, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
+        launch(self._kernels, "grow_level", stream, **fields, first=1)
         for _ in range(extent.levels - 1):
             below = {"parents": levels["level_parents"], "tree_nodes": extent.rows}
             below |= {"tree_offset": levels["level_offset"], "counts": levels["level_counts"]}
@@ -125,10 +125,10 @@ class TreeGrower:
                     self._kernels, executor, slots["cache_len"], extent.frontiers, fault=fault, shift=1, **below
                 )
                 model.enqueue(extent.frontiers, stream)
-            asking = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
-            self._choose(extent, asked, fault, nodes=extent.frontiers, logits=model.logits, rows_apart=1, **asking)
-            launch(self._kernels, "grow_level", stream, **grown)
-        launch(self._kernels, "finish_tree", stream, **grown)
+            choice = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
+            self._choose(extent, flags, fault, nodes=extent.frontiers, logits=model.logits, rows_apart=1, **choice)
+            launch(self._kernels, "grow_level", stream, **fields)
+        launch(self._kernels, "finish_tree", stream, **fields)
 
     def _fields(self, extent: Extent, block: Block) -> dict[str, Any]:
         """Return `specbuild_grow` without `first`; a level's tokens and positions are the model's own inputs."""
@@ -153,13 +153,13 @@ class TreeGrower:
             "nodes": extent.nodes,
         }
 
-    def _choose(self, extent: Extent, asked: ProcessorFlags, fault: Any, rows_apart: int, **fields: Any) -> None:
+    def _choose(self, extent: Extent, flags: ProcessorFlags, fault: Any, rows_apart: int, **fields: Any) -> None:
         """Enqueue the choice of each run node's best children, by the target's own processors and noise."""
         launch(
             self._kernels,
             "choose_tokens",
             self.executor.stream,
-            **self._slots.choosing(asked),
+            **self._slots.choice_fields(flags),
             **fields,
             tokens=self._tree["pool_tokens"],
             parents=self._tree["pool_parents"],
@@ -179,15 +179,6 @@ class TreeGrower:
         """Note that the cache has at least `rows` rows of the text now."""
         self.cached[sequence.slot] = rows
         self.executor.commit(sequence.slot, (), rows)
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `Drafter.keep`."""
-        self.cached[slot] = min(rows, self.cached[source])
-        share_rows(self.executor, slot, source, self.cached[slot])
-
-    def release(self, slot: int) -> None:
-        """Note that a slot's sequence has ended."""
-        self.executor.commit(slot, (), self.cached[slot])
 
 
 def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:

@@ -16,28 +16,28 @@ import card_driver
 
 from specbuild.measure.exactness import compare
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.decoding.device.resident import Flights
+from specbuild.runtime.decoding.device.resident_run import ResidentRun
 
 
 @contextmanager
 def followed() -> Iterator[list[int]]:
     """The entries that rounds which follow each other have written, by how many there were in each loop."""
-    counts, real, launch = list[int](), Flights.next_entry, Flights.launch
+    counts, real, launch = list[int](), ResidentRun.next_results, ResidentRun.launch
 
     def launched(self: Any, *given: Any) -> None:
         launch(self, *given)
-        if self.under_way:
+        if self.running:
             counts.append(0)
 
     def entry(self: Any) -> Any:
         counts[-1] += 1
         return real(self)
 
-    Flights.launch, Flights.next_entry = launched, entry  # type: ignore[method-assign]
+    ResidentRun.launch, ResidentRun.next_results = launched, entry  # type: ignore[method-assign]
     try:
         yield counts
     finally:
-        Flights.launch, Flights.next_entry = launch, real  # type: ignore[method-assign]
+        ResidentRun.launch, ResidentRun.next_results = launch, real  # type: ignore[method-assign]
 
 
 def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
             wanted = [replace(each, speculation=tree) for each in params]
             case = compare(engine, tree, asked["prompts"], wanted, asked["expected"])
             cases.append({"differ": len(case.divergences), **case.to_dict()})
-        graphs = sum(step is not None for step in getattr(engine._loop.flights, "_loops", {}).values())
+        resident = engine._loop.resident  # type: ignore[attr-defined]
+        graphs = sum(step is not None for step in resident.graphs._graphs.values()) if resident else 0
         return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": graphs}
 
 

@@ -59,7 +59,7 @@ def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tre
     drafted = dict[int, int]()
     for more in (0, 1):
         made = Made(host, folder, 1)
-        room: Callable[..., int] = made.loop.room.left
+        room: Callable[..., int] = made.loop.proposals.room.free_rows
         spec = TreeSpec.parse(tree)
         left = room(ask(tree, 1), spec, [spec])
         sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it

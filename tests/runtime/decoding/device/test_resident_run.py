@@ -145,10 +145,10 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path,
     """Two leave one after the other, or the loop is closed in the middle of rounds."""
     for closed in (False, True):
         made, wanted = resident(host, folder, ahead=ahead), batch("chain:3", 2, max_new_tokens=40)
-        flights: Any = made.loop.flights
+        own: Any = made.loop.resident
         for slot, sequence in enumerate(wanted):
             sequence.slot = slot
-        while not flights.under_way:
+        while not own.running:
             made.loop.round(wanted)
         if closed:
             made.loop.close()
@@ -156,9 +156,9 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path,
             continue
         made.loop.release(0)  # as one that was cancelled: it has no reason yet
         wanted[0].end("cancelled")
-        assert flights.under_way, "the other goes on"
+        assert own.running, "the other goes on"
         made.loop.release(1)
-        assert not flights.under_way
+        assert not own.running
 
 
 def test_a_device_that_ends_early_is_reported(host: KernelLibrary, folder: Path) -> None:

@@ -1,0 +1,52 @@
+"""Memory that host and device both have: arrays in one piece, copied together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from specbuild.runtime.backends.gpu.device import Device, Tensor
+
+_ALIGNMENT = 16
+
+
+class Block:
+    """Arrays in one piece of device memory with a pinned twin on the host, so that neighbours are copied together."""
+
+    def __init__(self, device: Device, fields: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+        """`fields`: shape and dtype of each array, in the order in which they lie."""
+        self._device, self._ends = device, dict[str, tuple[int, int]]()
+        self.host, self.at = dict[str, NDArray[Any]](), dict[str, Tensor]()
+        end = 0
+        for name, (shape, dtype) in fields.items():
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+            self._ends[name] = begin, end
+        self._memory, self._twin = device.empty((end,), np.uint8), device.pinned((end,), np.uint8)
+        for name, (shape, dtype) in fields.items():
+            begin, end = self._ends[name]
+            self.host[name] = self._twin[begin:end].view(dtype).reshape(shape)
+            self.at[name] = Tensor(self._memory.address + begin, shape, np.dtype(dtype))
+
+    def upload(self, first: str, last: str, stream: int) -> None:
+        """Enqueue the copy of the fields from `first` to `last` to the device."""
+        self._device.upload(*self._span(first, last), stream)
+
+    def download(self, first: str, last: str, stream: int) -> None:
+        """Enqueue the copy of the fields from `first` to `last` to the host."""
+        memory, twin = self._span(first, last)
+        self._device.download(twin, memory, stream)
+
+    def upload_row(self, name: str, slot: int, stream: int) -> None:
+        """Enqueue the copy of one slot's part of a field to the device."""
+        tensor, row = self.at[name], self.host[name][slot : slot + 1]
+        to = Tensor(tensor.address + slot * row.nbytes, row.shape, row.dtype)
+        self._device.upload(to, row, stream)
+
+    def _span(self, first: str, last: str) -> tuple[Tensor, NDArray[Any]]:
+        begin, end = self._ends[first][0], self._ends[last][1]
+        return Tensor(self._memory.address + begin, (end - begin,), np.dtype(np.uint8)), self._twin[begin:end]
