@@ -87,9 +87,6 @@ int32_t specbuild_attention_splits(const specbuild_attention *p, int32_t process
 size_t specbuild_attention_workspace(const specbuild_attention *p);
 /* Everything specbuild_tree_attention refuses by itself, without a launch. */
 int specbuild_attention_check(const specbuild_attention *p);
-/* The same for what lies in memory, from copies on the host: parents [B, M] or null, cache_len, tree_offset [B] or null. */
-int specbuild_tree_check(const int32_t *parents, const int32_t *cache_len, const int32_t *tree_offset, int32_t batch,
-                         int32_t nodes, int32_t tree_nodes, int32_t capacity);
 
 /* How one sequence decodes; the parameters of the request, in device memory. */
 typedef struct specbuild_request {
@@ -241,40 +238,6 @@ typedef struct specbuild_grow {
 
 int specbuild_grow_level(const specbuild_grow *p, void *stream);
 int specbuild_finish_tree(const specbuild_grow *p, void *stream);
-
-/* output = RMS norm of x + y, times weight; with scales, quantized row by row: output · scales[row] is the norm. */
-typedef struct specbuild_norm {
-  const void *x;       /* dtype [rows, width] */
-  const void *y;       /* as x; null: none */
-  const float *weight; /* [width] */
-  void *sum;           /* x + y, dtype [rows, width]; null: not wanted */
-  void *output;        /* output_dtype [rows, width] */
-  float *scales;       /* [rows]; null: output is of dtype */
-  float epsilon;
-  int32_t rows, width, dtype, output_dtype;
-} specbuild_norm;
-
-int specbuild_rms_norm(const specbuild_norm *p, void *stream);
-
-typedef struct specbuild_swiglu {
-  const void *gate, *up; /* dtype [rows, width], rows `stride` elements apart: 2·width where they lie side by side */
-  void *output;          /* silu(gate) · up, dtype [rows, width] */
-  int64_t stride;
-  int32_t rows, width, dtype;
-} specbuild_swiglu;
-
-int specbuild_swiglu_gate(const specbuild_swiglu *p, void *stream);
-
-/* output[i] = table[ids[i]], rows of bytes; zeros and a fault for an id that the table has not. */
-typedef struct specbuild_gather {
-  const void *table;  /* [vocab, row_bytes] */
-  const int32_t *ids; /* [rows] */
-  void *output;       /* [rows, row_bytes] */
-  int32_t *fault;     /* [1]; null: not reported */
-  int32_t rows, vocab, row_bytes;
-} specbuild_gather;
-
-int specbuild_gather_rows(const specbuild_gather *p, void *stream);
 
 #include "resident.h"
 

@@ -18,23 +18,19 @@ from specbuild.runtime.backends.kernels.abi import (
     Choose,
     Commit,
     Dtype,
-    Gather,
     KernelLibrary,
-    Norm,
     Request,
-    SwiGLU,
     Walk,
 )
 
 
 def others(device: Device, library: KernelLibrary, bandwidth: float, smoke: bool) -> dict[str, Any]:
     """Measure the kernels around the attention at an 8B-shaped model's sizes: batch 1, 16 nodes, vocabulary 128,256."""
-    sizes = Sizes(4, 1000, 2, 64, 96, 2, 64, 64) if smoke else Sizes()
+    sizes = Sizes(4, 1000, 2, 2, 64, 64) if smoke else Sizes()
     bench = Bench(device, library, bandwidth, sizes)
     bench.choose()
     bench.walk()
     bench.commit()
-    bench.layers()
     results = bench.results | {"verify": verify(device, library, sizes.nodes, sizes.capacity, smoke)}
     for choice in ("choose sampled", "choose top-k 50, top-p 0.9"):
         glue = sum(results[name]["us"] for name in (choice, "walk", "commit"))
@@ -49,8 +45,6 @@ class Sizes:
     nodes: int = 16
     vocab: int = 128256
     layers: int = 32
-    width: int = 4096
-    hidden: int = 14336
     kv_heads: int = 8
     size: int = 128
     capacity: int = 8192
@@ -120,25 +114,6 @@ class Bench:
         cache.count, cache.heads, cache.row_bytes = 2 * sizes.layers, sizes.kv_heads, 2 * sizes.size
         cache.capacity = sizes.capacity
         self.add("commit", "commit_path", commit, 2 * cache.count * cache.heads * cache.row_bytes * (nodes // 2 - 1))
-
-    def layers(self) -> None:
-        """Time a layer's kernels other than attention and matrix products, and the gathering of embedding rows."""
-        device, hold, nodes = self.device, self.hold, self.sizes.nodes
-        width, hidden, vocab = self.sizes.width, self.sizes.hidden, self.sizes.vocab
-        x, y = hold(device.random(nodes, width)), hold(device.random(nodes, width))
-        weight = hold(device.random(width, dtype="float32"))
-        norm = Norm(x=x, y=y, weight=weight, epsilon=1e-5, rows=nodes, width=width)
-        norm.sum, norm.output = hold(device.random(nodes, width)), hold(device.random(nodes, width))
-        norm.dtype = norm.output_dtype = Dtype.BF16
-        self.add("residual + RMS norm", "rms_norm", norm, 8 * nodes * width)
-        both, output = device.random(nodes, 2 * hidden), hold(device.random(nodes, hidden))
-        swiglu = SwiGLU(gate=hold(both), up=hold(both[:, hidden:]), output=output)
-        swiglu.stride, swiglu.rows, swiglu.width, swiglu.dtype = 2 * hidden, nodes, hidden, Dtype.BF16
-        self.add("SwiGLU", "swiglu_gate", swiglu, 6 * nodes * hidden)
-        table = hold(device.random(vocab, width))
-        gather = Gather(table=table, ids=self.tokens, output=x, rows=nodes, vocab=vocab)
-        gather.row_bytes = 2 * width
-        self.add("embedding rows", "gather_rows", gather, 4 * nodes * width)
 
 
 def verify(device: Device, library: KernelLibrary, nodes: int, context: int, smoke: bool) -> dict[str, float]:

@@ -77,22 +77,6 @@ int specbuild_attention_check(const specbuild_attention *p) {
   return check_pointers(pointers);
 }
 
-int specbuild_tree_check(const int32_t *parents, const int32_t *cache_len, const int32_t *tree_offset, int32_t batch,
-                         int32_t nodes, int32_t tree_nodes, int32_t capacity) {
-  using namespace specbuild;
-  for (int b = 0; b < batch; ++b) {
-    const int offset = tree_offset ? tree_offset[b] : 0, end = offset + nodes;
-    if (offset < 0 || (parents && end > tree_nodes)) return refuse("sequence %d: %d nodes from node %d on are not in a tree of %d", b, nodes, offset, tree_nodes);
-    if (cache_len[b] < 0 || cache_len[b] > capacity - end)
-      return refuse("sequence %d: cache_len %d and %d nodes do not fit a capacity of %d rows", b, cache_len[b], end, capacity);
-    for (int node = 0; parents && node < tree_nodes; ++node) {
-      const int parent = parents[b * tree_nodes + node];
-      if (parent < -1 || parent >= node) return refuse("sequence %d: node %d has parent %d: a parent comes first, −1 is none", b, node, parent);
-    }
-  }
-  return SPECBUILD_OK;
-}
-
 int32_t specbuild_attention_splits(const specbuild_attention *p, int32_t processors) {
   using namespace specbuild;
   if (processors < 1 || p->batch < 1 || p->nodes < 1 || p->kv_heads < 1 || p->heads < p->kv_heads) return 1;

@@ -19,9 +19,6 @@ size_t specbuild_struct_size(const char *name) {
   if (!strcmp(name, "growth")) return sizeof(specbuild_growth);
   if (!strcmp(name, "grow")) return sizeof(specbuild_grow);
   if (!strcmp(name, "ring")) return sizeof(specbuild_ring);
-  if (!strcmp(name, "norm")) return sizeof(specbuild_norm);
-  if (!strcmp(name, "swiglu")) return sizeof(specbuild_swiglu);
-  if (!strcmp(name, "gather")) return sizeof(specbuild_gather);
   return 0;
 }
 

@@ -34,7 +34,7 @@ def test_its_executor_does_what_every_one_has_to() -> None:
     """Prompts, trees from the host, commits and a draft's levels; whoever has no share in a step keeps every row."""
     model, target = torch_model("target"), made("target", HostDevice(), 3)
     target.step([chain(1, prompt_of(1, 5), 0, 1)])
-    cache = target.device.array(target.model.cache)
+    cache = target.device.array(target.model.tensors.cache)
     kept = cache[:, 1].copy()
     assert kept[:, :, :5].any()
     target.step([chain(0, prompt_of(0, CHUNK), 0, 1), chain(2, prompt_of(2, 20), 0, 0)])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
 import pytest
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Attention, Cache, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Cache, Dtype
 from specbuild.runtime.errors import OptionError
 
 ADDRESS = 4096  # of every array: aligned, and no memory of this process, so whatever is launched crashes
@@ -38,27 +37,14 @@ SOUND: dict[str, dict[str, Any]] = {
     "grow_level": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
     "finish_tree": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
     "publish": {"batch": 1, "nodes": 3, "rounds": 2},
-    "rms_norm": {
-        "epsilon": 1e-5,
-        "rows": 2,
-        "width": 16,
-        "dtype": Dtype.F16,
-        "output_dtype": Dtype.F16,
-        "scales": None,
-    },
-    "swiglu_gate": {"rows": 1, "width": 16, "stride": 16, "dtype": Dtype.F16},
-    "gather_rows": {"rows": 1, "vocab": 5, "row_bytes": 32},
 }
 CACHE = {"count": 2, "heads": 1, "row_bytes": 16, "capacity": 8, "page_table": None}
 NO_SIZES = {"shift", "cut_offs", "first", "trunk"}
 OPTIONAL = {  # arrays that may be missing
-    *(
-        "parents counts history masks scores fault row_nodes tree_offset output positions rows y sum scales ends"
-    ).split(),
+    *("parents counts history masks scores fault row_nodes tree_offset output positions rows ends").split(),
     *("stop query_norm key_norm sinks workspace roots pair page_table key_scale value_scale node_rows").split(),
 }
 NEEDED = {"publish": {"counts"}, "tree_attention": {"output"}}
-NEEDED |= {"rms_norm": {"output"}, "swiglu_gate": {"output"}, "gather_rows": {"output"}}
 TOGETHER = {"bias_tokens", "bias_values", "salts", "page_table", "key_scale", "value_scale"}  # with another field
 
 
@@ -122,9 +108,6 @@ NO_MATCH: dict[str, list[dict[str, Any]]] = {  # what does not fit the rest, or 
         *({"cache": True, field: value} for field, value in (("row_bytes", 12), ("page_rows", 4), ("pages", 2))),
         *({"cache": True, "page_rows": rows, "page_table": ADDRESS} for rows in (3, 4)),
     ],
-    "rms_norm": [{"output_dtype": Dtype.E4M3}, {"width": 12}, {"epsilon": -1.0}],
-    "swiglu_gate": [{"stride": 8}],
-    "gather_rows": [{"row_bytes": 24}],
     "tree_mask": [{"capacity": 1}],
 }  # fmt: skip
 
@@ -134,26 +117,3 @@ NO_MATCH: dict[str, list[dict[str, Any]]] = {  # what does not fit the rest, or 
 )
 def test_what_does_not_fit_together(kernels: HostKernels, name: str, change: dict[str, Any]) -> None:
     refusal(kernels, name, **change)
-
-
-@pytest.mark.parametrize(
-    ("parents", "cache_len", "said"),
-    [
-        ([-1, 2, 0], [10, 10], "sequence 1: node 1 has parent 2"),
-        ([-1, 0, -2], [10, 10], "sequence 1: node 2 has parent -2"),
-        ([-1, 0, 0], [10, 98], "sequence 1: cache_len 98"),
-        ([-1, 0, 0], [-1, 10], "sequence 0: cache_len -1"),
-    ],
-)
-def test_trees_are_refused_before_a_launch(
-    host: KernelLibrary, parents: list[int], cache_len: list[int], said: str
-) -> None:
-    params = Attention(batch=2, nodes=3, tree_nodes=3, capacity=100)
-
-    def check(second: list[int], lengths: list[int]) -> None:
-        trees, there = (np.array(each, dtype=np.int32) for each in ([[-1, 0, 1], second], lengths))
-        host.check_tree(trees.ctypes.data, there.ctypes.data, None, params)
-
-    check([-1, 0, 0], [10, 10])
-    with pytest.raises(OptionError, match=said):
-        check(parents, cache_len)

@@ -154,35 +154,6 @@ class Ring(ctypes.Structure):
     ]
 
 
-class Norm(ctypes.Structure):
-    """Parameters of RMS norm (`specbuild_norm`)."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("x", "y", "weight", "sum", "output", "scales")),
-        ("epsilon", c_float),
-        *((name, c_int32) for name in ("rows", "width", "dtype", "output_dtype")),
-    ]
-
-
-class SwiGLU(ctypes.Structure):
-    """Parameters of SwiGLU (`specbuild_swiglu`)."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("gate", "up", "output")),
-        ("stride", c_int64),
-        *((name, c_int32) for name in ("rows", "width", "dtype")),
-    ]
-
-
-class Gather(ctypes.Structure):
-    """Parameters of gathering embedding rows (`specbuild_gather`)."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("table", "ids", "output", "fault")),
-        *((name, c_int32) for name in ("rows", "vocab", "row_bytes")),
-    ]
-
-
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention": Attention,
     "request": Request,
@@ -195,9 +166,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "growth": Shape,
     "grow": Grow,
     "ring": Ring,
-    "norm": Norm,
-    "swiglu": SwiGLU,
-    "gather": Gather,
 }
 LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "tree_attention": Attention,
@@ -209,9 +177,6 @@ LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "grow_level": Grow,
     "finish_tree": Grow,
     "publish": Ring,
-    "rms_norm": Norm,
-    "swiglu_gate": SwiGLU,
-    "gather_rows": Gather,
 }
 
 
@@ -260,21 +225,6 @@ class KernelLibrary:
         """Return the bytes of workspace that TreeAttention or a token choice needs."""
         name = "attention_workspace" if isinstance(params, Attention) else "choose_workspace"
         return int(self._function(name)(ctypes.byref(params)))
-
-    def check_tree(self, parents: int | None, cache_len: int, tree_offset: int | None, params: Attention) -> None:
-        """Refuse forward edges and rows past the capacity in host copies of a tree's arrays.
-
-        Args:
-            parents: Address of the host copy of `params.parents`.
-            cache_len: Address of the host copy of `params.cache_len`.
-            tree_offset: Address of the host copy of `params.tree_offset`.
-            params: The parameters that hold the sizes.
-
-        Raises:
-            OptionError: If the tree is refused.
-        """
-        found = *map(c_void_p, (parents, cache_len, tree_offset)), params.batch, params.nodes, params.tree_nodes
-        self._check(self._library.specbuild_tree_check(*found, params.capacity))
 
     def _function(self, name: str) -> Any:
         return getattr(self._library, f"specbuild_{name}")
