@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
-from specbuild.runtime.backends.gpu.device import Place, Step, Tensor, TreeInputs
+from specbuild.runtime.backends.gpu.device import Place, Step, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors, TreeInputs
 from specbuild.runtime.backends.kernels.grids import launches, splits, workspace
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
@@ -207,25 +208,20 @@ class _Model:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
         self.spec, self.batch_size, self.buckets, self.lengths, self.pages = spec, batch, buckets, buckets[-1:], pages
         self.chunk = buckets[-1]
-        self._device, largest, empty = recorder, buckets[-1], recorder.empty
-        self.tokens, self.positions = (empty((batch, largest), np.int32) for _ in range(2))
-        self.rows, *lengths = (empty((batch,), np.int32) for _ in range(4))
-        self.tree = TreeInputs(empty((batch, largest), np.int32), *lengths) if plugin else None
-        windows = () if plugin else spec.windows
-        self.masks = {window: empty((batch, 1, largest, spec.capacity), np.bool_) for window in windows}
-        self.logits = empty((batch, largest, spec.vocab_size), np.float32)
-        self.hidden: Tensor | None = None  # drafts that read hidden states are not in the loop
-        self.hidden_in: Tensor | None = None
+        self._device = recorder
         parts, rows = (1 + pages.count, pages.rows) if pages else (batch, spec.capacity)
-        self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
+        cache = recorder.empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
+        sizes = batch, self.chunk, self.chunk
+        self.tensors = StepTensors.allocate(recorder, spec, sizes, cache, self.chunk if plugin else 0)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model`."""
-        tree = self.tree
-        told = [tree.parents, tree.cache_len, tree.tree_offset, tree.counts] if tree else [self.positions, self.rows]
+        tensors, tree = self.tensors, self.tensors.tree
+        rows = [tensors.positions, tensors.rows]
+        rows = [tree.parents, tree.cache_len, tree.tree_offset, tree.counts] if tree else rows
         table = [self.pages.tensor] if self.pages else []
-        reads = [self.tokens, *told, *table, *self.masks.values(), self.cache]
-        read, written = ([tensor.address for tensor in each] for each in (reads, (self.logits, self.cache)))
+        reads = [tensors.tokens, *rows, *table, *tensors.masks.values(), tensors.cache]
+        read, written = ([tensor.address for tensor in each] for each in (reads, (tensors.logits, tensors.cache)))
         self._device.add("child", stream, read, written, model=self.spec.name, nodes=nodes)
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
@@ -262,7 +258,8 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     resident = ResidentRun(rounds, Room(executors["target"], executors.get("draft")))
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None
-    parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()}
+    parts: dict[str, Any] = {name: executor.model.tensors for name, executor in executors.items()}
+    parts |= {"pages": table} if table else {}
     parts |= {"slots": rounds.slots.at, "round": rounds.blocks[nodes]}
     parts["loop"] = {name: value for name, value in vars(rounds).items() if name != "blocks"}
     parts |= {"ring": vars(resident.ring)} | ({"drafting": vars(rounds.grower)} if rounds.grower else {})
@@ -299,8 +296,8 @@ def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:
         yield thing.ctypes.data, thing.ctypes.data + thing.nbytes, f"{name} (host)"
     elif isinstance(thing, Block):
         yield from _tensors(name, thing.at)
-    elif isinstance(thing, TreeInputs):
-        yield from _tensors(name, {part: getattr(thing, part) for part in TreeInputs.__dataclass_fields__})
+    elif isinstance(thing, StepTensors | TreeInputs):
+        yield from _tensors(name, {part: getattr(thing, part) for part in thing.__dataclass_fields__})
     elif isinstance(thing, _Pages):
         yield from _tensors(name, {"table": thing.tensor})
     elif isinstance(thing, Mapping | list):

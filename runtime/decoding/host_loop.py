@@ -6,19 +6,14 @@ Prefill uses the same step: a prompt's chunk is a long chain whose nodes are acc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
-from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree, walk
@@ -26,7 +21,8 @@ from specbuild.runtime.speculation.tree import Tree, walk
 from .accounting import account
 from .admission import Admission
 from .emission import Emission
-from .loop import DEFAULTS, LoopOptions, alone, cache_bytes
+from .error_isolation import isolate_errors
+from .loop import DEFAULTS, Loop, LoopOptions
 from .planner import Planner
 from .reading import Reader, step_input
 from .round_result import RoundResult
@@ -37,7 +33,7 @@ PACE, PACE_OF_ALL = 2.5, 1.75
 LEAST = 2  # tokens of each prompt that such a step prefills in any case
 
 
-class HostLoop:
+class HostLoop(Loop):
     """Runs a target and a drafter; knows no backend, no tokenizer and no queue. See `Loop`."""
 
     def __init__(
@@ -59,16 +55,11 @@ class HostLoop:
             options: How the loop decodes.
             admission: Slots that another loop over the same target uses as well; None: new ones.
         """
-        self.target, self.proposer, self.tally = target, proposer, RunStats()
+        self._options, emission = options, Emission(eos)
         max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
-        self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, max_nodes), options
-        self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
-        self.exactness, self.cost = options.exactness, options.cost
-        self.trunk = False
-        self.admission = admission or Admission(target, proposer, options.prefix_caching)
-        self.check, self.pick, self.release = self.planner.check, self.admission.pick, self.admission.release
-        self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
-        self.cached_texts = self.admission.cached_texts
+        reader = Reader(target, emission, chunk, options.lone_chunk)
+        slots = admission or Admission(target, proposer, options.prefix_caching)
+        super().__init__(target, proposer, emission, Planner(options.limits, max_nodes), reader, slots, options)
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
@@ -78,7 +69,7 @@ class HostLoop:
             with nvtx.range("verify"):
                 logits = self.verify(sequences, [proposal.tree for proposal in proposals])
             for sequence, proposal, rows in zip(sequences, proposals, logits, strict=True):
-                with nvtx.range("accept"), alone(sequence):
+                with nvtx.range("accept"), isolate_errors(sequence):
                     if sequence.decodes:
                         self.accept(sequence, proposal, rows)
                     else:
@@ -139,50 +130,11 @@ class HostLoop:
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 
-    @property
-    def stats(self) -> RunStats:
-        """See `Loop.stats`."""
-        return copy(self.tally)
-
-    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
-        """See `Loop.logits`."""
-        with self.borrowed(len(tokens)):
-            return self.reader.logits(tokens, count, nodes or self.reader.chunk)
-
-    @contextmanager
-    def borrowed(self, tokens: int) -> Iterator[None]:
-        """See `Loop.borrowed`."""
-        self.admission.borrow(0, tokens)
-        try:
-            yield
-        finally:
-            self.release(0)
-
     def sibling(self, looks_up: bool = True) -> HostLoop:
         """See `Loop.sibling`."""
         proposer = Proposer(self.fresh_drafter(), looks_up)
         slots = self.admission.beside(proposer)
         return HostLoop(self.target, proposer, self.reader.chunk, self.emission.eos, self._options, slots)
-
-    def fresh_drafter(self) -> ModelDrafter | None:
-        """See `Loop.fresh_drafter`."""
-        model = self.proposer.model if self.proposer else None
-        return model.again() if model else None
-
-    @property
-    def draft_executor(self) -> Executor | None:
-        """See `Loop.draft_executor`."""
-        return self.proposer.executor if self.proposer else None
-
-    @property
-    def notes(self) -> list[str]:
-        """See `Loop.notes`."""
-        return []
-
-    @property
-    def cache_bytes(self) -> int:
-        """See `Loop.cache_bytes`."""
-        return cache_bytes(self)
 
     def close(self) -> None:
         """See `Loop.close`."""

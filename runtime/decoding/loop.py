@@ -1,12 +1,14 @@
-"""The `Loop` protocol that an engine drives, and what the host loop and the device loop share."""
+"""`Loop`, which an engine drives: what the host loop and the device loop are both made of."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from threading import current_thread, main_thread
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +16,16 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
+from .admission import Admission
+from .emission import Emission
 from .planner import Planner
+from .reading import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,112 +54,120 @@ class LoopOptions:
 DEFAULTS = LoopOptions()
 
 
-class Loop(Protocol):
-    """Decodes sequences in slots, a round at a time; used by one thread at a time."""
+class Loop(ABC):
+    """Decodes sequences in slots, a round at a time; used by one thread at a time.
 
-    page_tokens: int | None  # tokens that all pages hold together; None: each slot has rows of its own
-    exactness: ExactnessClass | None  # if set, a seed gives one text, whatever is drafted or runs beside it
-    planner: Planner  # decides which sequences draft; its limits may change between rounds
-    trunk: bool  # whether nothing is accepted beyond a tree's first side branch
+    Attributes:
+        target: The target's executor.
+        proposer: What proposes the trees; None: every round is plain decoding.
+        emission: What emits tokens.
+        planner: What limits the drafts; its limits may change between rounds.
+        reader: What prefills.
+        admission: What assigns slots.
+        exactness: If set, a seed gives one text, whatever is drafted or runs beside it.
+        cost: What rounds cost; None: the bundle was never tuned.
+        tally: Counts and times of all rounds so far.
+    """
 
-    @property
-    def stats(self) -> RunStats:
-        """A copy of the counts and times of all rounds so far."""
-        ...
+    trunk = False  # whether nothing is accepted beyond a tree's first side branch
 
-    @property
-    def target(self) -> Executor:
-        """The target's executor."""
-        ...
+    def __init__(
+        self,
+        target: Executor,
+        proposer: Proposer | None,
+        emission: Emission,
+        planner: Planner,
+        reader: Reader,
+        admission: Admission,
+        options: LoopOptions,
+    ) -> None:
+        self.target, self.proposer, self.emission, self.planner = target, proposer, emission, planner
+        self.reader, self.admission, self.tally = reader, admission, RunStats()
+        self.exactness, self.cost = options.exactness, options.cost
 
-    @property
-    def draft_executor(self) -> Executor | None:
-        """The draft's executor; None if no model drafts."""
-        ...
-
+    @abstractmethod
     def round(self, sequences: Seq[Sequence]) -> None:
         """Run one round: each sequence emits at least one token, prefills a chunk of its prompt, or fails alone.
 
         Raises what drafting or the step itself raises, which concerns all sequences.
         """
-        ...
+
+    @abstractmethod
+    def sibling(self, looks_up: bool = True) -> Self:
+        """Return another loop over the same models, for measuring; only one of them may have sequences at a time.
+
+        Args:
+            looks_up: Whether it drafts continuations from the text itself.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the models and the caches."""
+
+    @property
+    def stats(self) -> RunStats:
+        """A copy of the counts and times of all rounds so far."""
+        return copy(self.tally)
+
+    @property
+    def draft_executor(self) -> Executor | None:
+        """The draft's executor; None if no model drafts."""
+        return self.proposer.executor if self.proposer else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that say what does not run as intended, and why."""
+        return []
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the target's and the draft's caches."""
+        return sum(executor.cache_bytes for executor in (self.target, self.draft_executor) if executor)
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Tokens that all pages hold together; None: each slot has rows of its own."""
+        return self.admission.page_tokens
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed, or could never get a slot."""
-        ...
+        self.planner.check(sequence)
+        self.admission.check(sequence)
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """Return the best free slot for a sequence; None: it has to wait until others have ended."""
-        ...
+        return self.admission.pick(sequence, free)
 
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
-        ...
+        self.admission.release(slot)
 
     def cached_tokens(self) -> tuple[int, ...]:
         """Return, by slot, how many cached tokens a text with the same prefix skips in prefill; from any thread."""
-        ...
+        return self.admission.cached_tokens()
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        ...
+        return self.admission.cached_texts()
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 
         The text is prefilled into slot 0, which must be free, at most `nodes` tokens a step.
         """
-        ...
+        with self.borrowed(len(tokens)):
+            return self.reader.logits(tokens, count, nodes or self.reader.chunk)
 
-    def borrowed(self, tokens: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def borrowed(self, tokens: int) -> Iterator[None]:
         """Reserve slot 0, which must be free, for `tokens` tokens of a text that is no sequence's, while inside."""
-        ...
-
-    def sibling(self, looks_up: bool = True) -> Loop:
-        """Return another loop over the same models, for measuring; only one of them may have sequences at a time.
-
-        Args:
-            looks_up: Whether it drafts continuations from the text itself.
-        """
-        ...
+        self.admission.borrow(0, tokens)
+        try:
+            yield
+        finally:
+            self.release(0)
 
     def fresh_drafter(self) -> ModelDrafter | None:
         """Return a host drafter of the same draft model that has seen no text yet; None if no model drafts."""
-        ...
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines that say what does not run as intended, and why."""
-        ...
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the target's and the draft's caches."""
-        ...
-
-    def close(self) -> None:
-        """Free the models and the caches."""
-        ...
-
-
-def cache_bytes(loop: Loop) -> int:
-    """See `Loop.cache_bytes`."""
-    return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
-
-
-class alone(AbstractContextManager[None]):  # noqa: N801
-    """Lets an error raised inside end only this sequence; an interrupt ends all of them.
-
-    Only the main thread receives interrupts: in another thread such an error came from a tokenizer or a constraint.
-    """
-
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if error is None:
-            return False
-        if isinstance(error, KeyboardInterrupt | SystemExit) and current_thread() is main_thread():
-            return False
-        self._sequence.fail(error)  # every BaseException: a tokenizer's panic is no Exception
-        return True
+        model = self.proposer.model if self.proposer else None
+        return model.again() if model else None

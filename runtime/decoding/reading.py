@@ -17,7 +17,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
-from .loop import alone
+from .error_isolation import isolate_errors
 
 Logits = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ class Reader:
         with nvtx.range("verify"):
             logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
         for sequence, chunk, rows in zip(sequences, chunks, logits, strict=True):
-            with nvtx.range("accept"), alone(sequence):
+            with nvtx.range("accept"), isolate_errors(sequence):
                 self.accept(sequence, chunk, rows)
 
     def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from specbuild.runtime.decoding.loop import Loop, alone
+from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.requests.sequence import Sequence
 
 from .handle import Handle
@@ -207,7 +208,7 @@ class Driver:
                 return
             handle, slot = self.waiting[0], None
             sequence = handle.sequence
-            with alone(sequence):
+            with isolate_errors(sequence):
                 slot = self._loop.pick(sequence, self.free)
             if sequence.error:
                 self.waiting.popleft()

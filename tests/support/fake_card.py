@@ -106,7 +106,6 @@ def card_bundle(
 def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
     """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
-    command += [f"--tier={tier}" for tier in ("fast", "slow", "nightly", "soak")]
     places = [each if each.startswith("-") else str(SUPPORT.parent / each) for each in arguments]
     done = subprocess.run(
         [*command, f"--basetemp={folder / 'run'}", *places], cwd=ROOT, env=card, capture_output=True, text=True

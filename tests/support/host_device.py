@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from specbuild.runtime.backends.gpu.device import Model, Place, Step, Tensor
+from specbuild.runtime.backends.gpu.device import Place, Step, Tensor
+from specbuild.runtime.backends.gpu.model import Model
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 Array = NDArray[Any]

@@ -21,7 +21,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import Tensor, TreeInputs, hidden_states
+from specbuild.runtime.backends.gpu.device import Tensor
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.backends.tensorrt.pages import PageTable
 
@@ -124,20 +125,13 @@ class PluginModel:
         self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
         self.spec, self.batch_size, self.buckets, self.chunk, self._device = spec, batch_size, buckets, chunk, device
         self.lengths = sorted({buckets[-1], (buckets[-1] + chunk + 1) // 2, chunk})
-        each, empty = (batch_size, buckets[-1]), device.empty
-        self.tokens = empty((max(batch_size * buckets[-1], chunk),), np.int32)
-        self.positions = empty(each, np.int32)
-        self.rows, *lengths = (empty((batch_size,), np.int32) for _ in range(4))
-        self.masks: dict[int, Tensor] = {}
-        self.tree = TreeInputs(empty((batch_size, tree_nodes), np.int32), *lengths)
-        self.logits = empty((*each, spec.vocab_size), np.float32)
-        self.hidden, self.hidden_in = hidden_states(device, spec, *each, chunk)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
         self.pages = pages
         parts, rows = (1 + pages.count, pages.rows) if pages else (batch_size, spec.capacity)
         shape = 2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim
         self._number = past.dtype.numpy()
-        self.cache = empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
+        cache = device.empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
+        self.tensors = StepTensors.allocate(device, spec, (batch_size, buckets[-1], chunk), cache, tree_nodes)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model.enqueue`."""
@@ -148,9 +142,11 @@ class PluginModel:
         self._run(slice(slot, slot + 1), 1, nodes, np.array([last]))
 
     def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
-        tree, cache = self.tree, self._device.array(self.cache).view(self._number)
+        given = self.tensors
+        tree, cache = given.tree, self._device.array(given.cache).view(self._number)
+        assert tree
         columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
-        shapes = {"input_ids": (self.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
+        shapes = {"input_ids": (given.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
         vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}
         shapes |= {name: (vector, (batch,)) for name, vector in vectors.items()}
         feed = {
@@ -167,11 +163,11 @@ class PluginModel:
             feed["page_table"] = self._device.array(table)
         for index, rows in enumerate(cache if self.pages else cache[:, slots]):
             feed[f"past_{('key', 'value')[index % 2]}.{index // 2}"] = rows
-        if self.hidden_in:
-            states = Tensor(self.hidden_in.address, (batch, nodes, self.spec.hidden), self.hidden_in.dtype)
+        if given.hidden_in:
+            states = Tensor(given.hidden_in.address, (batch, nodes, self.spec.hidden), given.hidden_in.dtype)
             feed["hidden_in"] = self._device.array(states)
         outputs = dict(zip(self._evaluator.output_names, self._evaluator.run(None, feed), strict=True))
-        for name, tensor in {"logits": self.logits, "hidden": self.hidden}.items():
+        for name, tensor in {"logits": given.logits, "hidden": given.hidden}.items():
             if tensor:
                 self._device.array(tensor).reshape(-1)[: outputs[name].size] = outputs[name].ravel()
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import Pages, Tensor, TreeInputs
+from specbuild.runtime.backends.gpu.device import Pages
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors
 
 WIDTH = 8
 
@@ -25,19 +26,12 @@ class ShapedModel:
 
     capturable = True
     pages: Pages | None = None
-    tree: TreeInputs | None = None
-    hidden: Tensor | None = None
-    hidden_in: Tensor | None = None
 
     def __init__(self, name: str, device: HostDevice, batch_size: int, planted: float, error: float = 0.0) -> None:
         self.spec = ModelSpec(name, 1, 1, WIDTH, VOCAB, CAPACITY, BUCKETS[-1])
         self.batch_size, self.buckets, self.chunk, self.lengths = batch_size, BUCKETS, CHUNK, range(1, CHUNK + 1)
-        size = batch_size, BUCKETS[-1]
-        self.tokens, self.positions = (device.empty(size, np.int32) for _ in range(2))
-        self.rows = device.empty((batch_size,), np.int32)
-        self.masks = {0: device.empty((*size, CAPACITY), np.bool_)}
-        self.logits = device.empty((*size, VOCAB), np.float32)
-        self.cache = device.empty((2, batch_size, 1, CAPACITY, WIDTH), np.float32)
+        cache = device.empty((2, batch_size, 1, CAPACITY, WIDTH), np.float32)
+        self.tensors = StepTensors.allocate(device, self.spec, (batch_size, BUCKETS[-1], CHUNK), cache)
         self._device = device
         rng, off = np.random.default_rng(3), np.random.default_rng(4)
         shapes = {"tokens": (VOCAB, WIDTH), "places": (CAPACITY, WIDTH), "head": (WIDTH, VOCAB)}
@@ -57,15 +51,15 @@ class ShapedModel:
     def _step(self, slots: Any, nodes: int, wanted: slice) -> None:
         tokens, positions, masks = (
             self._device.array(each).reshape(-1)[: len(slots) * nodes * size].reshape(len(slots), nodes, size)
-            for each, size in ((self.tokens, 1), (self.positions, 1), (self.masks[0], CAPACITY))
+            for each, size in ((self.tensors.tokens, 1), (self.tensors.positions, 1), (self.tensors.masks[0], CAPACITY))
         )
-        cache, rows = self._device.array(self.cache)[0, :, 0], self._device.array(self.rows)
+        cache, rows = self._device.array(self.tensors.cache)[0, :, 0], self._device.array(self.tensors.rows)
         out = [
             self._logits(self._rows(cache[slot], rows[at], tokens[at, :, 0], positions[at, :, 0], masks[at]), nodes)
             for at, slot in enumerate(slots)
         ]
         found = np.stack(out)[:, wanted].astype(np.float32).reshape(-1)
-        self._device.array(self.logits).reshape(-1)[: len(found)] = found
+        self._device.array(self.tensors.logits).reshape(-1)[: len(found)] = found
 
     def _rows(self, cache: Any, first: int, tokens: Any, positions: Any, mask: Any) -> NDArray[np.float64]:
         """Write a sequence's rows, each after those that it sees; what the nodes made of them."""

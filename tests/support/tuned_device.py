@@ -52,7 +52,7 @@ class Tuned(Made):
         self.controller = Controller(cost, len(names) > 1)
         if hostile:
             model: Any = self.loop.draft_executor.model  # type: ignore[union-attr]
-            logits = self.device.array(model.logits)
+            logits = self.device.array(model.tensors.logits)
             model.spoil = lambda nodes: np.negative(logits, out=logits)
 
     def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:

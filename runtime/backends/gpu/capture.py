@@ -104,8 +104,8 @@ class Capture:
     def _serialise(self, graph: Any, early: list[tuple[Any, Any, Any]]) -> None:
         """Replace early edges by edges over which a kernel starts when the one in front of it has ended."""
         driver = self._driver
-        for source, to, kept in early:
-            self._do(driver.cuGraphRemoveDependencies(graph, [source], [to], [kept], 1))
+        for source, to, edge in early:
+            self._do(driver.cuGraphRemoveDependencies(graph, [source], [to], [edge], 1))
             self._do(driver.cuGraphAddDependencies(graph, [source], [to], [driver.CUgraphEdgeData()], 1))
 
     @contextmanager

@@ -56,8 +56,8 @@ def driver_fault(needs: tuple[int, int], version: int, status: int, devices: int
         return f"the NVIDIA driver does not start (CUDA error {status}): look at nvidia-smi"
     if not devices:
         return "the NVIDIA driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-    if (found := _version(version)) < needs:
-        return f"the NVIDIA driver is for CUDA {_dotted(found)}, and {_dotted(needs)} is needed: update the driver"
+    if (supported := _version(version)) < needs:
+        return f"the NVIDIA driver is for CUDA {_dotted(supported)}, and {_dotted(needs)} is needed: update the driver"
     return None
 
 
@@ -113,11 +113,8 @@ class Cuda:
             device = core.Device(index)
             self.name = str(device.name)
             self.capability = str(device.arch)  # "90"
-            properties = device.properties
-            self.multiprocessors = int(properties.multiprocessor_count)
-            kilohertz, bits = int(properties.memory_clock_rate), int(properties.global_memory_bus_width)
+            self.multiprocessors = int(device.properties.multiprocessor_count)
             self.driver_version = _version(self._do(driver.cuDriverGetVersion()))
-        self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes per second; None: not known
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {"processor": self.name, "driver": _dotted(self.driver_version)}
         self._device = device
@@ -220,10 +217,10 @@ class Cuda:
     def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
         """Poll; see `Device.reached`."""
         with self.current:
-            while counter[0] < value and (found := self._driver.cuStreamQuery(stream))[0] == _BUSY:
+            while counter[0] < value and (status := self._driver.cuStreamQuery(stream))[0] == _BUSY:
                 time.sleep(0)  # let other threads run
             if counter[0] < value:
-                self._do(found)
+                self._do(status)
         return bool(counter[0] >= value)
 
     def mark(self, stream: int, mark: Any = None) -> Any:

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from specbuild.runtime.backends.executor import ModelSpec
-
 Step = Callable[[], None]
 Place = tuple[int, int]  # a slot of a cache, and a row in it
 MAX_NODES = 64  # in a tree, and in all levels of a draft; as in plugins/kernels.h
@@ -127,16 +125,6 @@ class Device(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TreeInputs:
-    """TreeAttention's inputs in place of masks: node i's cache row is `cache_len + tree_offset + i`."""
-
-    parents: Tensor  # int32 [B, M], of the whole tree; `prefill` steps longer than a bucket are chains
-    cache_len: Tensor  # int32 [B]
-    tree_offset: Tensor  # int32 [B]: tree nodes that are in the cache already
-    counts: Tensor  # int32 [B]: how many of the N are nodes; padding is not written
-
-
 class Pages(Protocol):
     """Paged caches: of `count` pages of `rows` rows each slot has some; page 0 is nobody's.
 
@@ -179,86 +167,3 @@ class Pages(Protocol):
     def update(self, stream: int) -> None:
         """Bring `tensor` up to date and wait until it is; nothing that runs meanwhile may read it."""
         ...
-
-
-class Model(Protocol):
-    """A compiled graph over B slots, every tensor bound once; N is the largest bucket.
-
-    A step of n nodes reads and writes the beginning of each tensor, as if its shape had n in place of N.
-    """
-
-    spec: ModelSpec
-    batch_size: int  # B
-    buckets: Sequence[int]  # node counts that a step may have, ascending
-    chunk: int  # largest node count of `prefill`, at least the largest bucket
-    tokens: Tensor  # int32 [B, N]
-    positions: Tensor  # int32 [B, N]; with a `tree`, positions and rows are not read and there are no masks
-    rows: Tensor  # int32 [B]: the cache row of each sequence's first node
-    masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
-    logits: Tensor  # float32 [B, N, V]
-    hidden: Tensor | None  # float32 [B, N, H]: hidden states that the model writes, for an EAGLE-3 head
-    hidden_in: Tensor | None  # float32 [B, N, H]: hidden states that a head reads
-    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: B pages of S rows
-
-    @property
-    def capturable(self) -> bool:
-        """Return whether a graph may hold its steps."""
-        ...
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Node counts that `prefill` accepts, ascending."""
-        ...
-
-    @property
-    def pages(self) -> Pages | None:
-        """The pages of its cache; None: each slot has rows of its own."""
-        ...
-
-    @property
-    def tree(self) -> TreeInputs | None:
-        """TreeAttention's inputs, if its attention is TreeAttention; None: standard operators."""
-        ...
-
-    def enqueue(self, nodes: int, stream: int) -> None:
-        """Enqueue a step of all slots that gives all nodes' logits; `nodes` is one of `buckets`."""
-        ...
-
-    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
-        """Enqueue a step of one slot, with tensors as for B = 1.
-
-        Args:
-            slot: The slot.
-            nodes: The step's node count, one of `lengths`.
-            last: The node whose logits become `logits[0, 0]`.
-            stream: The stream.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free everything but the device's memory."""
-        ...
-
-
-def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:
-    """Return a slot's keys and values of each layer in the cache's order; `cache [2·layers, slots, heads, rows, D]`."""
-    layers, slots, *shape = cache.shape
-    size = cache.nbytes // (layers * slots)
-    starts = (cache.address + (layer * slots + slot) * size for layer in range(layers))
-    return [Tensor(start, (1, *shape), cache.dtype) for start in starts]
-
-
-def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: int, chunk: int) -> Tensor:
-    """Allocate a tensor of `shape`, with `nodes` nodes per sequence; its memory also holds a chunk of one slot."""
-    lines = -(-max(shape[0] * nodes, chunk) // nodes)
-    memory = device.empty((lines, *shape[1:]), dtype)
-    return Tensor(memory.address, shape, memory.dtype)
-
-
-def hidden_states(
-    device: Device, spec: ModelSpec, batch_size: int, nodes: int, chunk: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Allocate `Model.hidden` and `Model.hidden_in`; None for what the model does not have."""
-    shape = batch_size, nodes, spec.hidden
-    made = with_room(device, shape, np.float32, nodes, chunk) if spec.hidden else None
-    return made, with_room(device, shape, np.float32, nodes, chunk) if spec.reads_hidden else None

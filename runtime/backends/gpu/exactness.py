@@ -28,11 +28,11 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
     overwritten.
     """
     step = executor.bucket(nodes)
-    found = ExactnessClass(executor.batch_size * step, step)
-    executor.keep_to(found)
+    exactness = ExactnessClass(executor.batch_size * step, step)
+    executor.keep_to(exactness)
     with _texts(executor) as several:
         if (step == 1 or agree(executor, 2, step, FEW, several) is not None) and _read_alike(executor, several[0]):
-            executor.keep_to(replace(found, digest=_digest(executor, several[0], step)))
+            executor.keep_to(replace(exactness, digest=_digest(executor, several[0], step)))
             return executor.exactness
     executor.keep_to(None)
     _log.warning("steps of one shape do not agree in every bit here: near-ties may be decided otherwise")

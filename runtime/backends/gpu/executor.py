@@ -22,8 +22,11 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import ExecutionError
 
-from .device import MAX_NODES, Device, Model, Step, Tensor, TreeInputs, slot_parts
+from .device import MAX_NODES, Device, Step, Tensor
+from .model import Model
 from .pieces import pieces
+from .step_staging import StepStaging
+from .step_tensors import slot_parts
 
 
 class StandardExecutor:
@@ -34,20 +37,18 @@ class StandardExecutor:
         self.device, self.model, self.stream, self._timed = device, model, stream, False
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
         self._marks: tuple[Any, Any] = (None, None)  # of the last timed step; the device uses them again
-        self.identity, self.buckets = device.identity, model.buckets
+        self.buckets = model.buckets
         self.exactness: ExactnessClass | None = None
-        nodes = max(self.batch_size * model.buckets[-1], model.chunk)
-        self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
-        self._write_rows = device.pinned((self.batch_size,), np.int32)
-        self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts, tree_offset
-        if model.tree:
-            self._parents = device.pinned(model.tree.parents.shape, np.int32)
-        states = nodes, self.spec.hidden
-        self._fed = device.pinned(states, np.float32) if model.hidden_in else None
-        self._made = device.pinned(states, np.float32) if model.hidden else None
+        states = max(self.batch_size * model.buckets[-1], model.chunk), self.spec.hidden
+        self._hidden_out = device.pinned(states, np.float32) if model.tensors.hidden else None
         self._rows = SlotRows(self.spec, self.batch_size)
-        self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
+        self._staging = StepStaging(device, model, self._rows)
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Executor.identity`."""
+        return self.device.identity
 
     def keep_to(self, exactness: ExactnessClass | None) -> None:
         """Give all decode steps the class's one shape from now on; None: the smallest bucket that fits.
@@ -68,58 +69,59 @@ class StandardExecutor:
     @property
     def max_rows(self) -> int:
         """Maximum number of nodes in all levels of a draft together."""
-        return self.model.tree.parents.shape[1] if self.model.tree else MAX_NODES
+        return self.model.tensors.tree.parents.shape[1] if self.model.tensors.tree else MAX_NODES
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`. An input longer than any bucket gets at most one row of logits."""
         for step_input in inputs:
             self._check(step_input)
         logits = np.split(self._reserve(sum(s.logits for s in inputs)), np.cumsum([s.logits for s in inputs]))
-        short = [pair for pair in zip(inputs, logits, strict=False) if not self._reads(pair[0])]
-        for step_input, wanted in zip(inputs, logits, strict=False):
-            if self._reads(step_input):
+        short = [pair for pair in zip(inputs, logits, strict=False) if not self._prefills(pair[0])]
+        for step_input, output in zip(inputs, logits, strict=False):
+            if self._prefills(step_input):
                 for piece, nodes in pieces(step_input, self.model, self.exactness is not None):
                     count = len(piece.tokens)
-                    self._stage({0: piece}, 1, nodes)
+                    self._staging.upload({0: piece}, 1, nodes, self.stream)
                     self.timed(partial(self.model.prefill, piece.slot, nodes, count - 1, self.stream))
-                    self._download(wanted[: piece.logits], self.model.logits, 0)
+                    self._download(output[: piece.logits], self.model.tensors.logits, 0)
                     self.keep([(piece.slot, piece.start, range(count))])
         if short:
             nodes = self.bucket(max(len(step_input.tokens) for step_input, _ in short))
-            self._stage({step_input.slot: step_input for step_input, _ in short}, self.batch_size, nodes)
+            inputs_by_slot = {step_input.slot: step_input for step_input, _ in short}
+            self._staging.upload(inputs_by_slot, self.batch_size, nodes, self.stream)
             self.timed(partial(self.model.enqueue, nodes, self.stream))
-            for step_input, wanted in short:
+            for step_input, output in short:
                 first = step_input.slot * nodes + len(step_input.tokens) - step_input.logits
-                self._download(wanted, self.model.logits, first)
+                self._download(output, self.model.tensors.logits, first)
             self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
         return logits[: len(inputs)]
 
-    def _reads(self, step_input: StepInput) -> bool:
+    def _prefills(self, step_input: StepInput) -> bool:
         """Return whether an input is a prefill chunk, which is run in steps of its own."""
         return len(step_input.tokens) > self.buckets[-1] or (self.exactness is not None and step_input.logits < 2)
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Return some rows of the last step's logits `[B · nodes, V]`, valid until the next step."""
-        found = self._reserve(len(rows))[: len(rows)]
+        logits = self._reserve(len(rows))[: len(rows)]
         for at, row in enumerate(rows):
-            self._download(found[at : at + 1], self.model.logits, row)
+            self._download(logits[at : at + 1], self.model.tensors.logits, row)
         self.wait()
-        return found
+        return logits
 
-    def keep(self, kept: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    def keep(self, accepted: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Wait for the last step, and keep the hidden states of some of its nodes.
 
         Args:
-            kept: For each sequence: slot, first cache row to keep them for, node indices in `[B · nodes]`.
+            accepted: For each sequence: slot, first cache row to keep them for, node indices in `[B · nodes]`.
         """
-        if self._made is None or self.model.hidden is None:
+        if self._hidden_out is None or self.model.tensors.hidden is None:
             return self.wait()
-        for _, _, nodes in kept:
+        for _, _, nodes in accepted:
             first = min(nodes)
-            self._download(self._made[first : max(nodes) + 1], self.model.hidden, first)
+            self._download(self._hidden_out[first : max(nodes) + 1], self.model.tensors.hidden, first)
         self.wait()
-        for slot, first, nodes in kept:
-            self._rows.hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
+        for slot, first, nodes in accepted:
+            self._rows.hidden[slot, first : first + len(nodes)] = self._hidden_out[list(nodes)]
 
     def repeatable(self, nodes: int) -> Step:
         """Return a function that enqueues a step of `nodes` nodes on the current inputs, as a graph if possible.
@@ -146,69 +148,8 @@ class StandardExecutor:
         """Record an input's rows; raise ExecutionError if it does not fit the model."""
         self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.buckets[-1])
         beyond = step_input.start + len(step_input.tokens) - step_input.committed
-        if self.model.tree and beyond > self.max_rows and step_input.logits > 1:
+        if self.model.tensors.tree and beyond > self.max_rows and step_input.logits > 1:
             raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")
-
-    def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
-        """Enqueue the uploads of a step's inputs `[batch, nodes]`; the keys of `inputs` are indices in the batch."""
-        parts = [(self.model.tokens, _part(self._tokens, batch, nodes), "tokens")]
-        if self._fed is not None and self.model.hidden_in:
-            fed = _part(self._fed.reshape(-1), batch, nodes, self.spec.hidden)
-            parts.append((self.model.hidden_in, fed, "hidden"))
-        for to, staged, name in parts:
-            staged.fill(0)
-            for at, step_input in inputs.items():
-                staged[at, : len(step_input.tokens)] = getattr(step_input, name)
-            self.device.upload(to, staged, self.stream)
-        if self.model.tree:
-            self._stage_trees(self.model.tree, inputs, batch)
-        else:
-            self._stage_masks(inputs, batch, nodes)
-
-    def _stage_trees(self, tree: TreeInputs, inputs: dict[int, StepInput], batch: int) -> None:
-        """Upload the trees of `_stage`; a slot without an input has no nodes, and nothing is written to it."""
-        self._lengths.fill(0)
-        for at, step_input in inputs.items():
-            count, before = len(step_input.tokens), step_input.start - step_input.committed
-            self._lengths[:, at] = step_input.committed, count, before
-            if before + count <= self.max_rows:  # a longer one is a prefill chain, whose step reads no parents
-                self._parents[at, before : before + count] = _parents(step_input)
-        for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
-            self.device.upload(to, source[:batch], self.stream)
-        self.device.upload(tree.parents, self._parents[:batch], self.stream)
-
-    def _stage_masks(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
-        """Upload the masks of `_stage`, with the positions and first rows."""
-        shape = batch, nodes, self.spec.capacity
-        positions = _part(self._positions, batch, nodes)
-        masks = {window: _part(array, *shape) for window, array in self._masks.items()}
-        for array in (positions, *masks.values()):
-            array.fill(0)
-        for slot in range(batch):
-            self._write_rows[slot] = min(self._rows.ends[slot], self.spec.capacity - nodes)
-            for mask in masks.values():
-                mask[slot, :, 0] = True  # padding sees row 0
-        for at, step_input in inputs.items():
-            count = len(step_input.tokens)
-            self._write_rows[at] = step_input.start
-            positions[at, :count] = np.minimum(step_input.positions, self.spec.max_positions - 1)
-            for window, mask in masks.items():
-                self._show(step_input, window, mask[at, :count])
-        self.device.upload(self.model.positions, positions, self.stream)
-        self.device.upload(self.model.rows, self._write_rows[:batch], self.stream)
-        for window, mask in masks.items():
-            self.device.upload(self.model.masks[window], mask, self.stream)
-
-    def _show(self, step_input: StepInput, window: int, mask: NDArray[np.bool_]) -> None:
-        """Set which cache rows an input's nodes see, in `mask bool[n, S]`."""
-        count, end = mask.shape[0], step_input.start + mask.shape[0]
-        mask[:, : step_input.committed] = True
-        chain = np.tri(count, end - step_input.committed, step_input.start - step_input.committed, np.bool_)
-        mask[:, step_input.committed : end] = chain if step_input.visible is None else step_input.visible
-        mask[:, end:] = False
-        if window:
-            distance = np.asarray(step_input.positions)[:, None] - self._rows.positions[step_input.slot, :end]
-            mask[:, :end] &= distance < window
 
     def _reserve(self, rows: int) -> NDArray[np.float32]:
         if rows > len(self._logits):
@@ -230,14 +171,14 @@ class StandardExecutor:
         """Move cache rows; see `Executor.commit`. Without rows, only record where the slot's rows end."""
         for to, row in enumerate(rows, start):
             if row != to:
-                self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
+                self.device.move_rows(self.model.tensors.cache, (slot, row), (slot, to), 1, self.stream)
         self._rows.commit(slot, rows, start)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy cache rows; see `Executor.copy`. Slots of paged caches share pages, so only hidden states are copied."""
         self._rows.copy(slot, source, rows)
         if self.model.pages is None:
-            self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
+            self.device.move_rows(self.model.tensors.cache, (source, 0), (slot, 0), rows, self.stream)
             self.wait()
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
@@ -247,29 +188,15 @@ class StandardExecutor:
 
     def erase(self, slot: int) -> None:
         """Zero a slot's cache, or a page: a NaN row would spoil even nodes that do not see it, as 0 · NaN is NaN."""
-        for part in slot_parts(self.model.cache, slot):
+        for part in slot_parts(self.model.tensors.cache, slot):
             self.device.fill(part, 0, self.stream)
         self.wait()
 
     @property
     def cache_bytes(self) -> int:
         """Size of the cache in bytes."""
-        return self.model.cache.nbytes
+        return self.model.tensors.cache.nbytes
 
     def close(self) -> None:
         """Free the model; its memory is the device's."""
         self.model.close()
-
-
-def _parents(step_input: StepInput) -> NDArray[np.int64]:
-    """Return each node's parent, as its index in the tree that begins at row `committed`; −1: a committed row."""
-    count, before = len(step_input.tokens), step_input.start - step_input.committed
-    if step_input.visible is None:
-        return np.arange(before - 1, before + count - 1)
-    above = step_input.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # a node also sees itself
-    return np.where(above.any(1), before + count - 1 - above[:, ::-1].argmax(1), -1)
-
-
-def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:
-    """Return the beginning of a flat array, reshaped."""
-    return array[: int(np.prod(shape))].reshape(shape)

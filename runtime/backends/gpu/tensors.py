@@ -54,7 +54,7 @@ def expected_tensors(
 
 def check_tensors(
     spec: ModelSpec,
-    found: Mapping[str, TensorInfo],
+    tensors: Mapping[str, TensorInfo],
     attention: str = "native",
     kv_cache_dtype: str = "auto",
     block_size: int = 0,
@@ -63,7 +63,7 @@ def check_tensors(
 
     Args:
         spec: The model.
-        found: The plan's inputs and outputs, by name.
+        tensors: The plan's inputs and outputs, by name.
         attention: "native" or "plugin", as in EngineRecord.
         kv_cache_dtype: "auto" or "fp8", as in EngineRecord.
         block_size: Rows of a cache page, as in EngineRecord; 0: linear caches.
@@ -71,7 +71,7 @@ def check_tensors(
     Raises:
         BundleError: For the first tensor that is not as the manifest says.
     """
-    cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
+    cache = tensors["past_key.0"].dtype if "past_key.0" in tensors else "HALF"
     if cache not in CACHES:
         raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
     if (cache == "FP8") != (kv_cache_dtype == "fp8"):
@@ -80,12 +80,13 @@ def check_tensors(
             "bundle again"
         )
     expected = expected_tensors(spec, cache, attention, block_size)
-    for name in sorted(expected.keys() ^ found.keys()):
+    for name in sorted(expected.keys() ^ tensors.keys()):
         what = "lacks" if name in expected else "has, and should not,"
         raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
     for name, info in expected.items():
-        has = found[name]
-        shape = tuple(-1 if wanted == -1 else size for size, wanted in zip(has.shape, info.shape, strict=False))
-        if len(has.shape) != len(info.shape) or (has.dtype, shape, has.alias) != (info.dtype, info.shape, info.alias):
-            raise BundleError(f"the {spec.name}'s plan has {name} as {has}, not {info}: build the bundle again")
+        tensor = tensors[name]
+        shape = tuple(-1 if fixed == -1 else size for size, fixed in zip(tensor.shape, info.shape, strict=False))
+        same = (tensor.dtype, shape, tensor.alias) == (info.dtype, info.shape, info.alias)
+        if len(tensor.shape) != len(info.shape) or not same:
+            raise BundleError(f"the {spec.name}'s plan has {name} as {tensor}, not {info}: build the bundle again")
     return cache

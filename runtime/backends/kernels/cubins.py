@@ -82,12 +82,12 @@ class CubinKernels:
         self._architecture, self._folder = architecture, folder
         launched = grids.KERNELS | {"tree_attention": grids.ATTENTION}
         self._structs = {kernel: LAUNCHERS[name] for name, kernels in launched.items() for kernel in kernels}
-        wanted = [kernel for kernel in self._structs if kernel not in _LATER]
-        for kernel in sorted(wanted):
+        kernels = [kernel for kernel in self._structs if kernel not in _LATER]
+        for kernel in sorted(kernels):
             self._file(kernel)
         self._driver = _driver()
         self._modules, self._functions, self._shared = dict[str, Any](), dict[str, Any](), dict[str, int]()
-        for kernel in wanted:
+        for kernel in kernels:
             self._function(kernel)
 
     def _file(self, kernel: str) -> str:

@@ -97,8 +97,8 @@ def _attention(p: Attention) -> list[Launch]:
     _refuse(dtype not in ("F16", "BF16") or cache not in (dtype, "E4M3"), f"dtypes {p.dtype} and {p.cache_dtype}")
     _refuse(size not in _ROWS, f"head size {size}: {', '.join(map(str, _ROWS))}")
     optional = "page_table parents tree_offset counts cos sin query_norm key_norm key_scale value_scale sinks workspace"
-    most = _NODES if p.parents else _ANY
-    _check(p, f"{optional} fault", batch=_GRID, kv_heads=_ANY, nodes=most, capacity=_ANY, splits=_PARTS)
+    max_nodes = _NODES if p.parents else _ANY
+    _check(p, f"{optional} fault", batch=_GRID, kv_heads=_ANY, nodes=max_nodes, capacity=_ANY, splits=_PARTS)
     _refuse(p.heads < p.kv_heads or p.heads % p.kv_heads > 0, f"{p.heads} heads for {p.kv_heads} of keys and values")
     tree = p.nodes <= p.tree_nodes <= _NODES if p.parents else p.nodes <= p.capacity
     _refuse(not tree, f"{p.nodes} nodes of a tree of {p.tree_nodes}, in a slot of {p.capacity} rows")

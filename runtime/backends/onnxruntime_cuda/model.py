@@ -18,16 +18,8 @@ import numpy as np
 import onnxruntime
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import (
-    Device,
-    Pages,
-    Step,
-    Tensor,
-    TreeInputs,
-    hidden_states,
-    slot_parts,
-    with_room,
-)
+from specbuild.runtime.backends.gpu.device import Device, Pages, Step, Tensor
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors, slot_parts
 from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
@@ -35,7 +27,7 @@ from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
 _RUNS = 2  # runs until a step is steady: it allocates and chooses kernels
-_READS = 64  # maximum graphs of prefill steps
+_PREFILL_GRAPHS = 64  # maximum graphs of prefill steps
 _CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of the memory, and ONNX Runtime's type
     "FLOAT": (np.float32, np.float32),
     "HALF": (np.float16, np.float16),
@@ -56,8 +48,8 @@ class Bound(NamedTuple):
 class OrtModel:
     """See `Model`; it runs on `stream`: the one it was made with or, if a capture failed on that, a new one."""
 
-    tree: TreeInputs | None = None
     pages: Pages | None = None
+    _tree_nodes = 0  # of TreeAttention, which only parts have
 
     def __init__(
         self,
@@ -92,24 +84,20 @@ class OrtModel:
         self._graph, self._provider, self._device, self.stream = graph, provider, device, stream
         self.capturable = provider == "cuda"  # and steps are replayed from graphs; off after a capture fails
         memory = self._open()
-        largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
-        self.tokens, self.positions = (with_room(device, size, np.int32, largest, chunk) for _ in range(2))
-        self.rows = device.empty((batch_size,), np.int32)
-        self.masks = dict[int, Tensor]()
-        self.logits = device.empty((*size, spec.vocab_size), np.float32)
-        self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
-        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
-        self.cache = device.empty(shape, memory)
+        largest = self.buckets[-1]
+        cache = device.empty((2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim), memory)
+        self.tensors = StepTensors.allocate(device, spec, (batch_size, largest, chunk), cache, self._tree_nodes)
         self._allocate()
-        self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes whose logits are wanted
-        self._last = device.empty((1,), np.int32)  # the one that is wanted of a prefill step in a graph
-        numbers = device.pinned(self._wanted.shape, np.int32)
+        self._numbers = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes with logits
+        self._last = device.empty((1,), np.int32)  # the one of a prefill step in a graph
+        numbers = device.pinned(self._numbers.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
-        device.upload(self._wanted, numbers, self.stream)
+        device.upload(self._numbers, numbers, self.stream)
         device.wait(self.stream)
         self._options = _run_options()
         self._graphs = dict[int, Step]()  # of a step, by its nodes
-        self._reads, self._ran = dict[tuple[int, int], Step](), Counter[int]()  # prefill: graphs, and runs by nodes
+        self._prefills = dict[tuple[int, int], Step]()  # graphs of prefill steps, by slot and nodes
+        self._prefill_runs = Counter[int]()  # by nodes
         try:
             self._prepare()
         except SpecbuildError as error:
@@ -128,15 +116,12 @@ class OrtModel:
         return dtype
 
     def _allocate(self) -> None:
-        """Allocate what attention reads besides the caches."""
-        largest = self.buckets[-1]
-        seen = self.batch_size, 1, largest, self.spec.capacity
-        self.masks = {w: with_room(self._device, seen, np.bool_, largest, self.chunk) for w in self.spec.windows}
+        """Allocate what steps need besides their tensors: nothing."""
 
     def _prepare(self) -> None:
         """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
-        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, self._wanted, nodes) for nodes in self.buckets}
-        for mask in self.masks.values():
+        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, self._numbers, nodes) for nodes in self.buckets}
+        for mask in self.tensors.masks.values():
             self._device.fill(mask, 1, self.stream)
         self._device.wait(self.stream)
         for nodes in (*self.buckets,) * _RUNS:
@@ -145,7 +130,7 @@ class OrtModel:
         if self.capturable:
             self._graphs = {nodes: self._capture(nodes) for nodes in self.buckets}
             self.enqueue(self.buckets[0], self.stream)
-        for tensor in (*self.masks.values(), self.cache):
+        for tensor in (*self.tensors.masks.values(), self.tensors.cache):
             self._device.fill(tensor, 0, self.stream)
         self._device.wait(self.stream)
 
@@ -166,21 +151,21 @@ class OrtModel:
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError if ONNX Runtime fails."""
         self._check(stream)
-        wanted = Tensor(self._wanted.address + 4 * last, (1,), np.dtype(np.int32))
+        node = Tensor(self._numbers.address + 4 * last, (1,), np.dtype(np.int32))
         if not self.capturable:
-            return self._run(self._bind(1, nodes, slot, wanted, 1))
-        self._device.copy(self._last, wanted, stream)
-        self._reading(slot, nodes)()
+            return self._run(self._bind(1, nodes, slot, node, 1))
+        self._device.copy(self._last, node, stream)
+        self._prefill_step(slot, nodes)()
 
-    def _reading(self, slot: int, nodes: int) -> Step:
+    def _prefill_step(self, slot: int, nodes: int) -> Step:
         """Return a prefill step, as a graph if steps of its length have run before and there are not too many."""
-        if known := self._reads.get((slot, nodes)):
-            return known
+        if graph := self._prefills.get((slot, nodes)):
+            return graph
         steps = self._bind(1, nodes, slot, self._last, 1)
-        self._ran[nodes] += 1
-        if self._ran[nodes] <= _RUNS or len(self._reads) >= _READS:
+        self._prefill_runs[nodes] += 1
+        if self._prefill_runs[nodes] <= _RUNS or len(self._prefills) >= _PREFILL_GRAPHS:
             return lambda: self._run(steps)
-        step = self._reads[slot, nodes] = self._device.graph(lambda: self._run(steps), self.stream)
+        step = self._prefills[slot, nodes] = self._device.graph(lambda: self._run(steps), self.stream)
         return step
 
     def _check(self, stream: int) -> None:
@@ -204,27 +189,27 @@ class OrtModel:
                 bind(each.name, self._provider, 0, each.kind, each.shape, each.address)
         return lambda: session.run_with_iobinding(binding, self._options)
 
-    def _ends(self, batch: int, nodes: int, first: Tensor, wanted: int) -> tuple[list[Bound], list[Bound]]:
+    def _ends(self, batch: int, nodes: int, first: Tensor, logit_count: int) -> tuple[list[Bound], list[Bound]]:
         """Return what a step reads and makes besides caches and attention's inputs; see `_bind`."""
-        spec, states = self.spec, (batch, nodes, self.spec.hidden)
+        spec, tensors, states = self.spec, self.tensors, (batch, nodes, self.spec.hidden)
         inputs = [
-            Bound("input_ids", np.int32, (batch, nodes), self.tokens.address),
-            Bound("logit_nodes", np.int32, (wanted,), first.address),
+            Bound("input_ids", np.int32, (batch, nodes), tensors.tokens.address),
+            Bound("logit_nodes", np.int32, (logit_count,), first.address),
         ]
-        outputs = [Bound("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address)]
-        inputs += [Bound("hidden_in", np.float32, states, self.hidden_in.address)] if self.hidden_in else []
-        outputs += [Bound("hidden", np.float32, states, self.hidden.address)] if self.hidden else []
+        outputs = [Bound("logits", np.float32, (batch, logit_count, spec.vocab_size), tensors.logits.address)]
+        inputs += [Bound("hidden_in", np.float32, states, tensors.hidden_in.address)] if tensors.hidden_in else []
+        outputs += [Bound("hidden", np.float32, states, tensors.hidden.address)] if tensors.hidden else []
         return inputs, outputs
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, wanted: int) -> Sequence[Step]:
-        """Return what enqueues a step of `batch` slots from `slot` on; `first`: the `wanted` nodes that get logits."""
-        inputs, outputs = self._ends(batch, nodes, first, wanted)
-        inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.positions.address))
-        inputs.append(Bound("write_rows", np.int32, (batch,), self.rows.address))
-        for window, mask in self.masks.items():
+    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, logit_count: int) -> Sequence[Step]:
+        """Return what enqueues a step of `batch` slots from `slot` on; `first`: those with logits."""
+        inputs, outputs = self._ends(batch, nodes, first, logit_count)
+        inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.tensors.positions.address))
+        inputs.append(Bound("write_rows", np.int32, (batch,), self.tensors.rows.address))
+        for window, mask in self.tensors.masks.items():
             inputs.append(Bound(f"mask.{window}", np.bool_, (batch, 1, nodes, self.spec.capacity), mask.address))
-        shape = batch, *self.cache.shape[2:]
-        for index, part in enumerate(slot_parts(self.cache, slot)):
+        shape = batch, *self.tensors.cache.shape[2:]
+        for index, part in enumerate(slot_parts(self.tensors.cache, slot)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
             inputs.append(Bound(f"past_{name}", self._cache_type, shape, part.address))
             outputs.append(Bound(f"present_{name}", self._cache_type, shape, part.address))
@@ -232,20 +217,20 @@ class OrtModel:
 
     def close(self) -> None:
         """Free the session."""
-        for made in (self._graphs, self._reads, self._steps):
-            made.clear()
+        for graphs in (self._graphs, self._prefills, self._steps):
+            graphs.clear()
         self._session = None
 
 
 def _tensors(session: Any) -> dict[str, TensorInfo]:
     """Return a session's inputs and outputs in an engine's form, with every `present_*` as an alias of its `past_*`."""
-    found = dict[str, TensorInfo]()
+    tensors = dict[str, TensorInfo]()
     for each in (*session.get_inputs(), *session.get_outputs()):
         dtype = each.type.removeprefix("tensor(").removesuffix(")")
         shape = tuple(size if isinstance(size, int) else -1 for size in each.shape or ())
         alias = each.name.replace("present_", "past_", 1) if each.name.startswith("present_") else None
-        found[each.name] = TensorInfo(_TYPES.get(dtype, dtype), shape, alias)
-    return found
+        tensors[each.name] = TensorInfo(_TYPES.get(dtype, dtype), shape, alias)
+    return tensors
 
 
 def _run_options() -> Any:
@@ -260,14 +245,14 @@ def open_on(graph: Path | GraphFile, provider: Provider, stream: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
     options.log_severity_level = _ERRORS
-    wanted: list[Any] = ["CPUExecutionProvider"]
+    providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "cuda":
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
         cuda = {"user_compute_stream": str(stream), "use_tf32": "0"}
-        wanted = [("CUDAExecutionProvider", cuda)]
+        providers = [("CUDAExecutionProvider", cuda)]
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's must not be listed then
-    session = open_session(graph, options, wanted)
+    session = open_session(graph, options, providers)
     if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():  # it falls back silently
         raise BundleError("ONNX Runtime found no GPU it can use: pip install onnxruntime-gpu for this driver's CUDA")
     return session

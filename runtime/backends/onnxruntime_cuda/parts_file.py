@@ -78,20 +78,20 @@ class PartsFile:
     def read(cls, graph: GraphFile) -> PartsFile:
         """Read a file of parts; raise BundleError if no build can have written it."""
         try:
-            found = checked(decode(graph.data), cls)
+            file = checked(decode(graph.data), cls)
             ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
-            named = [name for part in found.parts for name in (*part.inputs, *part.outputs)]
-            unknown = set(named) - found.weights.keys() - found.values.keys() - ends
-            if len(found.parts) != len(found.attentions) + 1 or unknown:
+            named = [name for part in file.parts for name in (*part.inputs, *part.outputs)]
+            unknown = set(named) - file.weights.keys() - file.values.keys() - ends
+            if len(file.parts) != len(file.attentions) + 1 or unknown:
                 raise ValueError("parts and attentions do not fit each other")
-            for each in found.attentions:
+            for each in file.attentions:
                 read, tables = {*each.inputs.values(), each.output}, {each.cos, each.sin} - {None}
                 known = set(each.inputs) in ({"qkv"}, {"query", "key", "value"})
-                if not known or read - found.values.keys() or tables - found.weights.keys():
+                if not known or read - file.values.keys() or tables - file.weights.keys():
                     raise ValueError("an attention reads what is not there")
-            types = {each.dtype for each in found.weights.values()} | {each.dtype for each in found.values.values()}
+            types = {each.dtype for each in file.weights.values()} | {each.dtype for each in file.values.values()}
             if types - TYPES.keys():
                 raise ValueError("a type that no build writes")
         except ValueError as error:
             raise BundleError(f"{graph.path} is malformed ({str(error)[:300]}): build the bundle again") from None
-        return found
+        return file

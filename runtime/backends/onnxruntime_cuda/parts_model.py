@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Step, Tensor, TreeInputs, slot_parts
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Step, Tensor
+from specbuild.runtime.backends.gpu.step_tensors import slot_parts
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
@@ -42,6 +43,8 @@ class Parts(NamedTuple):
 
 class PartsModel(OrtModel):
     """See `Model` and `OrtModel`."""
+
+    _tree_nodes = MAX_NODES
 
     def __init__(
         self,
@@ -80,22 +83,22 @@ class PartsModel(OrtModel):
         return TYPES[self._dtype][0]
 
     def _allocate(self) -> None:
-        """Allocate the tree's arrays, the values between parts, and attention's workspace."""
-        vectors = (self._device.empty((self.batch_size,), np.int32) for _ in range(3))
-        self.tree = TreeInputs(self._device.empty((self.batch_size, MAX_NODES), np.int32), *vectors)
+        """Allocate the values between parts, and attention's workspace."""
         rows = max(self.batch_size * self.buckets[-1], self.chunk)
         self._values, free = dict[str, Tensor](), dict[int, list[Tensor]]()
-        for made, ended in _lives(self._file):
-            for name in made:
+        for first, last in _lives(self._file):
+            for name in first:
                 value = self._file.values[name]
                 size = rows * math.prod(each for each in value.shape if isinstance(each, int))
                 dtype = TYPES[value.dtype][0]
                 spare = free.get(size * dtype.itemsize)
                 self._values[name] = spare.pop() if spare else self._device.empty((size,), dtype)
-            for name in ended:
+            for name in last:
                 free.setdefault(self._values[name].nbytes, []).append(self._values[name])
         shapes = [(self.batch_size, nodes) for nodes in self.buckets] + [(1, n) for n in range(1, self.chunk + 1)]
-        each = [self._params(self._file.attentions[0], *shape, self.cache, self.cache) for shape in shapes]
+        each = [
+            self._params(self._file.attentions[0], *shape, self.tensors.cache, self.tensors.cache) for shape in shapes
+        ]
         self._workspace = self._device.empty((max(map(self._kernels.workspace, each), default=0) or 1,), np.uint8)
 
     def _params(self, record: AttentionRecord, batch: int, nodes: int, keys: Tensor, values: Tensor) -> Attention:
@@ -104,20 +107,20 @@ class PartsModel(OrtModel):
         heads, size = {"query": record.heads, "key": spec.kv_heads, "value": spec.kv_heads}, spec.head_dim
         width = size * TYPES[self._dtype][0].itemsize
         packed, before = record.inputs.get("qkv"), itertools.accumulate([0, *heads.values()])
-        given = dict[str, int]()
+        fields = dict[str, int]()
         for (name, count), first in zip(heads.items(), before, strict=False):
             source = self._values[packed or record.inputs[name]].address
-            given[name] = source + (first * width if packed else 0)
-            given[f"{name}_stride"] = (sum(heads.values()) if packed else count) * size
-        tree, short = self.tree, nodes <= self.buckets[-1]
+            fields[name] = source + (first * width if packed else 0)
+            fields[f"{name}_stride"] = (sum(heads.values()) if packed else count) * size
+        tree, short = self.tensors.tree, nodes <= self.buckets[-1]
         assert tree is not None
         if record.cos and record.sin:
             positions, half = self._weights[record.cos].shape
-            given |= {"cos": self._weights[record.cos].address, "sin": self._weights[record.sin].address}
-            given |= {"positions": positions, "rotary_dim": 2 * half}
+            fields |= {"cos": self._weights[record.cos].address, "sin": self._weights[record.sin].address}
+            fields |= {"positions": positions, "rotary_dim": 2 * half}
         dtype = _KERNELS.get(self._dtype, Dtype.F32)
         params = Attention(
-            **given,
+            **fields,
             key_cache=keys.address,
             value_cache=values.address,
             parents=tree.parents.address if short else None,
@@ -141,18 +144,18 @@ class PartsModel(OrtModel):
         params.splits = self._kernels.splits(params, self._processors)
         return params
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, wanted: int) -> Sequence[Step]:
+    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, logit_count: int) -> Sequence[Step]:
         """See `OrtModel`: a session for each part, and between two of them an attention."""
-        ends = self._ends(batch, nodes, first, wanted)
-        found = self._bound_weights | {each.name: each for each in itertools.chain(*ends)}
-        sizes = {"batch": batch, "nodes": nodes, "logit_nodes": wanted}
+        ends = self._ends(batch, nodes, first, logit_count)
+        bound = self._bound_weights | {each.name: each for each in itertools.chain(*ends)}
+        sizes = {"batch": batch, "nodes": nodes, "logit_nodes": logit_count}
         for name, value in self._file.values.items():
             shape = tuple(each if isinstance(each, int) else sizes[each] for each in value.shape)
-            found[name] = Bound(name, TYPES[value.dtype][1], shape, self._values[name].address)
-        steps, caches = list[Step](), slot_parts(self.cache, slot)
+            bound[name] = Bound(name, TYPES[value.dtype][1], shape, self._values[name].address)
+        steps, caches = list[Step](), slot_parts(self.tensors.cache, slot)
         for layer, part in enumerate(self._file.parts):
-            inputs = [found[name]._replace(name=f"i{number}") for number, name in enumerate(part.inputs)]
-            outputs = [found[name]._replace(name=f"o{number}") for number, name in enumerate(part.outputs)]
+            inputs = [bound[name]._replace(name=f"i{number}") for number, name in enumerate(part.inputs)]
+            outputs = [bound[name]._replace(name=f"o{number}") for number, name in enumerate(part.outputs)]
             steps.append(self._bound(self._session[part.graph], inputs, outputs))
             if layer < len(self._file.attentions):
                 each = self._params(self._file.attentions[layer], batch, nodes, *caches[2 * layer : 2 * layer + 2])
@@ -179,7 +182,7 @@ def _lives(file: PartsFile) -> Iterator[tuple[list[str], list[str]]]:
 def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, stream: int) -> dict[str, Tensor]:
     """Copy weights to the device, piece by piece; raise BundleError if a file does not hold one."""
     files = {name: np.frombuffer(graph.beside(name), np.uint8) for name in {each.file for each in weights.values()}}
-    staged, found = device.pinned((_STAGED,), np.uint8), dict[str, Tensor]()
+    staged, tensors = device.pinned((_STAGED,), np.uint8), dict[str, Tensor]()
     sizes = {n: math.prod(each.shape) * TYPES[each.dtype][0].itemsize for n, each in weights.items()}
     memory = device.empty((sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values()) or 1,), np.uint8)
     address = memory.address
@@ -192,6 +195,6 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
             staged[: len(piece)] = piece
             device.upload(Tensor(address + start, piece.shape, piece.dtype), staged[: len(piece)], stream)
             device.wait(stream)
-        found[name] = Tensor(address, tuple(each.shape), TYPES[each.dtype][0])
+        tensors[name] = Tensor(address, tuple(each.shape), TYPES[each.dtype][0])
         address += -(-sizes[name] // _ALIGNED) * _ALIGNED
-    return found
+    return tensors

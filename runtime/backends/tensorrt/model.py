@@ -12,7 +12,8 @@ import numpy as np
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.cuda import Cuda
-from specbuild.runtime.backends.gpu.device import Tensor, TreeInputs, hidden_states, slot_parts, with_room
+from specbuild.runtime.backends.gpu.device import Tensor
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors, slot_parts
 from specbuild.runtime.backends.gpu.tensors import CACHES, check_tensors
 from specbuild.runtime.errors import BundleError, ExecutionError
 
@@ -55,32 +56,22 @@ class TrtModel:
         caches = record.attention, record.kv_cache_dtype, record.block_size
         dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, *caches)])
         check_profiles(record, plan.profiles)
-        self.cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
-        nodes = {name: sizes["nodes"][2] for name, sizes in plan.record.profiles.items()}
+        cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
+        nodes = {name: sizes["nodes"][2] for name, sizes in record.profiles.items()}
         exact = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name != PROMPT}
         ranges = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name == PROMPT}
         self.buckets: Sequence[int] = tuple(sorted(exact))
         self.chunk, largest = min(max([*self.buckets, *ranges]), spec.capacity), self.buckets[-1]
         quarters = (-(-self.chunk * part // 4) for part in range(1, 5))
         self.lengths: Sequence[int] = (largest, *(nodes for nodes in quarters if nodes > largest))
-        each = batch_size, largest
-        self.tokens, self.positions = (with_room(device, each, np.int32, largest, self.chunk) for _ in range(2))
-        self.rows, *lengths = (device.empty((batch_size,), np.int32) for _ in range(4))
-        self.tree: TreeInputs | None = None
-        self.masks: dict[int, Tensor] = {}
-        if plan.record.attention == "plugin":
-            max_nodes = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
-            self.tree = TreeInputs(device.empty((batch_size, max_nodes), np.int32), *lengths)
-        else:
-            seen = batch_size, 1, largest, spec.capacity
-            self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
-        self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
-        self.hidden, self.hidden_in = hidden_states(device, spec, *each, self.chunk)
+        trees = [sizes["tree"][2] for sizes in record.profiles.values() if "tree" in sizes and sizes["tree"][2]]
+        sizes = batch_size, largest, self.chunk
+        self.tensors = StepTensors.allocate(device, spec, sizes, cache, min(trees, default=0))
         scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
         if scratch.nbytes < plan.scratch_bytes:
             raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
         stream = device.stream()
-        self._wanted = self._number(stream)
+        self._numbers = self._number_rows(stream)
         with device.current:
             self._steps = self._contexts(exact, scratch, stream)
             self._slots = self._contexts({largest: exact[largest], **ranges}, scratch, stream)
@@ -90,7 +81,7 @@ class TrtModel:
         self.capturable = all(_capturable(context, stream) for context in self._steps.values())
         plan.keep_compiled()
 
-    def _number(self, stream: int) -> Tensor:
+    def _number_rows(self, stream: int) -> Tensor:
         """Return `int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
         step = _ALIGNMENT // 4
         table = self._device.pinned((self.chunk, -(-self.buckets[-1] // step) * step), np.int32)
@@ -108,28 +99,28 @@ class TrtModel:
 
         All nodes see all rows, so that none gives NaN; with TreeAttention all nodes are padding, which gives 0.
         """
-        for mask in self.masks.values():
+        for mask in self.tensors.masks.values():
             self._device.fill(mask, 1, stream)
         for nodes in self._steps:
             self.enqueue(nodes, stream)
         for nodes in self.lengths:
             self.prefill(0, nodes, nodes - 1, stream)
-        for tensor in (*self.masks.values(), self.cache):
+        for tensor in (*self.tensors.masks.values(), self.tensors.cache):
             self._device.fill(tensor, 0, stream)
         self._device.wait(stream)
 
-    def _bind(self, context: Any, batch: int, nodes: int, wanted: int, slot: int = 0, first: int = 0) -> None:
+    def _bind(self, context: Any, batch: int, nodes: int, outputs: int, slot: int = 0, first: int = 0) -> None:
         """Set a context's shapes and addresses, with the cache from `slot` on.
 
-        `first`: the row of `_wanted` that lists the nodes whose logits are wanted.
+        `first`: the row of `_numbers` that lists the nodes with logits.
         """
-        row = self._wanted.address + first * self._wanted.shape[1] * self._wanted.dtype.itemsize
+        row = self._numbers.address + first * self._numbers.shape[1] * self._numbers.dtype.itemsize
         tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
-            ("input_ids", (batch, nodes), self.tokens.address),
-            ("logit_nodes", (wanted,), row),
-            ("logits", None, self.logits.address),
+            ("input_ids", (batch, nodes), self.tensors.tokens.address),
+            ("logit_nodes", (outputs,), row),
+            ("logits", None, self.tensors.logits.address),
         ]
-        if tree := self.tree:
+        if tree := self.tensors.tree:
             columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
             vectors = ("cache_len", tree.cache_len), ("tree_offset", tree.tree_offset), ("counts", tree.counts)
             tensors.append(("parents", (batch, columns), tree.parents.address))
@@ -138,18 +129,18 @@ class TrtModel:
                 address = table.tensor.address if batch == self.batch_size else table.line(slot)
                 tensors.append(("page_table", (batch, table.tensor.shape[1]), address))
         else:
-            tensors.append(("position_ids", (batch, nodes), self.positions.address))
-            tensors.append(("write_rows", (batch,), self.rows.address))
-            seen = batch, 1, nodes, self.spec.capacity
-            tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
-        if self.hidden_in:
-            tensors.append(("hidden_in", (batch, nodes, self.spec.hidden), self.hidden_in.address))
-        if self.hidden:
-            tensors.append(("hidden", None, self.hidden.address))
-        first_part, parts = (0, self.cache.shape[1]) if self.pages else (slot, batch)
-        for index, part in enumerate(slot_parts(self.cache, first_part)):
+            tensors.append(("position_ids", (batch, nodes), self.tensors.positions.address))
+            tensors.append(("write_rows", (batch,), self.tensors.rows.address))
+            mask_shape = batch, 1, nodes, self.spec.capacity
+            tensors += [(f"mask.{window}", mask_shape, mask.address) for window, mask in self.tensors.masks.items()]
+        if self.tensors.hidden_in:
+            tensors.append(("hidden_in", (batch, nodes, self.spec.hidden), self.tensors.hidden_in.address))
+        if self.tensors.hidden:
+            tensors.append(("hidden", None, self.tensors.hidden.address))
+        first_part, parts = (0, self.tensors.cache.shape[1]) if self.pages else (slot, batch)
+        for index, part in enumerate(slot_parts(self.tensors.cache, first_part)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            tensors.append((f"past_{name}", (parts, *self.cache.shape[2:]), part.address))
+            tensors.append((f"past_{name}", (parts, *self.tensors.cache.shape[2:]), part.address))
             tensors.append((f"present_{name}", None, part.address))
         with self._device.current:
             for name, shape, address in tensors:

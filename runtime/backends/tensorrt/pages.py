@@ -52,12 +52,12 @@ class PagePool:
             rows: How many rows it keeps, as `usable` says.
             max_rows: Maximum number of rows of the sequence.
         """
-        kept = self.of[source][: self.needed(rows)]
-        busy = {page for other, pages in enumerate(self.of) if other not in self._idle for page in pages} | {*kept}
-        more = self.needed(max_rows) - len(kept)
+        shared = self.of[source][: self.needed(rows)]
+        busy = {page for other, pages in enumerate(self.of) if other not in self._idle for page in pages} | {*shared}
+        more = self.needed(max_rows) - len(shared)
         if more > self.count - len(busy):
             return False
-        for page in kept:
+        for page in shared:
             self._slots[page] += 1
         self._cut(slot, 0)
         self._idle.pop(slot, None)
@@ -67,7 +67,7 @@ class PagePool:
         fresh = [self._free.pop() for _ in range(more)]
         for page in fresh:
             self._slots[page] = 1
-        self.of[slot] = kept + fresh
+        self.of[slot] = shared + fresh
         self.table[slot, : len(self.of[slot])] = self.of[slot]
         self.version += 1
         return True
@@ -86,9 +86,9 @@ class PagePool:
 
     def spoiled(self, slot: int) -> list[int]:
         """Return the slot's pages that may hold NaN, for the caller to erase, and forget that they do."""
-        found = [page for page in self.of[slot] if page in self._spoiled]
-        self._spoiled.difference_update(found)
-        return found
+        pages = [page for page in self.of[slot] if page in self._spoiled]
+        self._spoiled.difference_update(pages)
+        return pages
 
     def _cut(self, slot: int, count: int) -> list[int]:
         """Take all but the first `count` pages from a slot; return those of them that no slot has any more."""

@@ -112,13 +112,13 @@ def load_plugin(trt: Any) -> None:
         )
 
 
-def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
+def check_profiles(record: EngineRecord, profiles: list[Profile]) -> None:
     """Raise BundleError if a plan's profiles are not those of its record."""
     names = ["batch", "nodes", *(["tree"] if record.attention == "plugin" else [])]
     names += ["pages"] if record.block_size else []
-    wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
-    if wanted != found:
-        raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
+    expected = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
+    if expected != profiles:
+        raise BundleError(f"the plan has profiles {profiles}, its record {expected}: build the bundle again")
 
 
 class PlanFile(NamedTuple):
@@ -158,8 +158,8 @@ def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
     if not hasattr(runtime, "get_engine_validity"):
         return ""
     flags = runtime.get_engine_validity(header)[1]
-    found = [name for name, flag in trt.EngineInvalidityDiagnostics.__members__.items() if flags & flag.value]
-    return ", ".join(found).lower().replace("_", " ")
+    reasons = [name for name, flag in trt.EngineInvalidityDiagnostics.__members__.items() if flags & flag.value]
+    return ", ".join(reasons).lower().replace("_", " ")
 
 
 def limit_weights(engine: Any, name: str, share: float) -> None:
@@ -169,10 +169,10 @@ def limit_weights(engine: Any, name: str, share: float) -> None:
     """
     if not engine.streamable_weights_size:
         raise OptionError(f"{name} keeps all weights on the GPU: build it with --weight-streaming to leave some out")
-    engine.weight_streaming_budget_v2 = wanted = int(share * engine.streamable_weights_size)
-    if engine.weight_streaming_budget_v2 != wanted:
+    engine.weight_streaming_budget_v2 = budget = int(share * engine.streamable_weights_size)
+    if engine.weight_streaming_budget_v2 != budget:
         raise ExecutionError(
-            f"TensorRT does not keep {wanted >> 20} MiB of {name}'s weights on the GPU: take another part"
+            f"TensorRT does not keep {budget >> 20} MiB of {name}'s weights on the GPU: take another part"
         )
 
 
@@ -188,7 +188,7 @@ class Plan:
         weights: float | None = None,
         cache: Path | None = None,
     ) -> None:
-        """Check and deserialise a plan.
+        """Deserialise a plan, of this TensorRT's version and for this GPU.
 
         Args:
             file: The plan, or the path of one that this program wrote itself.
@@ -199,17 +199,12 @@ class Plan:
             cache: The file of what TensorRT-RTX compiled for this GPU before (`RuntimeCache`); None: no file.
 
         Raises:
-            BundleError: If the plan does not fit this TensorRT or this GPU.
+            BundleError: If the plan does not load.
             OptionError, ExecutionError: See `limit_weights` and `load_plugin`.
         """
         self.trt = flavour(backend)
-        check_version(backend, record, self.trt.__version__)
-        check_architecture(backend, record, device.capability)
         check_attention(record)
         file = PlanFile.at(file) if isinstance(file, Path) else file
-        needed, free = int(len(file.data) * (1 if weights is None else weights)) >> 20, device.memory[0] >> 20
-        if needed > free:
-            raise BundleError(f"{file.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
         self.record, self._log = record, logger(self.trt)
         self._cache = RuntimeCache(cache) if cache else None
         if record.attention == "plugin":
@@ -222,17 +217,17 @@ class Plan:
     @property
     def profiles(self) -> list[Profile]:
         """The plan's profiles, in order."""
-        engine, found = self.engine, list[Profile]()
+        engine, shapes = self.engine, list[Profile]()
         for index in range(engine.num_optimization_profiles):
             batch, nodes = zip(*engine.get_tensor_profile_shape("input_ids", index), strict=True)
-            found.append({"batch": batch, "nodes": nodes})
+            shapes.append({"batch": batch, "nodes": nodes})
             if self.record.attention == "plugin":
                 _, tree = zip(*engine.get_tensor_profile_shape("parents", index), strict=True)
-                found[-1] = {**found[-1], "tree": tree}
+                shapes[-1] = {**shapes[-1], "tree": tree}
             if self.record.block_size:
                 pages, *_ = zip(*engine.get_tensor_profile_shape("past_key.0", index), strict=True)
-                found[-1] = {**found[-1], "pages": pages}
-        return found
+                shapes[-1] = {**shapes[-1], "pages": pages}
+        return shapes
 
     @property
     def scratch_bytes(self) -> int:
@@ -242,13 +237,13 @@ class Plan:
     @property
     def tensors(self) -> dict[str, TensorInfo]:
         """The plan's inputs and outputs, by name."""
-        engine, found = self.engine, {}
+        engine, tensors = self.engine, {}
         for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
             output = engine.get_tensor_mode(name) == self.trt.TensorIOMode.OUTPUT
             alias = (engine.get_aliased_input_tensor(name) or None) if output else None
             shape = tuple(engine.get_tensor_shape(name))
-            found[name] = TensorInfo(engine.get_tensor_dtype(name).name, shape, alias)
-        return found
+            tensors[name] = TensorInfo(engine.get_tensor_dtype(name).name, shape, alias)
+        return tensors
 
     def inspect(self) -> list[Any]:
         """Return TensorRT's report on each layer: name, kind, types and kernel, as the plan was built to tell."""

@@ -27,14 +27,14 @@ class RuntimeCache:
     """The kernels compiled for one engine; call `attach` before its first context and `save` after its last."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._kept = path, b""
+        self._path, self._saved = path, b""
         self._cache: Any = None
 
     def attach(self, config: Any) -> None:
         """Let contexts of this configuration take their kernels from the file, and collect those that they compile."""
-        self._cache, self._kept = config.create_runtime_cache(), self._read()
-        if self._kept and not self._cache.deserialize(self._kept):  # made by another version, GPU or driver
-            self._kept = b""
+        self._cache, self._saved = config.create_runtime_cache(), self._read()
+        if self._saved and not self._cache.deserialize(self._saved):  # made by another version, GPU or driver
+            self._saved = b""
         config.set_runtime_cache(self._cache)
 
     def _read(self) -> bytes:
@@ -50,10 +50,10 @@ class RuntimeCache:
 
     def save(self) -> None:
         """Write the file if anything was compiled; log a warning if it cannot be written."""
-        if self._cache is None or (found := bytes(self._cache.serialize())) == self._kept:
+        if self._cache is None or (compiled := bytes(self._cache.serialize())) == self._saved:
             return
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            write(self._path, found, 0o600)
+            write(self._path, compiled, 0o600)
         except (OSError, OutputError) as error:
             _log.warning("%s cannot be written (%s): every load compiles anew", self._path, error.__cause__ or error)

@@ -28,11 +28,11 @@ def enqueue_tree_inputs(
         nodes: Nodes of the step.
         **fields: Other fields of `specbuild_mask`: parents, tree_nodes and counts, and tree_offset if it may not be 0.
     """
-    model, tree, device, stream = executor.model, executor.model.tree, executor.device, executor.stream
+    model, tree, device, stream = executor.model, executor.model.tensors.tree, executor.device, executor.stream
     fields |= {"cache_len": cache_len, "batch": executor.batch_size, "nodes": nodes}
     fields |= {"capacity": executor.spec.capacity, "dtype": Dtype.BOOL}
-    for window, mask in model.masks.items():
-        out = {"output": mask, "window": window, "positions": model.positions, "rows": model.rows}
+    for window, mask in model.tensors.masks.items():
+        out = {"output": mask, "window": window, "positions": model.tensors.positions, "rows": model.tensors.rows}
         launch(kernels, "tree_mask", stream, **fields, **out)
     if tree:
         launch(kernels, "tree_mask", stream, **fields, rows=tree.cache_len)

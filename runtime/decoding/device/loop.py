@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import replace
 
@@ -23,7 +23,8 @@ from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.accounting import account
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, alone, cache_bytes
+from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.decoding.round_result import RoundResult
@@ -41,8 +42,10 @@ from .rounds import Rounds
 from .slots import Plan, ProcessorFlags
 
 
-class DeviceLoop:
+class DeviceLoop(Loop):
     """A `Loop` whose rounds run where the models are; it owns the device and closes it."""
+
+    target: StandardExecutor
 
     def __init__(
         self,
@@ -67,22 +70,19 @@ class DeviceLoop:
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
-        self.target, self.tally, self.exactness, self.cost = target, RunStats(), options.exactness, options.cost
-        target.keep_to(self.exactness)
-        self.trunk = self.exactness is not None
+        target.keep_to(options.exactness)
+        emission, pages = Emission(eos), target.model.pages
+        planner, reader = Planner(options.limits, target.buckets[-1]), Reader(target, emission, target.model.chunk)
+        self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
-        self.emission, self.planner = Emission(eos), Planner(options.limits, target.buckets[-1])
-        self.reader = Reader(target, self.emission, target.model.chunk)
-        self.rounds = Rounds(target, draft, kernels, self.trunk)
-        grower, pages = self.rounds.grower, target.model.pages
+        grower = self.rounds.grower
         proposer = Proposer(hosted or (grower.drafter() if grower else None), looks_up)
         room = Room(target, proposer.executor)  # type: ignore[arg-type]  # it is on this device
-        self.proposals = Proposals(self.planner, room, target.buckets, proposer, hosted is not None)
         reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
         linear = Admission(target, proposer, *reuse)
-        self.admission = PagedAdmission(target, proposer, pages, room.needed, *reuse) if pages else linear
-        self.pick, self.cached_tokens = self.admission.pick, self.admission.cached_tokens
-        self.cached_texts, self.page_tokens = self.admission.cached_texts, self.admission.page_tokens
+        admission = PagedAdmission(target, proposer, pages, room.needed, *reuse) if pages else linear
+        super().__init__(target, proposer, emission, planner, reader, admission, options)
+        self.proposals = Proposals(planner, room, target.buckets, proposer, hosted is not None)
         self.resident = ResidentRun(self.rounds, room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -130,7 +130,7 @@ class DeviceLoop:
             executor.wait()
         self._time(plan, nodes, before)
         results = self.rounds.results(plan, nodes)
-        if self.proposals.hosted and self.target.model.hidden:
+        if self.proposals.hosted and self.target.model.tensors.hidden:
             self.target.keep([(r.sequence.slot, r.sequence.cached, r.rows) for r in results if r.rows])
         self._emit(results)
         if any(result.fault for result in results):
@@ -150,7 +150,7 @@ class DeviceLoop:
         """Emit what a round made of each sequence that still decodes; one whose part failed fails alone."""
         for result in results:
             if not result.sequence.finish_reason:
-                with alone(result.sequence):
+                with isolate_errors(result.sequence):
                     self._accept(result)
 
     def _accept(self, result: RoundResult) -> None:
@@ -188,68 +188,35 @@ class DeviceLoop:
             self._emit(results)
             self.tally.rounds += 1
 
-    @property
-    def stats(self) -> RunStats:
-        """See `Loop.stats`."""
-        return copy(self.tally)
-
-    def check(self, sequence: Sequence) -> None:
-        """See `Loop.check`."""
-        self.planner.check(sequence)
-        self.admission.check(sequence)
-
     def release(self, slot: int) -> None:
         """See `Loop.release`; later steps write their padding behind the rows that the slot keeps."""
         if self.resident and self.resident.leave(slot):  # nobody is left to emit for
             with suppress(SpecbuildError):  # a device that failed says so in the next round
                 self.tally.rounds += len(list(self.resident.drain()))
-        self.admission.release(slot)
+        super().release(slot)
         self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # a draft step of two nodes begins a row earlier
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
         size = nodes or self.reader.chunk
-        with self.borrowed(len(tokens)):
-            return self.reader.logits(tokens, count, size if count == 1 else min(size, self.target.buckets[-1]))
-
-    @contextmanager
-    def borrowed(self, tokens: int) -> Iterator[None]:
-        """See `Loop.borrowed`."""
-        self.admission.borrow(0, tokens)
-        try:
-            yield
-        finally:
-            self.release(0)
+        return super().logits(tokens, count, size if count == 1 else min(size, self.target.buckets[-1]))
 
     def sibling(self, looks_up: bool = True) -> DeviceLoop:
         """See `Loop.sibling`; it shares memory and graphs."""
         other, proposer = copy(self), Proposer(self.proposals.proposer.model, looks_up)
-        other.tally, other.proposals = RunStats(), replace(self.proposals, proposer=proposer)
+        other.tally, other.proposer = RunStats(), proposer
+        other.proposals = replace(self.proposals, proposer=proposer)
         return other
-
-    def fresh_drafter(self) -> ModelDrafter | None:
-        """See `Loop.fresh_drafter`."""
-        model = self.proposals.proposer.model
-        return model.again() if model else None
-
-    @property
-    def draft_executor(self) -> StandardExecutor | None:
-        """See `Loop.draft_executor`."""
-        return self.proposals.proposer.executor  # type: ignore[return-value]  # it is on this device
 
     @property
     def _executors(self) -> list[StandardExecutor]:
-        return [executor for executor in (self.target, self.draft_executor) if executor]
+        draft = self.draft_executor
+        return [self.target, *([draft] if isinstance(draft, StandardExecutor) else [])]
 
     @property
     def notes(self) -> list[str]:
         """See `Loop.notes`: which steps could not be captured as graphs, and why."""
         return list(self.rounds.device.uncaptured)
-
-    @property
-    def cache_bytes(self) -> int:
-        """See `Loop.cache_bytes`."""
-        return cache_bytes(self)
 
     def close(self) -> None:
         """Free the models, then all of the device's memory, once nothing runs any more."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Tensor, slot_parts
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.step_tensors import slot_parts
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.round_result import RoundResult
@@ -109,7 +110,7 @@ class Rounds:
         at, size = block.at, {"batch": target.batch_size, "nodes": nodes}
         tree = {"parents": at["parents"], "counts": at["counts"], "fault": at["fault"]}
         with nvtx.range("verify"):
-            self.device.copy(model.tokens, at["tokens"], stream)
+            self.device.copy(model.tensors.tokens, at["tokens"], stream)
             enqueue_tree_inputs(self.kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
             model.enqueue(nodes, stream)
         with nvtx.range("accept"):
@@ -123,7 +124,12 @@ class Rounds:
         """Enqueue the target's choices at all nodes and the walk along them."""
         target, stream, slots, at, nodes = self.target, self.target.stream, self.slots.at, block.at, size["nodes"]
         vocab = target.spec.vocab_size
-        fields: dict[str, Any] = {"logits": target.model.logits, "tokens": at["tokens"], "best": 1, "dtype": Dtype.F32}
+        fields: dict[str, Any] = {
+            "logits": target.model.tensors.logits,
+            "tokens": at["tokens"],
+            "best": 1,
+            "dtype": Dtype.F32,
+        }
         fields |= {"masks": self.slots.masks(flags, nodes), "tree_nodes": nodes, "stride": vocab, **self._choice}
         launch(self.kernels, "choose_tokens", stream, **self.slots.choice_fields(flags), **size, **tree, **fields)
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
@@ -145,9 +151,9 @@ class Rounds:
                 cache_len=lengths[i],
                 count=2 * executor.spec.layers,
                 heads=executor.spec.kv_heads,
-                row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
+                row_bytes=executor.spec.head_dim * executor.model.tensors.cache.dtype.itemsize,
                 capacity=executor.spec.capacity,
-                pages=executor.model.cache.shape[1] if pages else 0,
+                pages=executor.model.tensors.cache.shape[1] if pages else 0,
             )
             for i, executor in enumerate(self.executors)
         ]
@@ -190,7 +196,7 @@ def _block(target: StandardExecutor, nodes: int) -> Block:
 
 def _layer_addresses(executor: StandardExecutor) -> Tensor:
     """Return the addresses of each layer's keys and values, `uint64[2·layers]`, on the device."""
-    device, cache = executor.device, executor.model.cache
+    device, cache = executor.device, executor.model.tensors.cache
     addresses = device.pinned((cache.shape[0],), np.uint64)
     addresses[:] = [part.address for part in slot_parts(cache)]
     layers = device.empty(addresses.shape, np.uint64)

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from specbuild.runtime.backends.gpu.device import Device, Tensor
 from specbuild.runtime.backends.kernels.abi import Request, Shape
-from specbuild.runtime.decoding.loop import alone
+from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import tree_masks, words
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -121,7 +121,7 @@ class Slots:
         block.host["masks"][:] = np.uint32(0xFFFFFFFF)
         for sequence, proposal in plan:
             if (matcher := sequence.sampler.matcher) is not None:
-                with alone(sequence):
+                with isolate_errors(sequence):
                     tree_masks(matcher, proposal.tree, self._vocab, block.host["masks"][sequence.slot])
         block.upload("masks", "masks", stream)
 

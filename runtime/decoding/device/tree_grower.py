@@ -108,14 +108,15 @@ class TreeGrower:
     def grow(self, extent: Extent, flags: ProcessorFlags, block: Block) -> None:
         """Enqueue the root's children, one level after another below them, and the choice of the final tree."""
         executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
+        tensors = model.tensors
         fault, levels = block.at["fault"], self._tree
         fields = self._fields(extent, block)
         with nvtx.range("draft level"):
-            executor.device.copy(model.tokens, slots["pair"], stream)
+            executor.device.copy(tensors.tokens, slots["pair"], stream)
             enqueue_tree_inputs(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
             model.enqueue(_PAIR, stream)
-        row = model.logits.dtype.itemsize * executor.spec.vocab_size
-        self._choose(extent, flags, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
+        row = tensors.logits.dtype.itemsize * executor.spec.vocab_size
+        self._choose(extent, flags, fault, nodes=1, logits=tensors.logits.address + row, rows_apart=_PAIR)
         launch(self._kernels, "grow_level", stream, **fields, first=1)
         for _ in range(extent.levels - 1):
             below = {"parents": levels["level_parents"], "tree_nodes": extent.rows}
@@ -126,7 +127,7 @@ class TreeGrower:
                 )
                 model.enqueue(extent.frontiers, stream)
             choice = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
-            self._choose(extent, flags, fault, nodes=extent.frontiers, logits=model.logits, rows_apart=1, **choice)
+            self._choose(extent, flags, fault, nodes=extent.frontiers, logits=tensors.logits, rows_apart=1, **choice)
             launch(self._kernels, "grow_level", stream, **fields)
         launch(self._kernels, "finish_tree", stream, **fields)
 
@@ -138,8 +139,8 @@ class TreeGrower:
             "growths": at["growths"],
             "roots": at["roots"],
             "root_position": at["cache_len"],
-            "level_tokens": model.tokens,
-            "positions": model.positions,
+            "level_tokens": model.tensors.tokens,
+            "positions": model.tensors.positions,
             "tree_tokens": block.at["tokens"],
             "tree_parents": block.at["parents"],
             "tree_counts": block.at["counts"],

@@ -183,7 +183,7 @@ def test_an_interrupt_frees_the_device_too(
 def test_kernels_are_launched_in_the_device_s_context() -> None:
     device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
     kernels: Any = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
-    wrapped, params = placement._Current(kernels, device), "params"  # type: ignore[arg-type]
+    wrapped, params = placement._ContextKernels(kernels, device), "params"  # type: ignore[arg-type]
     wrapped.launch("walk_tree", params, 7)  # type: ignore[arg-type]
     assert (seen, wrapped.workspace(params)) == ([(1, "walk_tree", params, 7)], 6)
 

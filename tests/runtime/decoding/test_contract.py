@@ -193,8 +193,8 @@ def test_what_is_no_logit_ends_its_sequence_alone(make: Make, folder: Path, name
     def spoil(nodes: int) -> None:
         steps[0] += 1
         if steps[0] == 4:
-            made.device.array(model.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
-            made.device.array(model.cache)[:, 1] = np.nan
+            made.device.array(model.tensors.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
+            made.device.array(model.tensors.cache)[:, 1] = np.nan
 
     model.spoil = spoil
     first, second, third = run(made.loop, sequences("chain:3", {}, {"temperature": 1}, {}))

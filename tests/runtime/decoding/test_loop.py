@@ -12,7 +12,7 @@ import pytest
 from hash_models import sequence_of
 
 from specbuild.runtime.decoding.accounting import account
-from specbuild.runtime.decoding.loop import alone
+from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
@@ -128,7 +128,7 @@ class Panic(BaseException):
 def test_what_is_raised_ends_the_sequence(error: BaseException, message: str) -> None:
     """What is raised on purpose stays what it is."""
     sequence = sequence_of([1], DRAFTING)
-    with alone(sequence):
+    with isolate_errors(sequence):
         raise error
     assert (sequence.finish_reason, str(sequence.error)) == ("error", message)
     if isinstance(error, PromptError):
@@ -141,6 +141,6 @@ def test_what_is_raised_ends_the_sequence(error: BaseException, message: str) ->
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_goes_through(error: type[BaseException]) -> None:
     sequence = sequence_of([1], DRAFTING)
-    with pytest.raises(error), alone(sequence):
+    with pytest.raises(error), isolate_errors(sequence):
         raise error
     assert (sequence.finish_reason, sequence.error) == (None, None)

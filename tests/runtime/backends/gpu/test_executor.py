@@ -77,7 +77,7 @@ def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
 
 def test_a_slot_is_erased_alone(make: Make) -> None:
     made = make("target", 3)
-    cache = made.device.array(made.model.cache)  # type: ignore[attr-defined]
+    cache = made.device.array(made.model.tensors.cache)  # type: ignore[attr-defined]
     assert not cache.any(), "its first runs left nothing"
     cache[:] = np.nan
     made.erase(1)
@@ -89,7 +89,7 @@ def test_positions_end_where_the_model_does(make: Make) -> None:
     made = make("target", 1)
     object.__setattr__(made.spec, "max_positions", 4)
     made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
-    assert made.device.array(made.model.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
+    assert made.device.array(made.model.tensors.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
 
 
 class Padded:

@@ -19,7 +19,7 @@ CAPACITY, SHORT, LONG = 100, 8, 24
 
 def model(lengths: Any = range(1, LONG + 1), tree: Any = None) -> Any:
     spec = SimpleNamespace(capacity=CAPACITY, name="target")
-    return SimpleNamespace(lengths=lengths, tree=tree, spec=spec, buckets=(1, 4, SHORT))
+    return SimpleNamespace(lengths=lengths, tensors=SimpleNamespace(tree=tree), spec=spec, buckets=(1, 4, SHORT))
 
 
 def chunk(start: int, count: int, logits: int = 1) -> StepInput:

@@ -80,7 +80,7 @@ class Toy:
 
     def part(self, name: str, *shape: int) -> NDArray[Any]:
         """The beginning of a tensor, as if that were its shape."""
-        found = self.model.masks[0] if name == "mask" else getattr(self.model, name)
+        found = self.model.tensors.masks[0] if name == "mask" else getattr(self.model.tensors, name)
         return self.device.array(Tensor(found.address, shape, found.dtype))
 
     def fill(self, batch: int, nodes: int) -> NDArray[np.float32]:
@@ -112,7 +112,7 @@ def toy(tmp_path: Path) -> Toy:
 def test_a_step_is_of_all_slots_and_has_all_nodes_logits(tmp_path: Path, kind: str, held: type, one: float) -> None:
     """Tensors hold a smaller step at their beginning, and the cache, of the graph's type, is updated in place."""
     toy = Toy(tmp_path, TensorProto.DataType.Value(kind))
-    cache = toy.device.array(toy.model.cache)
+    cache = toy.device.array(toy.model.tensors.cache)
     assert cache.dtype == held
     for nodes in (1, 4):
         cache[0] = 0
@@ -186,7 +186,7 @@ def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     assert provider.runs == [False] * (WARM + len(BUCKETS)), "one allocates, one is steady, one is captured"
     assert device.captured == len(BUCKETS)
     assert toy.model.capturable
-    assert not device.array(toy.model.cache).any(), "its first runs leave nothing"
+    assert not device.array(toy.model.tensors.cache).any(), "its first runs leave nothing"
     provider.runs.clear()
     expected = toy.fill(BATCH, 4)
     toy.model.enqueue(4, toy.stream)
@@ -199,7 +199,7 @@ def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     toy.model.prefill(1, 3, 2, toy.stream)
     device.wait(toy.stream)
     assert provider.runs == [False] * 2
-    assert (device.array(toy.model.cache)[0, 1] == 3).all()
+    assert (device.array(toy.model.tensors.cache)[0, 1] == 3).all()
     assert device.uncaptured == []
 
 
@@ -216,7 +216,7 @@ def test_a_prompts_steps_become_graphs_by_slot(tmp_path: Path, monkeypatch: pyte
         device.wait(toy.stream)
         np.testing.assert_allclose(toy.part("logits", VOCAB), expected[0, last], atol=1e-5)
         toy.check_hidden(1, CHUNK)
-        assert (device.array(toy.model.cache)[0, slot] == turn // 2 + 1).all()
+        assert (device.array(toy.model.tensors.cache)[0, slot] == turn // 2 + 1).all()
         ran.append((len(provider.runs), device.captured - captured))
     assert ran == [(1, 0), (1, 0), (1, 1), (1, 2), (0, 2), (0, 2)]
     for nodes in (1, 2):  # a second and a third length
@@ -245,7 +245,7 @@ def test_where_a_step_cannot_be_captured_steps_are_enqueued(
     toy.model.enqueue(4, toy.model.stream)
     device.wait(toy.model.stream)
     np.testing.assert_allclose(toy.part("logits", BATCH, 4, VOCAB), expected, atol=1e-5)
-    assert (device.array(toy.model.cache)[0] == 1).all(), "its first runs leave nothing"
+    assert (device.array(toy.model.tensors.cache)[0] == 1).all(), "its first runs leave nothing"
 
 
 def fallible(device: HostDevice) -> Any:

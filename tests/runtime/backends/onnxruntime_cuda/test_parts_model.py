@@ -77,7 +77,7 @@ def test_logits_are_the_models(folder: Path, host: KernelLibrary) -> None:
         step = StepInput(1, start, start, text[start:end], range(start, end), None, 1)
         (rows,) = target.step([step])
         np.testing.assert_allclose(rows[0], expected[end - 1], **BOUND)
-    assert not target.device.array(target.model.cache)[:, 0].any()
+    assert not target.device.array(target.model.tensors.cache)[:, 0].any()
 
 
 @pytest.mark.soak(only=("best:7",))

@@ -113,7 +113,7 @@ def test_pages_are_bound() -> None:
     plan, device = NoPlan(), NoGpu()
     model = model_of(plan, device)
     table = model.pages
-    assert model.cache.shape == (2, 12, HEADS, 16, 64)
+    assert model.tensors.cache.shape == (2, 12, HEADS, 16, 64)
     table.take(2, 2, 0, 40)
     table.update(device.stream())
     model.prefill(2, 8, 7, 1)
@@ -121,8 +121,8 @@ def test_pages_are_bound() -> None:
     for context, batch in ((plan.contexts[0], 3), (plan.contexts[-1], 1)):
         assert context.shapes["past_key.0"] == context.shapes["past_value.0"] == (12, HEADS, 16, 64)
         assert context.shapes["page_table"] == (batch, 6)
-        assert context.addresses["past_key.0"] == context.addresses["present_key.0"] == model.cache.address
-        assert context.addresses["past_value.0"] == model.cache.address + page
+        assert context.addresses["past_key.0"] == context.addresses["present_key.0"] == model.tensors.cache.address
+        assert context.addresses["past_value.0"] == model.tensors.cache.address + page
         found = device.array(Tensor(context.addresses["page_table"], (batch, 6), np.dtype(np.int32)))
         np.testing.assert_array_equal(found, table.table[3 - batch :])
     assert found[0, :3].all()

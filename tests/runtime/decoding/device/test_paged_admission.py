@@ -105,7 +105,7 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, tree: str, pages: int, 
     done = run(paged.loop, requests(tree))
     check_plain(*done)
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
-    linear = made("target", HostDevice(), 3).model.cache.nbytes
+    linear = made("target", HostDevice(), 3).model.tensors.cache.nbytes
     assert paged.target.cache_bytes == linear * (1 + pages) // (3 * EVERY)
 
 
@@ -214,10 +214,10 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
         if not spoiled and len(second.output) > 1:
             spoiled.extend(page for page in paged.pages.of[first.slot] if page not in paged.pages.of[second.slot])
             slots, vocab = paged.target.batch_size, paged.target.spec.vocab_size
-            logits = paged.device.array(paged.target.model.logits).ravel()[: slots * nodes * vocab]
+            logits = paged.device.array(paged.target.model.tensors.logits).ravel()[: slots * nodes * vocab]
             logits.reshape(slots, nodes, vocab)[first.slot] = np.nan
             for executor in executors:
-                paged.device.array(executor.model.cache)[:, spoiled] = np.nan
+                paged.device.array(executor.model.tensors.cache)[:, spoiled] = np.nan
 
     paged.target.model.spoil = spoil  # type: ignore[attr-defined]
     while not first.finish_reason:
@@ -229,7 +229,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
     paged.finish(second, third)
     check_plain(second, third)
     for executor in executors:
-        assert np.isfinite(paged.device.array(executor.model.cache)).all()
+        assert np.isfinite(paged.device.array(executor.model.tensors.cache)).all()
 
 
 def test_a_queue_in_turn(host: KernelLibrary) -> None:

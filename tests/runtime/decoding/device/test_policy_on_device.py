@@ -74,7 +74,9 @@ def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host
     run(made.loop, [again])
     assert again.metrics.num_cached_tokens == len(short.tokens) - 1
     check_plain(folder, [again])
-    cache = made.device.array(made.target.model.cache)[:, again.slot, :, : again.cached]
+    cache = made.device.array(made.target.model.tensors.cache)[:, again.slot, :, : again.cached]
     alone = Made(host, folder, 1, ("target",))
     alone.loop.logits(again.tokens[: again.cached])
-    np.testing.assert_allclose(cache, alone.device.array(alone.target.model.cache)[:, 0, :, : again.cached], atol=1e-4)
+    np.testing.assert_allclose(
+        cache, alone.device.array(alone.target.model.tensors.cache)[:, 0, :, : again.cached], atol=1e-4
+    )
