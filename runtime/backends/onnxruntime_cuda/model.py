@@ -8,9 +8,8 @@ graphs too, once there were some of their length.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,19 +19,15 @@ import onnxruntime
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Device, Pages, Step, Tensor
 from specbuild.runtime.backends.gpu.step_tensors import StepTensors, slot_parts
-from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors
+from specbuild.runtime.backends.gpu.tensors import CACHES, TensorInfo, check_tensors
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
 
+from .prefill_graphs import RUNS, PrefillGraphs
+
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
-_RUNS = 2  # runs until a step is steady: it allocates and chooses kernels
-_PREFILL_GRAPHS = 64  # maximum graphs of prefill steps
-_CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of the memory, and ONNX Runtime's type
-    "FLOAT": (np.float32, np.float32),
-    "HALF": (np.float16, np.float16),
-    "BF16": (np.uint16, 16),  # onnx.TensorProto.BFLOAT16
-}
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL"}
 
 
@@ -80,54 +75,55 @@ class OrtModel:
         """
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
-        self.lengths = range(1, chunk + 1)
         self._graph, self._provider, self._device, self.stream = graph, provider, device, stream
-        self.capturable = provider == "cuda"  # and steps are replayed from graphs; off after a capture fails
-        memory = self._open()
-        largest = self.buckets[-1]
+        memory, largest = self._open(), self.buckets[-1]
         cache = device.empty((2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim), memory)
         self.tensors = StepTensors.allocate(device, spec, (batch_size, largest, chunk), cache, self._tree_nodes)
         self._allocate()
         self._numbers = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes with logits
-        self._last = device.empty((1,), np.int32)  # the one of a prefill step in a graph
         numbers = device.pinned(self._numbers.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
         device.upload(self._numbers, numbers, self.stream)
         device.wait(self.stream)
-        self._options = _run_options()
-        self._graphs = dict[int, Step]()  # of a step, by its nodes
-        self._prefills = dict[tuple[int, int], Step]()  # graphs of prefill steps, by slot and nodes
-        self._prefill_runs = Counter[int]()  # by nodes
+        self._graphs, self._prefills = dict[int, Step](), PrefillGraphs(device)
         try:
-            self._prepare()
+            self._prepare(captures=provider == "cuda")
         except SpecbuildError as error:
-            if not self.capturable:
+            if provider != "cuda":
                 raise
             device.uncaptured.append(f"no graph holds ONNX Runtime's steps: {one_line(error)}")
-            self.capturable, self.stream = False, device.stream()  # a failed capture may have spoilt the other
+            self._graphs, self.stream = {}, device.stream()  # a failed capture may have spoilt the other
             self._open()
-            self._prepare()
+            self._prepare(captures=False)
+
+    @property
+    def capturable(self) -> bool:
+        """See `Model.capturable`; then steps are replayed from graphs too."""
+        return bool(self._graphs)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """See `Model.lengths`."""
+        return range(1, self.chunk + 1)
 
     def _open(self) -> np.dtype[Any]:
         """Open the graph on the stream; return the dtype of the caches' memory."""
         self._session = open_on(self._graph, self._provider, self.stream)
-        memory, self._cache_type = _CACHES[check_tensors(self.spec, _tensors(self._session))]
-        dtype: np.dtype[Any] = np.dtype(memory)
-        return dtype
+        return np.dtype(CACHES[check_tensors(self.spec, _tensors(self._session))])
 
     def _allocate(self) -> None:
         """Allocate what steps need besides their tensors: nothing."""
 
-    def _prepare(self) -> None:
+    def _prepare(self, captures: bool) -> None:
         """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
         self._steps = {nodes: self._bind(self.batch_size, nodes, 0, self._numbers, nodes) for nodes in self.buckets}
         for mask in self.tensors.masks.values():
             self._device.fill(mask, 1, self.stream)
         self._device.wait(self.stream)
-        for nodes in (*self.buckets,) * _RUNS:
+        for nodes in (*self.buckets,) * RUNS:
             self._run(self._steps[nodes])
         self._device.wait(self.stream)
-        if self.capturable:
+        if captures:
             self._graphs = {nodes: self._capture(nodes) for nodes in self.buckets}
             self.enqueue(self.buckets[0], self.stream)
         for tensor in (*self.tensors.masks.values(), self.tensors.cache):
@@ -154,19 +150,9 @@ class OrtModel:
         node = Tensor(self._numbers.address + 4 * last, (1,), np.dtype(np.int32))
         if not self.capturable:
             return self._run(self._bind(1, nodes, slot, node, 1))
-        self._device.copy(self._last, node, stream)
-        self._prefill_step(slot, nodes)()
-
-    def _prefill_step(self, slot: int, nodes: int) -> Step:
-        """Return a prefill step, as a graph if steps of its length have run before and there are not too many."""
-        if graph := self._prefills.get((slot, nodes)):
-            return graph
-        steps = self._bind(1, nodes, slot, self._last, 1)
-        self._prefill_runs[nodes] += 1
-        if self._prefill_runs[nodes] <= _RUNS or len(self._prefills) >= _PREFILL_GRAPHS:
-            return lambda: self._run(steps)
-        step = self._prefills[slot, nodes] = self._device.graph(lambda: self._run(steps), self.stream)
-        return step
+        first = self._prefills.last
+        self._device.copy(first, node, stream)
+        self._prefills.step(slot, nodes, lambda: partial(self._run, self._bind(1, nodes, slot, first, 1)), stream)()
 
     def _check(self, stream: int) -> None:
         if stream != self.stream:
@@ -187,7 +173,7 @@ class OrtModel:
         for bind, several in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for each in several:
                 bind(each.name, self._provider, 0, each.kind, each.shape, each.address)
-        return lambda: session.run_with_iobinding(binding, self._options)
+        return lambda: session.run_with_iobinding(binding, _run_options())
 
     def _ends(self, batch: int, nodes: int, first: Tensor, logit_count: int) -> tuple[list[Bound], list[Bound]]:
         """Return what a step reads and makes besides caches and attention's inputs; see `_bind`."""
@@ -204,15 +190,17 @@ class OrtModel:
     def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, logit_count: int) -> Sequence[Step]:
         """Return what enqueues a step of `batch` slots from `slot` on; `first`: those with logits."""
         inputs, outputs = self._ends(batch, nodes, first, logit_count)
+        caches = self.tensors.cache
+        kind = _BFLOAT16 if caches.dtype == np.uint16 else caches.dtype.type
         inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.tensors.positions.address))
         inputs.append(Bound("write_rows", np.int32, (batch,), self.tensors.rows.address))
         for window, mask in self.tensors.masks.items():
             inputs.append(Bound(f"mask.{window}", np.bool_, (batch, 1, nodes, self.spec.capacity), mask.address))
-        shape = batch, *self.tensors.cache.shape[2:]
-        for index, part in enumerate(slot_parts(self.tensors.cache, slot)):
+        shape = batch, *caches.shape[2:]
+        for index, part in enumerate(slot_parts(caches, slot)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            inputs.append(Bound(f"past_{name}", self._cache_type, shape, part.address))
-            outputs.append(Bound(f"present_{name}", self._cache_type, shape, part.address))
+            inputs.append(Bound(f"past_{name}", kind, shape, part.address))
+            outputs.append(Bound(f"present_{name}", kind, shape, part.address))
         return [self._bound(self._session, inputs, outputs)]
 
     def close(self) -> None:
@@ -233,6 +221,7 @@ def _tensors(session: Any) -> dict[str, TensorInfo]:
     return tensors
 
 
+@cache
 def _run_options() -> Any:
     """Return a step's options: the host does not wait."""
     options = onnxruntime.RunOptions()
