@@ -39,7 +39,9 @@ def test_all_that_is_for_a_gpu(card: dict[str, str], tmp_path: Path) -> None:
 def test_flavours_on_the_stand_in(card: dict[str, str], tmp_path: Path) -> None:
     """NVRTC's code is loaded and launched by cuda.core and by the driver's bindings."""
     out = tmp_path / "probe.json"
-    subprocess.run([sys.executable, ROOT / "scripts" / "gpu" / "flavours.py", out], env=card, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gpu" / "flavours.py", out], env=card, check=True, capture_output=True
+    )
     found = json.loads(out.read_text())
     assert found["gpu"].startswith("stand-in card, 9.0, ")
     assert [found["flavours"][name].get("runs") for name in ("cuda.core", "cuda.bindings")] == [True, True]
