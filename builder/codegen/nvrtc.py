@@ -19,7 +19,7 @@ from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 # Sources of the kernels that decode around engines.
-GLUE = ("choose", "commit", "grow", "mask", "publish", "text", "walk")
+GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")
 DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # types of caches, by type of activations
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder`, both in a clone and in a wheel
 INSTALL = "pip install 'specbuild-trt[cuda]'"

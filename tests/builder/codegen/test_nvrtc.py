@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from specbuild.builder.codegen import nvrtc
 from specbuild.builder.codegen.nvrtc import SHAPES, Cubin, Resources, Shape
 from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS
+from specbuild.runtime.backends.kernels.grids import KERNELS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,6 +78,13 @@ def entries(image: bytes) -> list[str]:
 @pytest.fixture(scope="module")
 def cubins() -> list[Cubin]:
     return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
+
+
+def test_a_round_s_kernels_are_in_the_sources() -> None:
+    """Those of a model without TreeAttention, for which not all sources are compiled."""
+    text = "".join(path.read_text(encoding="utf-8") for path in nvrtc.sources(nvrtc.GLUE))
+    launched = {re.sub("_(F32|F16|BF16|BOOL)$", "", kernel) for kernels in KERNELS.values() for kernel in kernels}
+    assert [kernel for kernel in launched if kernel not in text] == []
 
 
 @pytest.mark.nightly
