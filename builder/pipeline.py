@@ -16,6 +16,7 @@ from typing import Any
 
 from specbuild.measure.tuning.tune import tune_build
 from specbuild.runtime import Engine
+from specbuild.runtime.backends.cpu.operators import operators
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
@@ -38,11 +39,13 @@ from .config.build_config import BuildConfig
 from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
 from .frontend.vocabulary import reference_logits
-from .prepare import Sources, prepare
+from .plan import check_room
+from .prepare import Sources, disk_bytes, prepare
 from .quantize import texts
 from .quantize.kept import kept
 from .quantize.quality import moved
 from .quantize.texts import Texts
+from .units import in_bytes
 
 
 def stages(config: BuildConfig) -> int:
@@ -70,6 +73,8 @@ def build(
     """
     check = partial(check_output, config.output, config.force)
     check()
+    if not config.descriptor.on_gpu:
+        operators()
     if config.descriptor.compiles:
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
@@ -77,8 +82,9 @@ def build(
     stages = Stages(progress, detail)
     with stages.timed("checkpoints"):
         source = prepare(config)
-    progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
-    with kept(config) as asked, staging(config.output, source.bundle_bytes, check) as folder:
+    progress(f"about {in_bytes(check_room(config, source))} of memory will be needed")
+    room = disk_bytes(config, source.bundle_bytes)
+    with kept(config) as asked, staging(config.output, room, check) as folder:
         try:
             return _run(BuildContext(asked, folder, source, stages))
         except SpecbuildError as error:  # the user knows the output, not the hidden folder

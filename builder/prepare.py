@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,25 +12,24 @@ from typing import Any
 import torch
 
 from specbuild.builder.quantize.assignment import assign, check_patterns
-from specbuild.runtime.backends.cpu.operators import operators
-from specbuild.runtime.bundle.atomic_output import check_output
+from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError
 
-from .check.bundle_check import SLOTS
 from .codegen import nvrtc
-from .codegen.tensorrt import capacity_of, profiles_of
-from .config.build_config import LONGEST_DEFAULT, BuildConfig
+from .codegen.tensorrt import capacity_of
+from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
 from .config.scheme import KEEP
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
-from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
+from .quantize.weight_sizes import weight_bytes
 
+TEXT_BYTES = 8 << 20  # of tokenizer, graphs and report
 CUBINS_BYTES = 2 << 20  # per architecture, at most
 PROFILE_BYTES = 6 << 20  # of code per profile of an engine
 # Measured memory of a build that has the larger model in memory: a constant, plus bytes per parameter of it.
@@ -46,6 +43,28 @@ TEXT_LOGITS, CHECK_TOKENS = 2, 280
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a build takes of one model, in bytes: its weights in the bundle, room in TMPDIR, and memory by its use."""
+
+    weights: int
+    scratch: int
+    uses: dict[str, int]
+
+    @property
+    def memory(self) -> int:
+        """The memory of all uses, which is the build's peak."""
+        return sum(self.uses.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShapes:
+    """The names of a model's weights that can be quantized, and the shape of each of its weights."""
+
+    names: Names
+    shapes: dict[str, tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Sources:
     """The checkpoints of a build, the layouts of their attention, and the disk space and memory that it takes."""
@@ -56,6 +75,7 @@ class Sources:
     vocabulary: Vocabulary | None  # how the draft's tokens map to the target's
     max_seq_len: int
     layouts: dict[str, Layout]
+    weights: dict[str, WeightShapes]  # of each model but a head
     shapes: list[nvrtc.Shape]  # of TreeAttention's kernels, if they are compiled
     bundle_bytes: int  # upper bound of the bundle's size
     memory_bytes: int  # estimated peak memory of the build
@@ -87,22 +107,6 @@ class Sources:
         """Return whether the draft shares tensors with the target: all of them, or for a head the embedding."""
         return self.head is not None or self.draft is self.target
 
-    def check_memory(self) -> int:
-        """Return `memory_bytes`; raise OptionError if there is less memory, or less room in TMPDIR than is needed."""
-        present = memory_limit()
-        if self.memory_bytes > present:
-            raise OptionError(
-                f"the build takes about {self.memory_bytes >> 20} MiB of memory, this machine has {present >> 20} MiB: "
-                "build on a larger one"
-            )
-        free = shutil.disk_usage(tempfile.gettempdir()).free
-        if self.scratch_bytes > free:
-            raise OptionError(
-                f"the build writes {self.scratch_bytes >> 20} MiB to {tempfile.gettempdir()}, which has {free >> 20} "
-                "MiB free: set TMPDIR to another disk"
-            )
-        return self.memory_bytes
-
 
 def prepare(config: BuildConfig) -> Sources:
     """Find and inspect the checkpoints of a build.
@@ -110,10 +114,7 @@ def prepare(config: BuildConfig) -> Sources:
     Raises:
         CheckpointError: A checkpoint cannot be used.
         OptionError: The options do not fit the checkpoints.
-        ExecutionError: The backend cannot run here, though its bundles are checked when they are built.
     """
-    if not config.descriptor.on_gpu:
-        operators()
     target, draft, head, vocabulary = checkpoints.find(config.target), None, None, None
     if config.own_draft:
         draft = target
@@ -129,7 +130,8 @@ def prepare(config: BuildConfig) -> Sources:
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     if head:
         layouts["draft"] = Layout(head.config.num_key_value_heads, head.config.head_dim, (0,))
-    names = {name: Names.of(empty(checkpoint.config)[1]) for name, checkpoint in models.items()}
+    weights = {name: _weight_shapes(checkpoint) for name, checkpoint in models.items()}
+    names = {name: each.names for name, each in weights.items()}
     calibrated = False
     check_patterns(config.quantize, names, config.backend)
     for name, each in names.items():
@@ -143,22 +145,43 @@ def prepare(config: BuildConfig) -> Sources:
     alone = config.architectures and (config.plugin or not config.descriptor.on_gpu) and not config.descriptor.compiles
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(config, name, sources[name], layout) for name, layout in layouts.items()] if alone else []
-    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if config.descriptor.compiles else 0
-    weights = {name: _stored(config, name, model) for name, model in sources.items()}
-    rows = capacity_of(config, max_seq_len)
-    memory = [_memory(config, name, each, weights[name], layouts[name], rows) for name, each in sources.items()]
-    return Sources(
-        target=target,
-        draft=draft,
-        head=head,
-        vocabulary=vocabulary,
-        max_seq_len=max_seq_len,
-        layouts=layouts,
-        shapes=shapes,
-        bundle_bytes=sum(weights.values()) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
-        memory_bytes=max(memory),
-        scratch_bytes=GRAPH_BYTES * max(each.parameters * needs_whole(config, n) for n, each in sources.items()),
+    found = Sources(target, draft, head, vocabulary, max_seq_len, layouts, weights, shapes, 0, 0)
+    needs = needs_of(config, found).values()
+    return replace(
+        found,
+        bundle_bytes=bundle_bytes(config, found),
+        memory_bytes=max(each.memory for each in needs),
+        scratch_bytes=max(each.scratch for each in needs),
     )
+
+
+def needs_of(config: BuildConfig, sources: Sources) -> dict[str, Needs]:
+    """Return what a build takes of each model, whose precisions may be others than the sources were prepared for.
+
+    The target's memory includes the check of the bundle, which has all models.
+    """
+    stored = {n: _stored(config, n, model, sources.weights.get(n)) for n, model in sources.models.items()}
+    checks, found = _of_check(config, sources, sum(stored.values())), dict[str, Needs]()
+    for name, model in sources.models.items():
+        uses = _of_writing(config, name, model)
+        if name == "target" and sum(checks.values()) > sum(uses.values()):
+            uses = checks
+        scratch = GRAPH_BYTES * model.parameters * needs_whole(config, name)
+        found[name] = Needs(stored[name], scratch, {"libraries": BASE_BYTES[config.descriptor.compiles]} | uses)
+    return found
+
+
+def bundle_bytes(config: BuildConfig, sources: Sources) -> int:
+    """Return how many bytes the bundle takes at most."""
+    engines = config.descriptor.compiles
+    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(sources.models) if engines else 0
+    weights = sum(needs.weights for needs in needs_of(config, sources).values())
+    return weights + TEXT_BYTES + CUBINS_BYTES * len(config.architectures) + code
+
+
+def disk_bytes(config: BuildConfig, bundle: int) -> int:
+    """Return the room that a build takes where its bundle goes: an engine is compiled from a graph beside it."""
+    return bundle * (2 if config.descriptor.compiles else 1)
 
 
 def needs_whole(config: BuildConfig, name: str) -> bool:
@@ -176,27 +199,46 @@ def memory_limit() -> int:
     return min(found)
 
 
-def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint) -> int:
+def _weight_shapes(checkpoint: Checkpoint) -> WeightShapes:
+    net = empty(checkpoint.config)[1]
+    return WeightShapes(Names.of(net), {name: tuple(weight.shape) for name, weight in net.named_parameters()})
+
+
+def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, weights: WeightShapes | None) -> int:
     """Return how many bytes a model's weights take in the bundle at most, with padding."""
-    if config.precision_of(name) == KEEP and isinstance(model, Checkpoint) and model.tensors:
+    precision, item = config.precision_of(name), item_bytes(config.dtype_of(name))
+    if weights is None:
+        return item * model.parameters * 33 // 32
+    if precision == KEEP and isinstance(model, Checkpoint) and model.tensors:
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
-    return 4 * model.parameters * 33 // 32
+    schemes = assign(config.quantize, name, precision, config.backend, weights.names)
+    return weight_bytes(weights.shapes, schemes, item) * 33 // 32
 
 
-def _memory(
-    config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, weights: int, layout: Layout, rows: int
-) -> int:
-    """Return the memory that it takes to build a model and, of a target, to check its bundle."""
-    engines = config.descriptor.compiles
+def _of_writing(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint) -> dict[str, int]:
+    """Return the memory at the peak of writing a model, by use."""
     tensors = model.tensors if isinstance(model, Checkpoint) else None
     if needs_whole(config, name) or tensors is None:
         graphs = "quantized" if config.quantizes else "plain"
-        return BASE_BYTES[engines] + PARAMETER_BYTES["engines" if engines else graphs] * model.parameters
+        each = PARAMETER_BYTES["engines" if config.descriptor.compiles else graphs]
+        return {f"the whole {name}, {each} bytes a parameter": each * model.parameters}
     kept = config.precision_of(name) == KEEP
-    writes = max(WORK_BYTES[kept and bool(each.format)] * prod(each.shape) for each in tensors.values())
-    caches = SLOTS * 2 * layout.layers * layout.kv_heads * layout.head_dim * rows * 4
-    checks = weights + caches + TEXT_LOGITS * CHECK_TOKENS * model.config.vocab_size * 4
-    return int(BASE_BYTES[engines] + max(writes, checks))
+    works = {n: WORK_BYTES[kept and bool(each.format)] * prod(each.shape) for n, each in tensors.items()}
+    largest = max(works, key=works.__getitem__)
+    return {f"work on the {name}'s largest weight, {largest}": works[largest]}
+
+
+def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:
+    """Return the memory of the check of a bundle with so many bytes of weights, by use; {} if it runs elsewhere."""
+    if config.descriptor.on_gpu:
+        return {}
+    rows, layouts = capacity_of(config, sources.max_seq_len), sources.layouts.values()
+    values = sum(2 * each.layers * each.kv_heads * each.head_dim for each in layouts)
+    return {
+        "the bundle's weights, in its check": weights,
+        "caches of the check": CHECK_SLOTS * values * rows * 4,
+        "logits of the check": TEXT_LOGITS * CHECK_TOKENS * sources.target.vocab_size * 4,
+    }
 
 
 def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:
@@ -227,43 +269,6 @@ def _check_head(config: BuildConfig, name: str, size: int) -> None:
         raise OptionError(
             f"the {name} has heads of {size}, TensorRT's attention in 16 bits takes multiples of 8: use fp32"
         )
-
-
-@quiet()
-def dry_run(config: BuildConfig) -> dict[str, Any]:
-    """Return what `build` would make, as JSON; needs neither a GPU nor a compiler.
-
-    Raises the errors that `build` raises for its output, options, checkpoints and memory before it begins.
-    """
-    check_output(config.output, config.force)
-    sources = prepare(config)
-    sources.check_memory()
-    profiles = profiles_of(config, sources.max_seq_len) if config.descriptor.compiles else []
-    shown = ["batch", "nodes", "logit_nodes", *(["tree"] if config.plugin else [])]
-    shown += ["pages"] if config.engine.block_size else []
-    return {
-        "backend": config.backend,
-        "models": {
-            name: {
-                **sources.origins[name],
-                "architecture": model.architecture,
-                "precision": config.precision_of(name),
-                "layers": sources.layouts[name].layers,
-            }
-            for name, model in sources.models.items()
-        },
-        "kv_cache_dtype": config.engine.kv_cache_dtype,
-        "block_size": config.engine.block_size,
-        "max_seq_len": sources.max_seq_len,
-        "max_batch_size": config.max_batch_size,
-        "buckets": list(config.buckets),
-        "engine_architectures": list(config.engine.targets),
-        "kernel_architectures": list(config.architectures),
-        "profiles": {p.name: {d: list(sizes) for d, sizes in p.sizes.items() if d in shown} for p in profiles},
-        "bundle_bytes_at_most": sources.bundle_bytes,
-        "build_memory_bytes": sources.memory_bytes,
-        "build_scratch_bytes": sources.scratch_bytes,
-    }
 
 
 def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:

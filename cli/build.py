@@ -20,7 +20,8 @@ from specbuild.runtime.backends.kernels.library import BLOCK_SIZES
 from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
 from specbuild.runtime.errors import OptionError, shown
 
-from . import quality
+from . import plan_in_words, quality
+from .garbage import uncollected
 from .help_groups import BUILD, grouped
 from .progress import quiet_option, showing
 from .standard_streams import tell
@@ -209,17 +210,17 @@ def command(output: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
 
 
 def _show_plan(config: BuildConfig, as_json: bool) -> None:
-    from specbuild.builder.prepare import dry_run
+    """Print what a build would make and take; then raise the error that it would raise before it begins."""
+    with uncollected():
+        from specbuild.builder.plan import Plan
 
-    plan = dry_run(config)
+        plan = Plan.of(config)
+        found = plan.to_dict()
     if as_json:
-        click.echo(json.dumps(plan))
-        return
-    for name, value in plan.items():
-        lines = value.items() if isinstance(value, dict) else [("", value)]
-        for key, each in lines:
-            text = ", ".join(f"{k} {v}" for k, v in each.items()) if isinstance(each, dict) else str(each)
-            click.echo(f"{name:22}{key:10}{text}" if key else f"{name:22}{text}")
+        click.echo(json.dumps(found))
+    else:
+        plan_in_words.show(found)
+    plan.check()
 
 
 def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ import click
 import onnxruntime
 
 from specbuild.builder.codegen.nvrtc import INSTALL, compiler_version
-from specbuild.builder.codegen.tensorrt import flavour
-from specbuild.runtime.backends.cpu.operators import operators
-from specbuild.runtime.backends.gpu.cuda import check_driver
-from specbuild.runtime.backends.kernels.library import PLUGIN, find_library
+from specbuild.builder.machine import lacks_to_build, lacks_to_run
+from specbuild.runtime.backends.kernels.library import find_library
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, Backend
-from specbuild.runtime.errors import OptionError, SpecbuildError
+from specbuild.runtime.errors import OptionError
 
 _FLAVOURS = {name: str(BACKENDS[name].package) for name in COMPILED} | {"tensorrt-lean": "tensorrt_lean"}
 
@@ -67,26 +64,9 @@ def examine() -> dict[str, Any]:
 
 def _backend(backend: Backend, lacking: list[str]) -> str:
     """Describe a backend: its precisions, and whether it builds and runs here, or why not."""
-    driver = _fault(check_driver) if backend.on_gpu else None
-    package = _fault(lambda: flavour(backend.name)) if backend.compiles else None
-    builds = ", ".join(lacking) or package or (None if backend.compiles_here else driver)
-    runs = package or driver
-    if not backend.on_gpu:
-        builds, runs = builds or _fault(operators), _fault(operators)
-    if backend.provider not in (None, *onnxruntime.get_available_providers()):
-        runs = runs or "ONNX Runtime has no CUDA here: pip install onnxruntime-gpu"
-    if backend.takes_plugins and backend.compiles and not find_library(PLUGIN):
-        runs = runs or "the plugin's library is missing (plugins/README.md), all but --attention native needs it"
-    told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
+    lacks = {"builds": lacking or lacks_to_build(backend), "runs": lacks_to_run(backend)}
+    told = [f"{what} no ({', '.join(why)})" if why else f"{what} yes" for what, why in lacks.items()]
     return f"{', '.join(backend.precisions)}; {'; '.join(told)}"
-
-
-def _fault(check: Callable[[], object]) -> str | None:
-    try:
-        check()
-    except SpecbuildError as error:
-        return str(error)
-    return None
 
 
 def _nvrtc() -> str | None:

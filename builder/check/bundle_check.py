@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.builder.config.build_config import CHECK_SLOTS
 from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.config.scheme import KEEP
 from specbuild.builder.frontend.checkpoint import encode
@@ -26,7 +27,6 @@ from specbuild.runtime.errors import ExecutionError, SpecbuildError
 Logits = Sequence[NDArray[np.float32]]  # one array for each text
 Texts = Sequence[Sequence[int]]
 NEW_TOKENS = 32
-SLOTS = 2  # sequences at once on a CPU: enough to see that they do not mix, and caches are large
 MAX_DIVERGENCE = MAX_KL  # nats per token, in any precision: beyond it the model is a different one
 FP8_CACHE = "an FP8 cache"
 INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # wider types to suggest, fp32 for all others
@@ -103,7 +103,7 @@ def check(
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
     manifest = Bundle.open(folder).manifest
     largest = max(map(int, manifest.models["target"].graphs), default=1)
-    slots = largest if manifest.descriptor.on_gpu else min(largest, SLOTS)
+    slots = largest if manifest.descriptor.on_gpu else min(largest, CHECK_SLOTS)
     cases, decoded = list[Case](), list[list[list[int]]]()
     with Engine.load(folder, batch_size=slots, prefix_caching=False) as engine:
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):

@@ -16,6 +16,7 @@ from .scheme import KEEP, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a prefill chunk
 MAX_BATCH_SIZE = 64
+CHECK_SLOTS = 2  # sequences at once in a CPU's check: enough to see that they do not mix, and caches are large
 LONGEST_DEFAULT = 4096  # default of max_seq_len for models that support more
 DEFAULT_TREE = "best:5"  # six nodes with the root: on a CPU the largest step that costs little more than one node
 

@@ -98,7 +98,8 @@ class Checkpoint:
     def token_ids(self) -> list[int]:
         """The rows that are a token's or end a text, ascending; no text has the others."""
         ids = {*self.tokenizer.get_vocab().values(), *self.ends}
-        return sorted(token for token in ids if token < self.vocab_size)
+        size = self.vocab_size
+        return sorted(token for token in ids if token < size)
 
     @property
     def token_rows(self) -> int:

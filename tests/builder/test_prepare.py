@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.frontend.eagle3_head import save_head
-from specbuild.builder.prepare import dry_run, prepare
-from specbuild.runtime.errors import OptionError, OutputError
+from specbuild.builder.plan import check_room
+from specbuild.builder.prepare import prepare
+from specbuild.runtime.errors import OptionError
 
 Make = Callable[..., Path]
 NO_HEADS = "head size 16: TreeAttention has 64, 80, 96, 128 and 256"
@@ -150,33 +151,33 @@ def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_pa
         assert str(found.layouts["target"].head_dim) == target.name
 
 
-def test_memory_that_this_machine_has_not_is_refused(target: Path) -> None:
-    found = prepare(config(target))
-    assert found.check_memory() == found.memory_bytes
+def test_memory_and_room_that_this_machine_has_not_are_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(target, precision="int4")
+    found = prepare(asked)
+    assert check_room(asked, found) == found.memory_bytes
+    disk = shutil.disk_usage(Path.cwd())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=found.scratch_bytes - 1))
     with pytest.raises(
-        OptionError, match=r"^the build takes about 1073741824 MiB of memory, this machine has \d+ MiB: "
+        OptionError, match=r"^the build writes .* to .*, which has .* free: .*set TMPDIR to another disk$"
     ):
-        replace(found, memory_bytes=1 << 50).check_memory()
-    with pytest.raises(
-        OptionError, match=r"writes 1073741824 MiB to .*, which has \d+ MiB free: set TMPDIR to another"
-    ):
-        replace(found, scratch_bytes=1 << 50).check_memory()
+        check_room(asked, found)
 
 
 def test_a_control_groups_limit_counts(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = tmp_path / "memory.max", tmp_path / "none"
     monkeypatch.setattr("specbuild.builder.prepare.LIMITS", tuple(map(str, limits)))
     limits[0].write_text("max\n")
-    found = prepare(config(target))
-    assert found.check_memory() == found.memory_bytes
+    asked = config(target)
+    found = prepare(asked)
+    assert check_room(asked, found) == found.memory_bytes
     limits[0].write_text(f"{64 << 20}\n")
-    with pytest.raises(OptionError, match=r"this machine has 64 MiB: build on a larger one"):
-        found.check_memory()
+    with pytest.raises(OptionError, match=r"of memory, this machine has 67 MB: build on a larger one"):
+        check_room(asked, found)
 
 
 def test_what_is_not_calibrated_takes_no_memory_for_the_whole(make_checkpoint: Make, tmp_path: Path) -> None:
     """Of twice as many layers a build in float32 takes what the bundle's weights take, INT4 several times that."""
-    few, many = (prepare_of(make_checkpoint(tmp_path / str(n), num_hidden_layers=n)) for n in (2, 8))
+    few, many = (prepare_of(make_checkpoint(tmp_path / str(n), num_hidden_layers=n, hidden_size=128)) for n in (2, 8))
     parameters = find(str(tmp_path / "8")).parameters - find(str(tmp_path / "2")).parameters
     assert many["fp32"].memory_bytes - few["fp32"].memory_bytes < 6 * parameters + (1 << 20)
     assert many["int4"].memory_bytes - few["int4"].memory_bytes > 12 * parameters
@@ -185,22 +186,3 @@ def test_what_is_not_calibrated_takes_no_memory_for_the_whole(make_checkpoint: M
 
 def prepare_of(target: Path) -> dict[str, Any]:
     return {precision: prepare(config(target, precision=precision)) for precision in ("fp32", "int4")}
-
-
-def test_a_dry_run_says_what_would_be_made(target: Path, draft: Path, tmp_path: Path) -> None:
-    asked = replace(
-        config(target, draft, backend="tensorrt-rtx", precision="bf16", buckets=(1, 2, 8), tree="chain:3"),
-        output=tmp_path / "b",
-    )
-    found = dry_run(replace(asked, engine=EngineOptions(arch=("89",))))
-    assert json.loads(json.dumps(found)) == found
-    about = {"source": str(draft), "architecture": "LlamaForCausalLM", "precision": "bf16", "layers": 1}
-    assert found["models"]["draft"] == about
-    assert list(found["profiles"]) == ["nodes1", "nodes2", "nodes8", "prompt"]
-    assert (found["engine_architectures"], found["max_seq_len"], found["buckets"]) == (["89"], 96, [1, 2, 8])
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "letter.txt").touch()
-    for force in (False, True):  # what is no bundle is not replaced
-        with pytest.raises(OutputError):
-            dry_run(replace(asked, force=force))

@@ -100,4 +100,4 @@ def test_a_plan_s_profiles_are_listed(specbuild: Specbuild, pair: Path, tmp_path
     recipe = pair.parent / "pycode-jetson-orin.toml"
     shown = specbuild("build", "--recipe", recipe, "-o", tmp_path / "x", "--max-batch-size", 2, "--dry-run").out
     assert re.search(r"\nmax_batch_size +2\n", shown)
-    assert re.search(r"\n +prompt |\nprofiles +prompt ", shown)
+    assert re.search(r"\nprofile prompt +batch ", shown)

@@ -73,11 +73,11 @@ class CheckpointsAttack(Attack):
     """Takes a checkpoint through the first stages of a build."""
 
     def __init__(self, bench: Bench) -> None:
-        from specbuild.builder import prepare
+        from specbuild.builder import plan, prepare
         from specbuild.builder.frontend import checkpoint
 
         super().__init__(bench)
-        self.prepare, self.frontend = prepare.prepare, checkpoint
+        self.prepare, self.check_room, self.frontend = prepare.prepare, plan.check_room, checkpoint
         self.folders = [bench.once("sharded", tiny_pair.checkpoint), bench.once("whole", tiny_pair.whole)]
 
     def attempt(self, rng: random.Random, place: Path) -> None:
@@ -87,8 +87,9 @@ class CheckpointsAttack(Attack):
         self.damage(rng, root)
         draft = rng.choice((None, None, None, str(self.folders[0])))
         seq = rng.choice((None, None, 64, 128))
-        found = self.prepare(BuildConfig(target=str(root), output=place / "out", draft=draft, max_seq_len=seq))
-        found.check_memory()
+        config = BuildConfig(target=str(root), output=place / "out", draft=draft, max_seq_len=seq)
+        found = self.prepare(config)
+        self.check_room(config, found)
         self.frontend.load(found.target, "eager")
 
     def damage(self, rng: random.Random, root: Path) -> None:
