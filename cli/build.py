@@ -229,16 +229,15 @@ def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:
         progress.begin("loading torch")
         from specbuild.builder.pipeline import build, stages
 
-        progress.begin("", stages(config), "stages")
-        begun = 0
+        total, begun, stage = stages(config), 0, ""
 
-        def advance(stage: str) -> None:
-            nonlocal begun
-            progress.update(begun, stage)
-            begun += 1
+        def advance(name: str) -> None:
+            nonlocal begun, stage
+            begun, stage = begun + 1, f"{name}, stage {begun + 1} of {total}"
+            progress.begin(stage)
 
-        def detail(phase: str, share: float) -> None:
-            progress.update(begun - 1 + share, note=f"{phase} {share:.0%}")
+        def detail(phase: str, share: float) -> None:  # stages differ: only a phase tells how long it will take
+            progress.tell(f"{stage}, {phase}", int(100 * share), 100, unit="%")
 
         return build(config, advance, detail)
 

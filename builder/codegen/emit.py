@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.passes.pattern import dims, renamed, save
 from specbuild.builder.quantize.fp8_caches import Scales
+from specbuild.builder.units import in_bytes
 from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
@@ -88,7 +89,7 @@ def emit(
         graph: The fused graph.
         config: The build's options.
         caches: The size of its caches.
-        progress: Called while it is compiled, as by `compile_engine`.
+        progress: Called while weights are written or an engine is compiled, with the phase and its share that is done.
         stored: Tensors of the models before it that share a folder with it; None if it shares none.
 
     Raises:
@@ -96,7 +97,7 @@ def emit(
         ExecutionError: As `compile_engine` does.
     """
     if not config.descriptor.on_gpu:
-        return _flat(folder, name, graph, config, caches.capacity, stored)
+        return _flat(folder, name, graph, config, caches.capacity, stored, progress)
     (folder / name).mkdir(parents=True)
     of_plugin = (caches.scales, config.engine.block_size) if config.plugin else ()
     lowered = lowering(config).lower(graph, config.dtype_of(name), caches.capacity, *of_plugin)
@@ -154,7 +155,13 @@ def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
 
 
 def _flat(
-    folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored | None
+    folder: Path,
+    name: str,
+    graph: ir.Model,
+    config: BuildConfig,
+    capacity: int,
+    stored: Stored | None,
+    progress: Progress,
 ) -> Emitted:
     """Write a model for ONNX Runtime on a CPU: one graph file for all batch sizes, beside one file of weights.
 
@@ -174,7 +181,13 @@ def _flat(
     keys = {v: _content(v.const_value) for v in large} if shares else {}  # type: ignore[arg-type]
     new = [v for v in large if keys.get(v) not in stored]
     values = [v.const_value for v in new]
-    written = ir.external_data.convert_tensors_to_external(values, folder / place, weights, alignment=PAGE)  # type: ignore[arg-type]
+    written = ir.external_data.convert_tensors_to_external(
+        values,  # type: ignore[arg-type]
+        folder / place,
+        weights,
+        callback=_counted(values, progress),  # type: ignore[arg-type]
+        alignment=PAGE,
+    )
     for value, tensor in zip(new, written, strict=True):
         value.const_value = tensor
         if keys:
@@ -186,6 +199,20 @@ def _flat(
     save(lowered, folder / file)
     graphs = dict.fromkeys(map(str, config.batch_sizes), file)
     return Emitted(graphs, passes.census(lowered), stored=stored if shares else None)
+
+
+def _counted(
+    tensors: Sequence[ir.TensorProtocol], progress: Progress
+) -> Callable[[ir.TensorProtocol, ir.external_data.CallbackInfo], None]:
+    """Return a callback that tells how many of the tensors' bytes were written before the one that follows."""
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+
+    def next_one(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        progress(f"writing {in_bytes(total)}", done / total)
+        done += tensor.nbytes
+
+    return next_one
 
 
 def _content(tensor: ir.TensorProtocol) -> str:

@@ -14,6 +14,7 @@ from small_models import fused, random_model
 from specbuild.builder import passes
 from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.units import in_bytes
 
 CAPACITY = 24
 CACHES = Caches(CAPACITY, 20)
@@ -43,6 +44,16 @@ def test_a_model_is_one_graph_beside_its_weights(bundle: Path) -> None:
         assert {entry.value for each in external for entry in each.external_data if entry.key == "location"} == {
             "weights.bin"
         }
+
+
+def test_writing_tells_bytes_and_the_share_that_is_written(graph: ir.Model, tmp_path: Path) -> None:
+    told = list[tuple[str, float]]()
+    emit(tmp_path, "target", graph, CONFIG, CACHES, lambda phase, share: told.append((phase, share)))
+    size = (tmp_path / "target" / "weights.bin").stat().st_size
+    assert {phase for phase, _ in told} == {f"writing {in_bytes(size)}"}
+    shares = [share for _, share in told]
+    assert shares == sorted(set(shares))
+    assert (shares[0], len(shares) > 5, shares[-1] < 1) == (0, True, True)
 
 
 def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
