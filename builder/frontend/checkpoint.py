@@ -29,6 +29,7 @@ from specbuild.runtime.sampling.parameters import SamplingParams
 from .attention_layout import check_decoder, empty
 from .gguf import Gguf, describe
 from .lazy_weights import Stored, Weight, fill, skeleton
+from .multimodal import TextModel, take_text, text_config
 from .packed import Packed, packing, unpack
 from .quiet import quiet
 from .weights import (
@@ -44,8 +45,9 @@ from .weights import (
     weight_files,
 )
 
+Origin = Gguf | Packed | TextModel
 _LOG = logging.getLogger("specbuild")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")  # with a branch, tag or commit
 TOKENIZER_BYTES = 512 << 20  # maximum size of a file that holds no weights
 _READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _OBJECTS: tuple[str, ...] = (
@@ -74,7 +76,7 @@ class Checkpoint:
         ends: The tokens that end a text.
         stamps: The weight files' stamps when they were checked.
         sampling: generation_config.json's parameters.
-        origin: The GGUF or packed files that the weights come from; `folder` is then deleted with this object.
+        origin: What the weights come from if that is no plain checkpoint; `folder` is then deleted with this object.
     """
 
     source: str
@@ -87,7 +89,7 @@ class Checkpoint:
     ends: tuple[int, ...]
     stamps: list[Stamp]
     sampling: Mapping[str, float] = field(default_factory=dict)
-    origin: Gguf | Packed | None = None
+    origin: Origin | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -132,15 +134,15 @@ def find(source: str) -> Checkpoint:
 
     `source` is a folder, a hub id or a GGUF file. Raises CheckpointError.
     """
-    path, asked = _file(source), None
+    path, asked, text = _file(source), None, None
     if path is None:
         path = locate(source)
-        asked = packing(path)
-        if asked is None:
+        asked, text = packing(path), text_config(path)
+        if asked is None and text is None:
             return _look(source, path, f"{source}/config.json")
     folder = Path(tempfile.mkdtemp(prefix="specbuild-checkpoint-"))
     try:
-        origin = unpack(source, path, asked, folder) if asked else describe(source, path, folder)
+        origin = _origin(source, path, asked, text, folder)
         found = _look(source, folder, source, origin)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,7 +151,14 @@ def find(source: str) -> Checkpoint:
     return found
 
 
-def _look(source: str, folder: Path, where: str, origin: Gguf | Packed | None = None) -> Checkpoint:
+def _origin(source: str, path: Path, asked: dict[str, Any] | None, text: dict[str, Any] | None, folder: Path) -> Origin:
+    """Describe files that are no plain checkpoint as one, in `folder`: packed ones, a multimodal one, or a GGUF."""
+    if asked:
+        return unpack(source, path, asked, folder)
+    return take_text(source, path, text, folder) if text else describe(source, path, folder)
+
+
+def _look(source: str, folder: Path, where: str, origin: Origin | None = None) -> Checkpoint:
     """Check a checkpoint's folder; `where` names its configuration in error messages."""
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
@@ -319,13 +328,15 @@ def locate(source: str) -> Path:
         raise CheckpointError(f"{short(source)} cannot be read ({one_line(error)}): give another folder") from None
     if found:
         raise CheckpointError(f"{source} is a file: give the folder of a checkpoint")
-    if not _HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{source} does not exist: give the folder of a checkpoint, or a hub id like org/name")
+    if (hub := _HUB_ID.fullmatch(source)) is None:
+        raise CheckpointError(
+            f"{source} does not exist: give the folder of a checkpoint, or a hub id like org/name or org/name@revision"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=_WANTED, etag_timeout=5))
+        return Path(snapshot_download(hub[1], revision=hub[2], allow_patterns=_WANTED, etag_timeout=5))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {one_line(error)}") from None
 

@@ -127,19 +127,19 @@ def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Pac
             stated = Stored(parts["weight_shape"], names["weight_shape"], (2,)).read()
             shape = tuple(map(int, stated.tolist()))
         weights[f"{prefix}.weight"] = PackedWeight(source, prefix, shape, parts, kept, asked)
-    _save(source, folder, to)
+    plain = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
+    save_texts(source, folder, plain, to)
     check_stamps(files, stamps)
     return Packed(files, stamps, _name(asked), weights)
 
 
-def _save(source: str, folder: Path, to: Path) -> None:
-    """Copy the files that are no weights; config.json is written without its quantization_config."""
-    config = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
+def save_texts(source: str, folder: Path, config: Mapping[str, Any], to: Path) -> None:
+    """Copy a checkpoint's files that are no weights, with another config.json; raises CheckpointError."""
     try:
         for path in folder.iterdir():
             if path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != INDEX and path.is_file():
                 shutil.copyfile(path, to / path.name)
-        (to / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        (to / CONFIG).write_text(json.dumps(dict(config)), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(
             f"{source} cannot be copied to {to.parent} ({one_line(error)}): set TMPDIR to another disk"

@@ -139,19 +139,19 @@ def test_no_code_of_a_checkpoint_is_run(folder: Path, tmp_path: Path) -> None:
 def test_a_hub_id_is_downloaded(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
 
-    def download(repo: str, allow_patterns: list[str], **_: Any) -> str:
-        asked.append((repo, allow_patterns))
-        if len(asked) > 1:
+    def download(repo: str, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((repo, revision, allow_patterns))
+        if len(asked) > 2:
             raise OSError("no network")
         return str(original)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert find("some/model").folder == original
-    ((repo, patterns),) = asked
-    assert repo == "some/model"
-    assert not {"*", "*.bin", "*.py", "*.pt"} & set(patterns)
+    for source in ("some/model", "some/model@refs/pr/1"):
+        assert find(source).folder == original
+    assert [(repo, revision) for repo, revision, _ in asked] == [("some/model", None), ("some/model", "refs/pr/1")]
+    assert not {"*", "*.bin", "*.py", "*.pt"} & {pattern for *_, patterns in asked for pattern in patterns}
     with pytest.raises(CheckpointError, match=r"some/model.*no network"):
         find("some/model")
 
