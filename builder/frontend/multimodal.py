@@ -54,7 +54,9 @@ class TextModel:
 def _name(stored: str) -> str:
     """Return the text model's name of a stored weight: `language_model.` goes, before, within or without `model.`."""
     inner = _INSIDE.sub("", stored)
-    return stored if inner == stored else inner if inner.startswith("lm_head.") else f"model.{inner}"
+    if inner == stored or inner.startswith("lm_head."):
+        return inner
+    return f"model.{inner}"
 
 
 def text_config(folder: Path) -> dict[str, Any] | None:

