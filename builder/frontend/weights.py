@@ -96,7 +96,7 @@ def read_header(files: list[Path]) -> Header:
     shapes, where = dict[str, tuple[int, ...]](), dict[str, Path]()
     for path in files:
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118
                     if name in shapes:
                         raise CheckpointError(f"{path} has {name}, as another of its files: download it again")
