@@ -29,7 +29,7 @@ def packages() -> dict[str, str]:
 
 def lay_out(tree: Path) -> None:
     """Create the tree, replacing an older one; leave with an error if the folder has anything else."""
-    if tree.is_dir() and [child.name for child in tree.iterdir()] not in ([], ["specbuild"]):
+    if tree.is_dir() and not {child.name for child in tree.iterdir()} <= {"specbuild", ".mypy_cache"}:
         raise SystemExit(f"{tree} is no older tree: name a folder of its own, such as build/package")
     shutil.rmtree(tree, ignore_errors=True)
     for package, folder in packages().items():
