@@ -15,7 +15,7 @@ from specbuild.runtime.backends.executor import ModelSpec
 from . import passes
 from .build_context import BuildContext
 from .check.step_times import PLAIN, save_plain, step_times
-from .model_loading import LoadedModel
+from .frontend.layer_by_layer import LayeredModel
 from .quantize.calibrate import Found
 from .quantize.comparison import EXACT, Steps, best, compare, to_dict
 from .quantize.kinds import kinds
@@ -32,7 +32,7 @@ class Candidates:
     """Candidate precisions of a target that runs on a CPU; `graph` is its portable graph, not quantized."""
 
     context: BuildContext
-    loaded: LoadedModel
+    model: LayeredModel
     graph: ir.Model
     names: Names
 
@@ -44,13 +44,13 @@ class Candidates:
             found: Quantized weights of every other candidate, by precision.
             before: What the float32 model computes on the held-out texts.
         """
-        config, net, source = self.context.config, self.loaded.net, self.context.source
+        config, source = self.context.config, self.context.source
         wanted, every = config.precision_of("target"), {EXACT: named, **found}
         texts = {"texts": before}
         for kind, each in kinds(source.target.tokenizer, source.max_seq_len - 1).items():
-            texts[kind] = Before.logits_of(net, each)
-        sizes = {name: stored(each, net, self.names.weights) for name, each in every.items()}
-        rows = compare(net, every, sizes, texts, self._time)
+            texts[kind] = Before(each, self.model.logits(each))
+        sizes = {name: stored(each, self.model, self.names.weights) for name, each in every.items()}
+        rows = compare(self.model, every, sizes, texts, self._time)
         chosen = best(rows, wanted, config.max_kl)
         return every[chosen.precision], to_dict(rows, wanted, chosen)
 

@@ -6,22 +6,18 @@ import ctypes
 import gc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
 
-from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.manifest import ModelRecord
 
 from . import passes
 from .build_context import BuildContext
 from .candidates import Candidates
-from .check.bundle_check import tokenize
+from .check.bundle_check import check_texts
 from .check.graph_check import GraphCheck, check_graph
-from .check.step_times import PLAIN, save_plain, step_times
 from .codegen.emit import Caches, Emitted, Stored, emit, lowering
 from .codegen.products import count
 from .config.build_config import BuildConfig
@@ -30,16 +26,15 @@ from .config.scheme import KEEP, Scheme
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
-from .frontend.reference import References
-from .frontend.vocabulary import by_token
+from .frontend.layer_by_layer import LayeredModel
 from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
-from .prepare import needs_whole
 from .quantize.assignment import assign
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
-from .quantize.own_blocks import Kept, Numbers, own_blocks, told
+from .quantize.numbers import Numbers
+from .quantize.own_blocks import OwnBlocks, own_blocks, told
 from .quantize.quality import Before
 from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Quantization, Request, check_early, quantize_model
@@ -64,7 +59,7 @@ class Prepared:
     operators: dict[str, dict[str, int]]
     scales: Scales | None
     numbers: Quantization | None
-    kept: dict[str, Kept]
+    kept: dict[str, OwnBlocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,7 @@ class CompiledTarget:
     """The target, for a GPU Hugging Face's results on the check's prompts, and the EAGLE-3 head loaded with it."""
 
     model: CompiledModel
-    references: References | None
+    references: Before | None
     head: EagleHead | None = None
     graph: GraphCheck = field(default_factory=GraphCheck)
 
@@ -115,9 +110,9 @@ def compile_target(context: BuildContext, texts: Texts | None) -> CompiledTarget
         context: The build.
         texts: Texts to quantize with; None if nothing is quantized.
     """
-    with TemporaryDirectory() as scratch:
-        target = _target(context, texts, Path(scratch))
-        return replace(target, model=_timed(context, target.model, Path(scratch)))
+    target = _target(context, texts)
+    _free()
+    return target
 
 
 def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTarget) -> CompiledModel:
@@ -128,48 +123,46 @@ def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTa
         texts: Texts to quantize with; None if nothing is quantized.
         target: The compiled target, whose head and weights the draft may share.
     """
-    with TemporaryDirectory() as scratch:
-        return _timed(context, _draft(context, texts, target, Path(scratch)), Path(scratch))
+    draft = _draft(context, texts, target)
+    _free()
+    return draft
 
 
-def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> CompiledTarget:
+def _target(context: BuildContext, texts: Texts | None) -> CompiledTarget:
     source = context.source
     with context.stage("target: load"):
-        loaded = load_target(source, needs_whole(context.config, "target"))
+        loaded = load_target(source)
         if texts is not None:  # fail here rather than after minutes of calibration
-            check_early(loaded.net, *_asked(context, loaded, texts))
+            check_early(_layered(context, loaded), *_asked(context, loaded, texts))
     references = _references(context, loaded) if context.config.descriptor.on_gpu else None
     prepared = _prepared(context, loaded, references, texts, None)
-    model = _lowered(context, loaded, prepared, scratch, Stored() if source.shares_weights else None)
+    model = _lowered(context, loaded, prepared, Stored() if source.shares_weights else None)
     if references is None:
         return CompiledTarget(model, None, loaded.head)
     with context.stage("target: graph against Hugging Face"):
         dtype, graph, found = context.config.dtype_of("target"), prepared.graph, (prepared.numbers, prepared.scales)
-        with by_token(loaded.net, loaded.tokens, source.target.token_rows):
-            checked = check_graph(graph, context.capacity, loaded.net, dtype, references, *found)
+        checked = check_graph(graph, context.capacity, _layered(context, loaded), dtype, references, *found)
     return CompiledTarget(model.with_measured(checked.moved), references, loaded.head, checked)
 
 
-def _references(context: BuildContext, loaded: LoadedModel) -> References:
-    """Return what Hugging Face makes of the check's prompts, for a graph that this machine may not run."""
-    target = context.source.target
+def _references(context: BuildContext, loaded: LoadedModel) -> Before:
+    """Return what Hugging Face makes of the check's texts, for a graph that this machine may not run."""
     with context.stage("target: Hugging Face reference"):
-        prompts, new_tokens = tokenize(target.tokenizer, context.source.max_seq_len)
-        with by_token(loaded.net, loaded.tokens, target.token_rows):
-            return References.of(loaded.net, prompts, new_tokens, target.eos_token_ids())
+        texts = check_texts(context.source.target.tokenizer, context.source.max_seq_len)
+        return Before(texts, _layered(context, loaded).logits(texts))
 
 
-def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, scratch: Path) -> CompiledModel:
+def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget) -> CompiledModel:
     with context.stage("draft: load"):
-        loaded = load_draft(context.source, target.head, needs_whole(context.config, "draft"))
+        loaded = load_draft(context.source, target.head)
     prepared = _prepared(context, loaded, target.references, texts, target.model.quantization)
-    return _lowered(context, loaded, prepared, scratch, target.model.emitted.stored)
+    return _lowered(context, loaded, prepared, target.model.emitted.stored)
 
 
 def _prepared(
     context: BuildContext,
     loaded: LoadedModel,
-    references: References | None,
+    references: Before | None,
     texts: Texts | None,
     target: Quantization | None,
 ) -> Prepared:
@@ -177,7 +170,7 @@ def _prepared(
     source, name, scales = context.source, loaded.name, None
     if references and context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
-            scales = calibrate(loaded.net, references.texts)
+            scales = calibrate(_layered(context, loaded), references.texts)
     keeps = context.config.precision_of(name) == KEEP
     kept = own_blocks(loaded.weights, Names.of(loaded.net)) if keeps else {}
     with context.stage(f"{name}: export"):
@@ -197,19 +190,20 @@ def _numbers(
 ) -> Quantization | None:
     """Quantize a model's weights, after noting what it computes on held-out texts; the graph is not changed.
 
-    A draft is judged by the target's continuations. None if nothing is quantized, and for a head, which never is.
+    A draft is judged by the target's choices. None if nothing is quantized, and for a head, which never is.
     """
     name, checkpoint = loaded.name, context.source.models[loaded.name]
     if texts is None or not isinstance(checkpoint, Checkpoint):
         return None
-    with context.stage(f"{name}: quantize"), by_token(loaded.net, loaded.tokens, context.source.target.token_rows):
+    with context.stage(f"{name}: quantize"):
         request, names, schemes = _asked(context, loaded, texts)
         check_products(graph, schemes)
-        request = replace(request, comparing=Candidates(context, loaded, graph, names).best)
-        before = Before.of(loaded.net, texts.held_out, checkpoint.eos_token_ids(), context.source.max_seq_len)
-        judged_by = (target.before if target else before).greedy
+        model = _layered(context, loaded)
+        request = replace(request, comparing=Candidates(context, model, graph, names).best)
+        before = Before.of(model, texts.held_out)
+        exact = target.before if target else before
         identity, detail = checkpoint.sha256(), context.stages.detail
-        return quantize_model(loaded.net, request, names, schemes, before, judged_by, identity, detail)
+        return quantize_model(model, request, names, schemes, before, exact, identity, detail)
 
 
 def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Request, Names, dict[str, Scheme]]:
@@ -221,15 +215,11 @@ def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Re
     return request, names, assign(config.quantize, name, precision, config.backend, names)
 
 
-def _lowered(
-    context: BuildContext, loaded: LoadedModel, prepared: Prepared, scratch: Path, stored: Stored | None
-) -> CompiledModel:
-    """Emit a model's graph with its quantized weights; if its steps are timed, save the float32 graph to `scratch`."""
+def _lowered(context: BuildContext, loaded: LoadedModel, prepared: Prepared, stored: Stored | None) -> CompiledModel:
+    """Emit a model's graph with its quantized weights."""
     config, name, graph = context.config, loaded.name, prepared.graph
     numbers, scales = prepared.numbers, prepared.scales
     with context.stage(f"{name}: lower"):
-        if runs_quantized(config, numbers):
-            save_plain(graph, context.capacity, scratch)
         found: Mapping[str, Numbers] = numbers.found if numbers else prepared.kept
         matched = prepared.matched | _rewrite(graph, found, Names.of(loaded.net)) if found else prepared.matched
         precision = _precision(config, name, numbers)
@@ -291,25 +281,16 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
 
 
 def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
-    """Return whether a model is quantized and runs on a CPU, so that its steps are timed next to float32's."""
+    """Return whether a model is quantized and runs on a CPU, so that its divergence is measured there."""
     return bool(numbers and numbers.found) and not config.descriptor.on_gpu
 
 
-def _timed(context: BuildContext, model: CompiledModel, scratch: Path) -> CompiledModel:
-    """Free the memory that a model was compiled in, then return it with its step times, if those are measured."""
+def _free() -> None:
+    """Free the memory that a model was compiled in."""
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what was freed
         trim(0)
-    if not runs_quantized(context.config, model.quantization):
-        return model
-    with context.stage(f"{model.name}: steps"):
-        graphs = {"quantized": context.folder / model.emitted.graphs["1"], "float32": scratch / PLAIN}
-        largest = context.config.buckets[-1]
-        return model.with_measured({"steps": step_times(graphs, _spec(model, largest), largest)})
 
 
-def _spec(model: CompiledModel, largest: int) -> ModelSpec:
-    """Return the executor's specification of a model emitted for a CPU, with at most `largest` nodes per step."""
-    record = model.record
-    shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size, record.capacity
-    return ModelSpec(model.name, *shape, largest, tuple(record.windows), hidden=record.hidden)
+def _layered(context: BuildContext, loaded: LoadedModel) -> LayeredModel:
+    return loaded.layered(context.source.target.token_rows)

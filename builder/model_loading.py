@@ -12,6 +12,7 @@ from .build_context import BuildContext
 from .frontend.checkpoint import Checkpoint, load
 from .frontend.eagle3_head import EagleHead, load_head, trim_head
 from .frontend.hidden_state_taps import Taps
+from .frontend.layer_by_layer import LayeredModel
 from .frontend.lazy_weights import Weight, of_model, of_names, skeleton
 from .frontend.vocabulary import Vocabulary, fit, trim
 from .prepare import Sources
@@ -47,13 +48,14 @@ class LoadedModel:
         """The hidden states that this target's head reads; None for a head itself and for models without one."""
         return Taps(self.head.config.taps, self.head.fc) if self.head and self.head is not self.net else None
 
+    def layered(self, vocab_size: int) -> LayeredModel:
+        """Return the model as it runs a layer at a time, with logits for so many tokens."""
+        return LayeredModel(self.net, self.weights, self.tokens, vocab_size)
 
-def load_target(source: Sources, whole: bool = True) -> LoadedModel:
-    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding.
 
-    Unless `whole`, its weights stay where they are, if they can be read from there.
-    """
-    net, weights = _load(source.target, whole)
+def load_target(source: Sources) -> LoadedModel:
+    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding."""
+    net, weights = _load(source.target)
     known, names = of_model(net) if weights is None else weights, {each: name for name, each in net.named_modules()}
     embedding = known[f"{names[net.get_input_embeddings()]}.weight"]
     head = load_head(source.head, embedding.read()) if source.head else None
@@ -64,18 +66,15 @@ def load_target(source: Sources, whole: bool = True) -> LoadedModel:
     return LoadedModel("target", net, parameters, of_model(net) if weights is None else weights, head, tokens)
 
 
-def load_draft(source: Sources, head: EagleHead | None, whole: bool = True) -> LoadedModel:
-    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target.
-
-    `whole` is as for `load_target`.
-    """
+def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
+    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target."""
     if head:
         parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
         tokens: list[int] = head.tokens.tolist()
         every = tokens == list(range(source.target.token_rows))
         return LoadedModel("draft", head, parameters, of_model(head), head, None if every else tokens)
     assert source.draft is not None
-    net, weights = _load(source.draft, whole)
+    net, weights = _load(source.draft)
     parameters, vocabulary = net.num_parameters(), source.vocabulary
     if vocabulary:
         fit(net, vocabulary, weights)
@@ -85,9 +84,9 @@ def load_draft(source: Sources, head: EagleHead | None, whole: bool = True) -> L
     return LoadedModel("draft", net, parameters, known, tokens=_listed(vocabulary))
 
 
-def _load(checkpoint: Checkpoint, whole: bool) -> tuple[PreTrainedModel, dict[str, Weight] | None]:
-    """Return a model, and its weights if it has none itself."""
-    if whole or checkpoint.tensors is None:
+def _load(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Weight] | None]:
+    """Return a model, and its weights if it has none itself: they stay where they are, if they can be read there."""
+    if checkpoint.tensors is None:
         return load(checkpoint, "eager"), None
     net = skeleton(checkpoint.config, "eager")
     return net, of_names(net, checkpoint.tensors)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from specbuild.measure.exactness import plain
 from specbuild.measure.tuning.tune import tune_build
-from specbuild.runtime import Engine
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu.operators import operators
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
@@ -43,7 +44,7 @@ from .plan import check_room
 from .prepare import Sources, disk_bytes, prepare
 from .quantize import texts
 from .quantize.kept import kept
-from .quantize.quality import moved
+from .quantize.quality import Before, beginnings, first_divergence, moved
 from .quantize.texts import Texts
 from .units import in_bytes
 
@@ -52,8 +53,7 @@ def stages(config: BuildConfig) -> int:
     """Return the number of stages that a build announces."""
     models, on_gpu = len(config.models), config.descriptor.on_gpu
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    each = 1 if on_gpu else 2
-    quantized = 1 + models * each if config.quantizes else 0
+    quantized = 1 + models if config.quantizes else 0
     return 3 + 3 * models + fp8 + quantized + bool(config.architectures) + 2 * on_gpu + config.tune
 
 
@@ -162,8 +162,7 @@ def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledM
     """Return what quantization cost, by model; raise ExecutionError if the target's cost exceeds `max_kl`."""
     found = {name: model.quantization for name, model in models.items() if model.quantization}
     if runs_quantized(context.config, found.get("target")):
-        with Engine.load(context.folder, prefix_caching=False) as engine:
-            found["target"] = found["target"].with_measured(moved(found["target"].before, engine.text_logits))
+        found["target"] = found["target"].with_measured(_moved(context, found["target"].before))
     told = {name: each.to_dict() for name, each in found.items()}
     cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), context.config.max_kl
     if not cost <= max_kl:  # so that NaN fails, too
@@ -173,6 +172,19 @@ def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledM
             "written, use a wider --precision, or auto, or allow more"
         )
     return {"texts": given.to_dict(), "models": told}
+
+
+def _moved(context: BuildContext, before: Before) -> dict[str, Any]:
+    """Return how far the bundle moved from the float32 target, and after how many tokens greedy texts part."""
+    prompts, new_tokens = beginnings(before, context.source.max_seq_len)
+    params = [SamplingParams(max_new_tokens=new_tokens, seed=0)] * len(prompts)
+    with Engine.load(context.folder, batch_size=1, prefix_caching=False) as engine:  # caches are large
+        found = moved(before, (engine.text_logits(text) for text in before.texts))
+        written = plain(engine, prompts, params)
+    texts = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, written, strict=True)]
+    exact = reference_logits(context.source.target, texts)
+    parted = [first_divergence(*each) for each in zip(prompts, written, exact, strict=True)]
+    return found | {"first_divergence": parted, "greedy_tokens": [len(tokens) for tokens in written]}
 
 
 def _report(

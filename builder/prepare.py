@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from specbuild.builder.quantize.assignment import assign, check_patterns
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError
 
+from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory
 from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
 from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
+from .config.quantize_options import AUTO, chooses
 from .config.scheme import KEEP
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
@@ -32,14 +33,8 @@ from .quantize.weight_sizes import weight_bytes
 TEXT_BYTES = 8 << 20  # of tokenizer, graphs and report
 CUBINS_BYTES = 2 << 20  # per architecture, at most
 PROFILE_BYTES = 6 << 20  # of code per profile of an engine
-# Measured memory of a build that has the larger model in memory: a constant, plus bytes per parameter of it.
-BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
-PARAMETER_BYTES = {"engines": 11, "quantized": 19, "plain": 18}
-GRAPH_BYTES = 4  # per parameter in TMPDIR, where a graph is written in float32 to be timed or checked
-# Measured of a build that reads weights as it writes them: bytes per number of the largest weight while it is packed,
-# in blocks and in float32, and copies of the logits of the check, whose texts are this long together.
-WORK_BYTES = {True: 5, False: 14}
-TEXT_LOGITS, CHECK_TOKENS = 2, 280
+CANDIDATE_BYTES = 6  # per parameter in TMPDIR, where the candidates of `best` are timed: float32, INT8 and INT4
+TEXT_LOGITS = 2  # copies of the logits of the check
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
@@ -163,10 +158,11 @@ def needs_of(config: BuildConfig, sources: Sources) -> dict[str, Needs]:
     stored = {n: _stored(config, n, model, sources.weights.get(n)) for n, model in sources.models.items()}
     checks, found = _of_check(config, sources, sum(stored.values())), dict[str, Needs]()
     for name, model in sources.models.items():
-        uses = _of_writing(config, name, model)
+        uses = building_memory(config, name, model)
         if name == "target" and sum(checks.values()) > sum(uses.values()):
             uses = checks
-        scratch = GRAPH_BYTES * model.parameters * needs_whole(config, name)
+        compares = name == "target" and chooses(config.precision_of(name)) and config.precision_of(name) != AUTO
+        scratch = CANDIDATE_BYTES * model.parameters * compares
         found[name] = Needs(stored[name], scratch, {"libraries": BASE_BYTES[config.descriptor.compiles]} | uses)
     return found
 
@@ -182,12 +178,6 @@ def bundle_bytes(config: BuildConfig, sources: Sources) -> int:
 def disk_bytes(config: BuildConfig, bundle: int) -> int:
     """Return the room that a build takes where its bundle goes: an engine is compiled from a graph beside it."""
     return bundle * (2 if config.descriptor.compiles else 1)
-
-
-def needs_whole(config: BuildConfig, name: str) -> bool:
-    """Return whether a model has to lie in memory as a whole: to be calibrated, or to be compared for a GPU."""
-    scheme = config.scheme_of(name)
-    return config.descriptor.on_gpu or scheme is None or scheme.quantized or bool(config.quantize.all_types)
 
 
 def memory_limit() -> int:
@@ -213,19 +203,6 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint,
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
     schemes = assign(config.quantize, name, precision, config.backend, weights.names)
     return weight_bytes(weights.shapes, schemes, item) * 33 // 32
-
-
-def _of_writing(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint) -> dict[str, int]:
-    """Return the memory at the peak of writing a model, by use."""
-    tensors = model.tensors if isinstance(model, Checkpoint) else None
-    if needs_whole(config, name) or tensors is None:
-        graphs = "quantized" if config.quantizes else "plain"
-        each = PARAMETER_BYTES["engines" if config.descriptor.compiles else graphs]
-        return {f"the whole {name}, {each} bytes a parameter": each * model.parameters}
-    kept = config.precision_of(name) == KEEP
-    works = {n: WORK_BYTES[kept and bool(each.format)] * prod(each.shape) for n, each in tensors.items()}
-    largest = max(works, key=works.__getitem__)
-    return {f"work on the {name}'s largest weight, {largest}": works[largest]}
 
 
 def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:

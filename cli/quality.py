@@ -60,13 +60,12 @@ def _compared(rows: list[Any]) -> Any:
 
     kinds, steps = list(rows[0]["kl"]), list(rows[0]["steps"])
     heads = [*(f"KL, {kind}" for kind in kinds), *(f"top-1, {kind}" for kind in kinds)]
-    table = Table("precision", "MB", *heads, "perplexity", "texts part at", *(f"ms of {n}" for n in steps), box=None)
+    table = Table("precision", "MB", *heads, "perplexity", *(f"ms of {n}" for n in steps), box=None)
     for row in rows:
         quality = [*(f"{row['kl'][kind]:.1e}" for kind in kinds), *(f"{row['top1'][kind]:.1%}" for kind in kinds)]
         perplexity = "–" if row["perplexity"] is None else f"{row['perplexity']:.2f}"
-        parted = ", ".join("–" if at is None else str(at) for at in row["first_divergence"])
         times = [f"{row['steps'][nodes]:.2f}" for nodes in steps]
-        table.add_row(row["precision"], f"{row['bytes'] / 1e6:.1f}", *quality, perplexity, parted, *times)
+        table.add_row(row["precision"], f"{row['bytes'] / 1e6:.1f}", *quality, perplexity, *times)
     return table
 
 
@@ -75,20 +74,18 @@ def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("weights", f"{after / 1e6:.2f} MB, {after / before:.3f}× float32's")]
     if "kl_nats_per_token" in model:
         error, largest = model["kl_standard_error"], model["kl_largest"]
-        parted = [at for at in model["first_divergence"] if at is not None]
-        greedy = f"{len(parted)} of {len(model['first_divergence'])} texts of {max(model['greedy_tokens'])} tokens part"
         rows += [
             ("KL to float32", f"{model['kl_nats_per_token']:.2e} ± {error:.0e} nats a token, {largest:.1e} at most"),
             ("cosine of logits", f"{model['logit_cosine']:.5f}"),
             ("perplexity", " → ".join("–" if each is None else f"{each:.3f}" for each in model["perplexity"])),
             ("same first choice", f"{model['top1_agreement']:.2%} of tokens"),
-            ("greedy texts", greedy + (f", half of those before token {median(parted):.0f}" if parted else "")),
         ]
+    if texts := model.get("first_divergence"):
+        parted = [at for at in texts if at is not None]
+        greedy = f"{len(parted)} of {len(texts)} texts of {max(model['greedy_tokens'])} tokens part"
+        rows.append(("greedy texts", greedy + (f", half of those before token {median(parted):.0f}" if parted else "")))
     if both := model.get("acceptance_length"):
-        rows.append(("acceptance length", f"{both[0]:.3f} → {both[1]:.3f}, chains of 4 along the target's texts"))
-    for nodes, took in model.get("steps", {}).get("quantized", {}).items():
-        exact = model["steps"]["float32"][nodes]
-        rows.append((f"step of {nodes}", f"{took:.3f} ms, {exact / took:.2f}× as fast as float32's {exact:.3f} ms"))
+        rows.append(("acceptance length", f"{both[0]:.3f} → {both[1]:.3f}, chains of 4 on held-out texts"))
     if kept := model.get("own_grids"):
         rows.append(("own grid", f"{kept} weights lie on one already, as a GGUF's do, and keep it"))
     if model["not_quantized"]:

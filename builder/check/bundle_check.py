@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
     room = max(1, max_seq_len - NEW_TOKENS)
     prompts = [ids[:room] for ids in encode(tokenizer, PROMPTS) if ids]
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
+
+
+def check_texts(tokenizer: Any, max_seq_len: int) -> list[list[int]]:
+    """Return texts for a graph that may not run here: each prompt, continued by the others as far as outputs would."""
+    prompts, more = tokenize(tokenizer, max_seq_len)
+    turns = [list(chain(*prompts[at:], *prompts[:at])) for at in range(len(prompts))]
+    return [turn[: len(prompt) + more] for prompt, turn in zip(prompts, turns, strict=True)]
 
 
 def unrunnable(manifest: Manifest) -> str | None:

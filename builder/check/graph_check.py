@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
-from transformers import PreTrainedModel
 
-from specbuild.builder.frontend.reference import References, text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.builder.quantize.linears import simulated
-from specbuild.builder.quantize.quality import moved
+from specbuild.builder.quantize.quality import Before, moved
 from specbuild.builder.quantize.stage import Quantization
 
 from .rounding import DTYPES, measure
-from .standard_chain import graph_difference, standard_chain
+from .standard_chain import graph_difference, graph_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class GraphCheck:
 def check_graph(
     graph: ir.Model,
     capacity: int,
-    model: PreTrainedModel,
+    model: LayeredModel,
     dtype: str,
-    references: References,
+    references: Before,
     quantization: Quantization | None = None,
     scales: Scales | None = None,
 ) -> GraphCheck:
@@ -49,9 +48,9 @@ def check_graph(
     Args:
         graph: The fused graph, with its quantized weights.
         capacity: Cache rows per slot.
-        model: The model in float32; a 16-bit `dtype` converts it.
+        model: The model in float32.
         dtype: The type that the engine computes in.
-        references: The model's tokens and logits.
+        references: The model's logits of the check's texts.
         quantization: The model's quantized weights, if any.
         scales: Scales of FP8 caches, if any.
 
@@ -59,14 +58,15 @@ def check_graph(
         ExecutionError: The graph, 16 bits or FP8 caches change the model too much.
     """
     found = quantization.found if quantization else {}
-    with simulated(model, found):
+    held_out = quantization.before.texts if quantization and found else []
+    with simulated(model, found) as changed:
         if found:
-            references = replace(references, logits=[text_logits(model, text) for text in references.texts])
-        with standard_chain(graph, capacity) as chain:
-            rounds = any(each.input_scale is not None for each in found.values())
-            difference = graph_difference(chain, references, rounds)
-            change = moved(quantization.before, chain) if quantization and found else {}
+            references = Before(references.texts, changed.logits(references.texts))
+        ours = graph_logits(graph, capacity, [*references.texts, *held_out])
+        rounds = any(each.input_scale is not None for each in found.values())
+        difference = graph_difference(ours[: len(references.texts)], references.logits, rounds)
+        change = moved(quantization.before, ours[len(references.texts) :]) if quantization and found else {}
         if dtype not in DTYPES:
             return GraphCheck(difference, moved=change)
-        rounded = measure(model, dtype, references, scales)
+        rounded = measure(changed, dtype, references, scales)
     return GraphCheck(difference, 2 * rounded.gap, rounded.fp8_caches, change)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from specbuild.builder.passes.spread_logits import LOWEST
 
 from .hidden_state_taps import decoder_layers
-from .lazy_weights import Weight, put, reading
+from .lazy_weights import Cast, Weight, of_model, put, reading
 
 ROWS = 1 << 14  # of a head at a time: it may be larger than all layers
 Texts = Sequence[Sequence[int]]
+States = list[Any]  # each text's hidden states, None before the first layer
 
 
 class _Stop(Exception):  # noqa: N818
@@ -30,38 +36,199 @@ class _At:
     result: Any = None
 
 
-def run_layer(model: PreTrainedModel, layers: Sequence[nn.Module], index: int, texts: Texts, hidden: list[Any]) -> Any:
-    """Run each text's hidden states through one layer and return its outputs."""
-    return _run(model, layers, index, texts, hidden, lambda _: None)
+@dataclass(frozen=True)
+class LayeredModel:
+    """A causal LM whose layers are given their weights one after the other.
+
+    Attributes:
+        net: The model, which may have no weights of its own.
+        weights: Its weights by its names.
+        tokens: The token of each column of its head; None if column i is token i.
+        vocab_size: How many tokens logits are returned for, if `tokens` are given.
+    """
+
+    net: PreTrainedModel
+    weights: Mapping[str, Weight]
+    tokens: Sequence[int] | None = None
+    vocab_size: int = 0
+
+    @classmethod
+    def of(cls, net: PreTrainedModel) -> LayeredModel:
+        """Return a model that holds its own weights."""
+        return cls(net, of_model(net))
+
+    @cached_property
+    def layers(self) -> list[nn.Module]:
+        """The model's layers in order; [] if no module list holds all of them, and all of it runs at once."""
+        return decoder_layers(self.net)
+
+    @cached_property
+    def names(self) -> dict[nn.Module, str]:
+        """The name of each module."""
+        return {module: name for name, module in self.net.named_modules()}
+
+    @cached_property
+    def embedding(self) -> nn.Module | None:
+        """The embedding, if only the rows of a text's tokens need to be read."""
+        found = self.net.get_input_embeddings()
+        return found if isinstance(found, nn.Embedding) else None
+
+    @cached_property
+    def head(self) -> nn.Module | None:
+        """The head, if some of its rows can be read at a time."""
+        found = self.net.get_output_embeddings()
+        return found if isinstance(found, nn.Linear) else None
+
+    @cached_property
+    def readers(self) -> list[list[str]]:
+        """The linear layers that read one tensor together, in the order in which they run."""
+        found: list[tuple[Tensor, list[str]]] = []  # holds the tensors, so that no id is reused
+        with ExitStack() as undo, torch.no_grad():
+            for module, name in self.names.items():
+
+                def hook(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
+                    names = next((each for tensor, each in found if tensor is inputs[0]), None)
+                    if names is None:
+                        found.append((inputs[0], [name]))
+                    else:
+                        names.append(name)
+
+                if isinstance(module, nn.Linear | Conv1D):
+                    undo.callback(module.register_forward_pre_hook(hook).remove)
+            self.net(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+        return [names for _, names in found]
+
+    @cached_property
+    def _outside(self) -> list[nn.Module]:
+        """The modules beside the layers whose weights are always read."""
+        inside = {module for layer in self.layers for module in layer.modules()}
+        return [m for m in self.net.modules() if m not in inside and m not in (self.head, self.embedding)]
+
+    def of_layers(self, names: Iterable[str]) -> tuple[list[list[str]], list[str]]:
+        """Split modules' names into those of each layer and those outside."""
+        modules = [set(layer.modules()) for layer in self.layers]
+        inside = [[name for name in names if self.net.get_submodule(name) in each] for each in modules]
+        found = {name for each in inside for name in each}
+        return inside, [name for name in names if name not in found]
+
+    def cast(self, dtype: torch.dtype) -> LayeredModel:
+        """Return the model with weights of another type."""
+        return replace(self, weights={name: Cast(weight, dtype) for name, weight in self.weights.items()})
+
+    @contextmanager
+    def reading(self, index: int, texts: Texts) -> Iterator[None]:
+        """Give a layer its weights while inside, or what follows the last one all but the head's."""
+        with ExitStack() as undo:
+            for module in self._outside:
+                undo.enter_context(reading(self.net, module, self.weights, deep=False))
+            if self.embedding is not None:
+                undo.enter_context(self._looked_up(self.embedding, texts))
+            if index < len(self.layers):
+                undo.enter_context(reading(self.net, self.layers[index], self.weights))
+            yield
+
+    @contextmanager
+    def holding(self, names: Iterable[str], texts: Texts) -> Iterator[None]:
+        """Give single modules their weights while inside, beside those that `reading` gives."""
+        with ExitStack() as undo:
+            for name in names:
+                module, weight = self.net.get_submodule(name), self.weights[f"{name}.weight"]
+                if isinstance(module, nn.Embedding):
+                    put(module, "weight", weight.read(_tokens(texts)), undo)
+                elif module is not self.head:
+                    put(module, "weight", weight.read(), undo)
+            yield
+
+    def run(self, index: int, texts: Texts, hidden: States) -> States:
+        """Run each text's hidden states through one layer, which has its weights, and return its outputs."""
+        return self._run(index, texts, hidden, lambda _: None)
+
+    def run_rest(self, texts: Texts, hidden: States, take: Callable[[Any], Any] | None = None) -> list[Any]:
+        """Run what follows the last layer, and return what `take` takes of each text's output; None: up to the head."""
+
+        def stop(_: nn.Module, __: tuple[Any, ...]) -> None:
+            raise _Stop
+
+        with ExitStack() as undo:
+            if take is None and self.head is not None:
+                undo.callback(self.head.register_forward_pre_hook(stop).remove)
+            return self._run(len(self.layers), texts, hidden, take or (lambda output: None))
+
+    def logits(self, texts: Texts, columns: NDArray[np.int64] | None = None) -> list[NDArray[np.float32]]:
+        """Return the logits after each token of texts: `float32[T, V]` each, LOWEST where no column is a token's.
+
+        Args:
+            texts: Token ids.
+            columns: The rows of the head to compute; None for all.
+        """
+        hidden: States = [None] * len(texts)
+        for index in range(len(self.layers)):
+            with self.reading(index, texts):
+                hidden = self.run(index, texts, hidden)
+        return self.ends(texts, hidden, columns)
+
+    def ends(self, texts: Texts, hidden: States, columns: NDArray[np.int64] | None = None) -> list[NDArray[np.float32]]:
+        """Return the logits of hidden states after the last layer, as `logits` does, some columns at a time."""
+
+        def take(output: Any) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = output.logits[0].float().numpy()
+            return logits
+
+        if self.head is None:
+            with self.reading(len(self.layers), texts):
+                found = self.run_rest(texts, hidden, take)
+            return found if columns is None else [each[:, columns] for each in found]
+        count = self.weights[f"{self.names[self.head]}.weight"].shape[0]
+        rows = np.arange(count) if columns is None else columns
+        spreads = columns is None and self.tokens is not None
+        places = np.asarray(self.tokens) if spreads else np.arange(len(rows))
+        found = [np.full((len(text), self.vocab_size if spreads else len(rows)), LOWEST, np.float32) for text in texts]
+        with self.reading(len(self.layers), texts):
+            for first in range(0, len(rows), ROWS):
+                with self._rows_of_head(self.head, rows[first : first + ROWS]):
+                    some = self.run_rest(texts, hidden, take)
+                for logits, part in zip(found, some, strict=True):
+                    logits[:, places[first : first + ROWS]] = part
+        return found
+
+    def _run(self, index: int, texts: Texts, hidden: States, take: Callable[[Any], Any]) -> list[Any]:
+        results = []
+        with torch.no_grad(), _alone(self.layers, index) as at:
+            for text, each in zip(texts, hidden, strict=True):
+                at.hidden, at.result = each, None
+                with suppress(_Stop):
+                    at.result = take(self.net(input_ids=torch.tensor([list(text)]), use_cache=False))
+                results.append(at.result)
+        return results
+
+    @contextmanager
+    def _looked_up(self, embedding: nn.Module, texts: Texts) -> Iterator[None]:
+        """Give an embedding the rows of the texts' tokens alone."""
+        tokens = _tokens(texts)
+
+        def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (torch.from_numpy(np.searchsorted(tokens, inputs[0].numpy())), *inputs[1:])
+
+        with ExitStack() as undo:
+            put(embedding, "weight", self.weights[f"{self.names[embedding]}.weight"].read(tokens), undo)
+            undo.callback(setattr, embedding, "padding_idx", embedding.padding_idx)
+            embedding.padding_idx = None  # type: ignore[assignment]
+            undo.callback(embedding.register_forward_pre_hook(before).remove)
+            yield
+
+    @contextmanager
+    def _rows_of_head(self, head: nn.Module, rows: NDArray[np.int64]) -> Iterator[None]:
+        """Give a head some of its rows alone."""
+        with ExitStack() as undo:
+            for key, weight in list(head._parameters.items()):
+                if weight is not None:
+                    put(head, key, self.weights[f"{self.names[head]}.{key}"].read(rows), undo)
+            yield
 
 
-def run_rest(
-    model: PreTrainedModel,
-    layers: Sequence[nn.Module],
-    texts: Texts,
-    hidden: list[Any],
-    take: Callable[[Any], Any] = lambda output: None,
-) -> list[Any]:
-    """Run what follows the last layer, and return what `take` takes of each text's output."""
-    return _run(model, layers, len(layers), texts, hidden, take)
-
-
-def _run(
-    model: PreTrainedModel,
-    layers: Sequence[nn.Module],
-    index: int,
-    texts: Texts,
-    hidden: list[Any],
-    take: Callable[[Any], Any],
-) -> list[Any]:
-    results = []
-    with _alone(layers, index) as at:
-        for text, each in zip(texts, hidden, strict=True):
-            at.hidden, at.result = each, None
-            with suppress(_Stop):
-                at.result = take(model(input_ids=torch.tensor([list(text)]), use_cache=False))
-            results.append(at.result)
-    return results
+def _tokens(texts: Texts) -> NDArray[np.int64]:
+    """Return the tokens of texts, each once, ascending."""
+    return np.unique(np.concatenate([np.asarray(text, dtype=np.int64) for text in texts]))
 
 
 @contextmanager
@@ -81,66 +248,3 @@ def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
             layer.forward = replaced
             undo.callback(layer.__dict__.pop, "forward", None)
         yield at
-
-
-def text_logits(
-    model: PreTrainedModel, weights: Mapping[str, Weight], texts: Texts, columns: NDArray[np.int64]
-) -> list[NDArray[np.float32]]:
-    """Return the logits of some columns after each token of texts: `float32[T, columns]` each.
-
-    Args:
-        model: A causal LM, which may have no weights of its own.
-        weights: Its weights, by name.
-        texts: Token ids.
-        columns: The rows of its head.
-    """
-    layers, head, embedding = decoder_layers(model), model.get_output_embeddings(), model.get_input_embeddings()
-    plain = isinstance(head, nn.Linear) and isinstance(embedding, nn.Embedding)
-    with torch.no_grad(), ExitStack() as undo:
-        if not layers or not plain:
-            undo.enter_context(reading(model, model, weights))
-            found = [model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0] for text in texts]
-            return [logits[:, torch.from_numpy(columns)].float().numpy() for logits in found]
-        names = {module: name for name, module in model.named_modules()}
-        inside = {module for layer in layers for module in layer.modules()}
-        for module in model.modules():
-            if module not in inside and module not in (head, embedding):
-                undo.enter_context(reading(model, module, weights, deep=False))
-        hidden: list[Any] = [None] * len(texts)
-        looked_up = _looked_up(embedding, weights[f"{names[embedding]}.weight"], texts)
-        with looked_up, reading(model, layers[0], weights):
-            hidden = run_layer(model, layers, 0, texts, hidden)
-        for index in range(1, len(layers)):
-            with reading(model, layers[index], weights):
-                hidden = run_layer(model, layers, index, texts, hidden)
-        parts = list[list[Tensor]]()
-        for first in range(0, len(columns), ROWS):
-            with _rows_of(head, names[head], weights, columns[first : first + ROWS]):
-                parts.append(run_rest(model, layers, texts, hidden, lambda output: output.logits[0].float()))
-    return [torch.cat(each, -1).numpy() for each in zip(*parts, strict=True)]
-
-
-@contextmanager
-def _looked_up(embedding: nn.Embedding, weight: Weight, texts: Texts) -> Iterator[None]:
-    """Give an embedding the rows of the texts' tokens alone."""
-    tokens = np.unique(np.concatenate([np.asarray(text, dtype=np.int64) for text in texts]))
-
-    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (torch.from_numpy(np.searchsorted(tokens, inputs[0].numpy())), *inputs[1:])
-
-    with ExitStack() as undo:
-        put(embedding, "weight", weight.read(tokens), undo)
-        undo.callback(setattr, embedding, "padding_idx", embedding.padding_idx)
-        embedding.padding_idx = None
-        undo.callback(embedding.register_forward_pre_hook(before).remove)
-        yield
-
-
-@contextmanager
-def _rows_of(head: nn.Module, name: str, weights: Mapping[str, Weight], rows: NDArray[np.int64]) -> Iterator[None]:
-    """Give a head some of its rows alone."""
-    with ExitStack() as undo:
-        for key, weight in list(head._parameters.items()):
-            if weight is not None:
-                put(head, key, weights[f"{name}.{key}"].read(rows), undo)
-        yield

@@ -77,11 +77,20 @@ class Stored(Weight):
         """See Weight."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                some = isinstance(rows, slice) and rows != ALL
-                tensor: Tensor = file.get_slice(self.name)[rows] if some else file.get_tensor(self.name)
+                if isinstance(rows, slice):
+                    tensor: Tensor = file.get_tensor(self.name) if rows == ALL else file.get_slice(self.name)[rows]
+                else:
+                    part = file.get_slice(self.name)
+                    tensor = torch.cat([part[first:last] for first, last in _runs(rows)])
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.path} cannot be read ({one_line(error)}): download it again") from None
-        return (tensor if isinstance(rows, slice) else tensor[torch.from_numpy(rows)]).float()
+        return tensor.float()
+
+
+def _runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the first row of each run of consecutive ones, and the row behind its last."""
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(rows, ends) if len(run)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +123,23 @@ class Picked(Weight):
         return self.whole.blocks(self.rows[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class Cast(Weight):
+    """Another weight in another type."""
+
+    whole: Weight
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The whole's."""
+        return self.whole.shape
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        return self.whole.read(rows).to(self.dtype)
+
+
 def check_finite(name: str, weight: Tensor) -> None:
     """Raise CheckpointError if a weight has a number that is not finite."""
     if not torch.isfinite(weight).all():
@@ -128,7 +154,8 @@ def of_names(model: nn.Module, tensors: Mapping[str, Weight]) -> dict[str, Weigh
 
 def of_model(model: nn.Module) -> dict[str, Weight]:
     """Return the weights that a model holds, by name; a tied one by each of its names."""
-    return {name: Held(weight) for name, weight in model.named_parameters(remove_duplicate=False)}
+    each = {weight: Held(weight) for weight in model.parameters()}
+    return {name: each[weight] for name, weight in model.named_parameters(remove_duplicate=False)}
 
 
 def shape_only(shape: tuple[int, ...]) -> nn.Parameter:
@@ -165,7 +192,10 @@ def reading(model: nn.Module, module: nn.Module, weights: Mapping[str, Weight], 
         for part in module.modules() if deep else (module,):
             for key, weight in part._parameters.items():
                 if weight is not None:
-                    put(part, key, weights[names[id(weight)]].read(), undo)
+                    name = names[id(weight)]
+                    tensor = weights[name].read()
+                    check_finite(name, tensor)
+                    put(part, key, tensor, undo)
         yield
 
 

@@ -29,31 +29,6 @@ class Reference:
         return [*self.prompt, *self.tokens[:-1]]
 
 
-@dataclass(frozen=True, slots=True)
-class References:
-    """References with at most `new_tokens` tokens each, and the logits after each token of their texts.
-
-    `logits` has one `float32[T, V]` for each text.
-    """
-
-    each: list[Reference]
-    logits: list[NDArray[np.float32]]
-    new_tokens: int
-
-    @classmethod
-    def of(
-        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, eos: Sequence[int]
-    ) -> References:
-        """Compute a model's greedy continuations of prompts, and their logits; `eos` are the tokens that end a text."""
-        each = greedy(model, prompts, new_tokens, eos)
-        return cls(each, [text_logits(model, reference.text) for reference in each], new_tokens)
-
-    @property
-    def texts(self) -> list[list[int]]:
-        """The text of each reference."""
-        return [reference.text for reference in self.each]
-
-
 @contextmanager
 def without_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Remove the model's generation_config, which fills in what a caller's leaves open; restore it afterwards."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +29,7 @@ from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
 from .checkpoint import Checkpoint, encode, load
-from .layer_by_layer import text_logits
+from .layer_by_layer import LayeredModel
 from .lazy_weights import Picked, Weight, of_model, of_names, shape_only, skeleton
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
@@ -277,13 +277,12 @@ def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> 
     They are `float32[T, rows]` by token, LOWEST where a row is no token's.
     """
     if checkpoint.tensors is None:
-        model = load(checkpoint, "eager")
-        weights: Mapping[str, Weight] = of_model(model)
+        model = LayeredModel.of(load(checkpoint, "eager"))
     else:
-        model = skeleton(checkpoint.config, "eager")
-        weights = of_names(model, checkpoint.tensors)
+        net = skeleton(checkpoint.config, "eager")
+        model = LayeredModel(net, of_names(net, checkpoint.tensors))
     columns = np.array(checkpoint.token_ids, dtype=np.int64)
-    found = text_logits(model, weights, texts, columns)
+    found = model.logits(texts, columns)
     if len(columns) == checkpoint.token_rows:
         return found
     return [spread(torch.from_numpy(each), torch.from_numpy(columns), checkpoint.token_rows).numpy() for each in found]

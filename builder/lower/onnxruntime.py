@@ -290,10 +290,14 @@ def _scaled_product(node: ir.Node) -> list[ir.Value]:
     x, weight, scales, input_scale = node.inputs
     zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))  # type: ignore[arg-type]
     rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
-    codes = weight.const_value.numpy().view(np.uint8) ^ 128  # type: ignore[union-attr]
-    unsigned = initializer(node.graph, ir.tensor(codes, name=f"{weight.name}_unsigned"))  # type: ignore
+    shape, make = dims(weight), partial(_unsigned, weight.const_value)  # type: ignore[union-attr]
+    unsigned = initializer(node.graph, recipe(f"{weight.name}_unsigned", ir.DataType.UINT8, shape, make))  # type: ignore
     inputs = [rounded, unsigned, input_scale, scales, zero, zero]
     return list(insert(node, "MatMulIntegerToFloat", inputs, "com.microsoft").outputs)
+
+
+def _unsigned(codes: ir.TensorProtocol) -> NDArray[np.uint8]:
+    return codes.numpy().view(np.uint8) ^ np.uint8(128)
 
 
 _LOWERED = {

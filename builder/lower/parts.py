@@ -7,6 +7,7 @@ captures all of them together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def cut(model: ir.Model) -> list[Part]:
     last = max(stages.values(), default=0)
     results = [value for value in model.graph.outputs if not str(value.name).startswith(_STATES)]
     return [
-        _part(model, [node for node, stage in stages.items() if stage == number and not _attends(node)], results)
+        part_of(model, [node for node, stage in stages.items() if stage == number and not _attends(node)], results)
         for number in range(last + 1)
     ]
 
@@ -83,7 +84,7 @@ def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
     return stages
 
 
-def _part(model: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> Part:
+def part_of(model: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> Part:
     """Return the part that these nodes are; `results` are the values that the whole model gives."""
     inside = set(nodes)
     read = [value for node in nodes for value in node.inputs if value is not None and value.producer() not in inside]
@@ -123,12 +124,14 @@ def _part(model: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> Par
 
 
 def _stays(value: ir.Value) -> bool:
-    """Return whether a value stays in the graph: a constant that is no weight."""
-    return value.is_initializer() and (not value.dtype.is_floating_point() or not value.shape)  # type: ignore[union-attr]
+    """Return whether a value stays in the graph: a constant that is no weight, or one of fewer than 16 bits."""
+    kind = value.dtype
+    assert kind is not None
+    return value.is_initializer() and (not kind.is_floating_point() or kind.itemsize < 2 or not value.shape)
 
 
 def _copy(value: ir.Value, name: str) -> ir.Value:
     return ir.Value(name=name, shape=value.shape, type=value.type)
 
 
-__all__ = ["DTYPES", "INPUTS", "OUTPUTS", "Part", "cut", "lower"]
+__all__ = ["DTYPES", "INPUTS", "OUTPUTS", "Part", "cut", "lower", "part_of"]

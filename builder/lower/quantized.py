@@ -7,12 +7,15 @@ written, by which a graph is checked without a GPU. Scales have the type that is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from specbuild.builder.passes.pattern import TRANSPOSED, constant, initializer, insert
+from specbuild.builder.passes.pattern import TRANSPOSED, constant, dims, initializer, insert, recipe
+
+_NARROW = {4: ir.DataType.INT4, 8: ir.DataType.INT8}
 
 
 def scaled_product(node: ir.Node) -> list[ir.Value]:
@@ -36,16 +39,33 @@ def block_product(node: ir.Node) -> list[ir.Value]:
     assert scales is not None
     assert graph is not None
     bits, size = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
-    packed, factors = codes.const_value.numpy(), scales.const_value.numpy()  # type: ignore[union-attr]
-    numbers, factors = _signed(packed.reshape(len(packed), -1), bits).T, factors.T
-    attributes = {"axis": 0, "block_size": size}
-    if len(factors) == 1:
-        attributes, factors = {"axis": 1}, factors[0]
-    turned = (codes, numbers), (scales, factors)
-    values = [initializer(graph, ir.tensor(np.ascontiguousarray(a), name=f"{v.name}_turned")) for v, a in turned]
+    rows, blocks, _ = (int(each) for each in dims(codes) or ())
+    narrow = _NARROW[bits]
+    turned, of_factors = (blocks * size, rows), (blocks, rows) if blocks > 1 else (rows,)
+    attributes = {"axis": 0, "block_size": size} if blocks > 1 else {"axis": 1}
+    dtype = scales.dtype
+    assert dtype is not None
+    values = [
+        initializer(
+            graph, recipe(f"{codes.name}_turned", narrow, turned, partial(_turned_codes, codes.const_value, bits))
+        ),
+        initializer(
+            graph, recipe(f"{scales.name}_turned", dtype, of_factors, partial(_turned_factors, scales.const_value))
+        ),
+    ]
     kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
     kernel.type = scales.type
     return list(insert(node, "MatMul", [x, kernel]).outputs)
+
+
+def _turned_codes(codes: ir.TensorProtocol, bits: int) -> np.ndarray:
+    packed = codes.numpy()
+    return np.ascontiguousarray(_signed(packed.reshape(len(packed), -1), bits).T)
+
+
+def _turned_factors(scales: ir.TensorProtocol) -> np.ndarray:
+    factors = scales.numpy().T
+    return np.ascontiguousarray(factors[0] if len(factors) == 1 else factors)
 
 
 def _then(

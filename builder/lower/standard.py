@@ -214,7 +214,7 @@ def _rounded(exact: ir.TensorProtocol, name: str, dtype: ir.DataType) -> NDArray
     numbers = exact.numpy()
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype.numpy())
-    if np.isinf(rounded.astype(np.float32)).sum() > np.isinf(numbers).sum():
+    if np.isinf(rounded).sum() > np.isinf(numbers).sum():
         raise OptionError(f"{name} has numbers too large for {dtype.name.lower()}: use bf16 or fp32")
     return rounded
 

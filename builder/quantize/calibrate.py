@@ -1,7 +1,7 @@
 """Calibration, layer by layer: a layer's inputs are what the quantized layers before it compute of the texts.
 
-Besides the model, memory holds only the texts' hidden states, one layer's statistics and the quantized weights. With a
-folder, each layer's quantized weights are saved when they are done, and an interrupted build continues after the last.
+Memory holds the texts' hidden states and one layer: its weights, its statistics and its quantized weights, which are
+saved when they are done. An interrupted build continues after the last. What needs no texts is rounded when it is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.hidden_state_taps import decoder_layers
-from specbuild.builder.frontend.layer_by_layer import run_layer, run_rest
+from specbuild.builder.frontend.layer_by_layer import LayeredModel, States
+from specbuild.builder.frontend.lazy_weights import ALL, Rows
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
-from .linears import groups, no_grad, rows, simulated
-from .numbers import SPAN, Inputs, Quantized, fit, quantize
+from .linears import groups, row_weight, simulated
+from .numbers import PARTS, SPAN, Inputs, Numbers, Quantized, RoundedWeight, fit, quantize
 
 Progress = Callable[[str, float], None]
-Found = dict[str, Quantized]
+Found = Mapping[str, Numbers]
 
 
 def calibrate(
-    model: PreTrainedModel,
+    model: LayeredModel,
     schemes: Mapping[str, Scheme],
     texts: Sequence[Sequence[int]],
     keep: Keep | None = None,
@@ -43,66 +43,74 @@ def calibrate(
     """Quantize every weight whose scheme quantizes, and return them by name, except those that no block size fits.
 
     Args:
-        model: The float32 model; it is unchanged afterwards.
+        model: The float32 model.
         schemes: The scheme of each weight, by name.
         texts: Token ids; calibrated schemes need at least one text.
-        keep: The folder that holds finished layers, if any.
+        keep: The folder that holds finished layers; None: memory holds them.
         progress: Called with the phase and the fraction of it that is done.
 
     Raises:
         OptionError: No text reaches a weight whose scheme is calibrated.
         OutputError: A layer's results cannot be saved.
     """
-    schemes = {name: fit(each, rows(model.get_submodule(name)).shape[1]) for name, each in schemes.items()}
+    schemes = {name: fit(each, row_weight(model, name).shape[1]) for name, each in schemes.items()}
     schemes = {name: each for name, each in schemes.items() if each.quantized}
-    layers, found = decoder_layers(model), Found()
-    parts = [set(layer.modules()) for layer in layers]
-    inside = [[name for name in schemes if model.get_submodule(name) in modules] for modules in parts]
-    outside = [name for name in schemes if not any(name in names for names in inside)]
-    if not any(each.calibrated for each in schemes.values()):
-        return _quantized(model, list(schemes), (), schemes, lambda: None)
-    readers = groups(model, [name for name in schemes if not isinstance(model.get_submodule(name), nn.Embedding)])
-    with no_grad(model):
-        hidden: list[Any] = [None] * len(texts)
-        for index, names in enumerate(inside):
-            progress("layers", index / len(layers))
-            kept = keep.load(index, names) if keep else None
-            run = partial(run_layer, model, layers, index, texts, hidden)
-            of_layer = kept or _quantized(model, names, readers, schemes, run)
-            if keep and kept is None:
-                keep.save(index, of_layer)
-            found |= of_layer
-            with simulated(model, of_layer):
-                hidden = run_layer(model, layers, index, texts, hidden)
-        rest = partial(run_rest, model, layers, texts, hidden)
-        found |= _quantized(model, outside, readers, schemes, rest)
-    return found
+    rounded = [name for name, each in schemes.items() if not each.calibrated]
+    found: dict[str, Numbers] = {name: RoundedWeight(name, row_weight(model, name), schemes[name]) for name in rounded}
+    inside, outside = model.of_layers(schemes)
+    parts = [[name for name in names if schemes[name].calibrated] for names in (*inside, outside)]
+    saved: list[Found | None] = [
+        keep.load(f"layer{index}", names) if keep and names else None for index, names in enumerate(parts)
+    ]
+    missing = [index for index, names in enumerate(parts) if names and saved[index] is None]
+    hidden: States = [None] * len(texts)
+    for index in range(missing[-1] + 1 if missing else 0):
+        if index < len(inside):
+            progress("layers", index / len(inside))
+        if index in missing:
+            with model.reading(index, texts):
+                made = _quantized(model, index, parts[index], schemes, texts, hidden)
+            saved[index] = keep.save(f"layer{index}", made) if keep else made
+        found |= saved[index] or {}
+        if index < missing[-1]:
+            of_layer = {name: found[name] for name in inside[index]}
+            with simulated(model, of_layer) as changed, changed.reading(index, texts):
+                hidden = changed.run(index, texts, hidden)
+    for each in saved:
+        found |= each or {}
+    return {name: found[name] for name in schemes}
 
 
 def _quantized(
-    model: PreTrainedModel,
+    model: LayeredModel,
+    index: int,
     names: Sequence[str],
-    readers: Sequence[Sequence[str]],
     schemes: Mapping[str, Scheme],
-    run: Callable[[], Any],
-) -> Found:
-    """Quantize the weights in `names`; `run` runs the texts, and `readers` groups the layers that share an input."""
-    found = Found()
-    calibrated = [[n for n in group if n in names and schemes[n].calibrated] for group in readers]
-    for group, inputs in _watched(model, [group for group in calibrated if group], schemes, run):
+    texts: Sequence[Sequence[int]],
+    hidden: States,
+) -> dict[str, Quantized]:
+    """Quantize the calibrated weights of a layer, which has its weights, or of what follows the last."""
+    found = dict[str, Quantized]()
+    run = partial(model.run, index) if index < len(model.layers) else model.run_rest
+    seen = _watched(model, groups(model, names), schemes, lambda: run(texts, hidden))
+    for group, inputs in seen:
         for scheme in {schemes[name] for name in group}:
-            weights = {n: rows(model.get_submodule(n)) for n in group if schemes[n] == scheme}
-            found |= quantize(weights, scheme, inputs)
+            found |= quantize({name: _rows(model, name) for name in group if schemes[name] == scheme}, scheme, inputs)
     for name in names:
         if name not in found:
-            if schemes[name].calibrated:
-                raise OptionError(f"no text reaches {name}, so it cannot be calibrated: give it another precision")
-            found |= quantize({name: rows(model.get_submodule(name))}, schemes[name])
-    return {name: found[name] for name in names}
+            raise OptionError(f"no text reaches {name}, so it cannot be calibrated: give it another precision")
+    return found
+
+
+def _rows(model: LayeredModel, name: str) -> Tensor:
+    """Return the weight that a linear layer has, or a head's, with a row for each output."""
+    module = model.net.get_submodule(name)
+    weight: Tensor = row_weight(model, name).read() if module is model.head else module.weight.detach()
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def _watched(
-    model: PreTrainedModel, readers: Sequence[Sequence[str]], schemes: Mapping[str, Scheme], run: Callable[[], Any]
+    model: LayeredModel, readers: Sequence[Sequence[str]], schemes: Mapping[str, Scheme], run: Callable[[], Any]
 ) -> list[tuple[Sequence[str], Inputs]]:
     """Record the inputs of each group of linear layers that share one, while `run` runs the texts."""
     seen: dict[str, Inputs] = {}
@@ -122,10 +130,31 @@ def _watched(
             def hook(_: nn.Module, inputs: tuple[Any, ...], name: str = group[0], wanted: bool = wanted) -> None:
                 note(inputs[0], name, wanted)
 
-            undo.callback(model.get_submodule(group[0]).register_forward_pre_hook(hook).remove)
-        if readers:
-            run()
+            undo.callback(model.net.get_submodule(group[0]).register_forward_pre_hook(hook).remove)
+        run()
     return [(group, seen[group[0]]) for group in readers if group[0] in seen]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedWeight(Numbers):
+    """A quantized weight in a file of finished layers."""
+
+    path: Path
+    name: str
+    scheme: Scheme
+    shape: tuple[int, int, int]
+    parts: tuple[str, ...]
+    smooth: Tensor | None
+    input_scale: float | None
+
+    def whole(self, rows: Rows = ALL) -> Quantized:
+        """See Numbers; raises OutputError if the file is gone."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                parts = {part: file.get_tensor(f"{self.name}/{part}")[rows] for part in self.parts}
+        except (OSError, SafetensorError) as error:
+            raise OutputError(f"{self.path} is gone ({one_line(error)}): leave it alone, and begin again") from None
+        return Quantized(self.scheme, **parts, smooth=self.smooth, input_scale=self.input_scale)
 
 
 class Keep:
@@ -139,42 +168,47 @@ class Keep:
         """Return all such folders in `folder`."""
         return [path for path in folder.glob("?" * _DIGITS) if path.is_dir() and not path.is_symlink()]
 
-    def load(self, index: int, names: Sequence[str]) -> Found | None:
-        """Return a layer's quantized weights, or None if they are missing, damaged, or not those in `names`."""
+    def load(self, part: str, names: Sequence[str]) -> dict[str, SavedWeight] | None:
+        """Return the quantized weights of a part, or None if they are missing, damaged, or not those in `names`."""
         try:
-            with safe_open(self._file(index), framework="pt") as file:
+            with safe_open(self._file(part), framework="pt") as file:
                 said, sha256 = (file.metadata()[key] for key in ("specbuild", "sha256"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, TypeError, KeyError):
             return None
         if _sha256(said, tensors) != sha256 or sorted(described := json.loads(said)) != sorted(names):
             return None
-        found = Found()
-        for name, (scheme, input_scale) in described.items():
-            parts = {f.name: tensors.get(f"{name}/{f.name}") for f in fields(Quantized) if f.name not in _SAID}
-            found[name] = Quantized(scheme=Scheme(**scheme), input_scale=input_scale, **parts)  # type: ignore[arg-type]
-        return found
-
-    def save(self, index: int, found: Found) -> None:
-        """Save a layer's quantized weights atomically. Raises OutputError."""
-        tensors = {
-            f"{name}/{f.name}": value.clone(memory_format=torch.contiguous_format)  # safetensors refuses shared ones
-            for name, each in found.items()
-            for f in fields(Quantized)
-            if f.name not in _SAID and (value := getattr(each, f.name)) is not None
+        of_file = partial(SavedWeight, self._file(part))
+        return {
+            name: of_file(name, Scheme(**scheme), tuple(shape), tuple(parts), tensors.get(f"{name}/smooth"), scale)
+            for name, (scheme, shape, parts, scale) in described.items()
         }
-        said = json.dumps({name: (asdict(each.scheme), each.input_scale) for name, each in found.items()})
-        part = self._file(index).with_suffix(".part")
+
+    def save(self, part: str, found: Mapping[str, Quantized]) -> dict[str, SavedWeight]:
+        """Save the quantized weights of a part atomically, and return them as they lie there. Raises OutputError."""
+        tensors = {
+            f"{name}/{field}": value.clone(memory_format=torch.contiguous_format)  # safetensors refuses shared ones
+            for name, each in found.items()
+            for field in (*PARTS, "smooth")
+            if (value := getattr(each, field)) is not None
+        }
+        described = {name: (asdict(e.scheme), e.shape, e.parts, e.input_scale) for name, e in found.items()}
+        said = json.dumps(described)
+        unfinished = self._file(part).with_suffix(".part")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, part, metadata={"specbuild": said, "sha256": _sha256(said, tensors)})
-            part.replace(self._file(index))
+            save_file(tensors, unfinished, metadata={"specbuild": said, "sha256": _sha256(said, tensors)})
+            unfinished.replace(self._file(part))
         except (OSError, SafetensorError) as error:
             reason = f"cannot keep what was calibrated ({one_line(error)})"
             raise OutputError(f"{self.folder.parent}: {reason}: give another --calibration-cache") from None
+        return {
+            name: SavedWeight(self._file(part), name, e.scheme, e.shape, e.parts, e.smooth, e.input_scale)
+            for name, e in found.items()
+        }
 
-    def _file(self, index: int) -> Path:
-        return self.folder / f"layer{index}.safetensors"
+    def _file(self, part: str) -> Path:
+        return self.folder / f"{part}.safetensors"
 
 
 def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
@@ -186,4 +220,3 @@ def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 _DIGITS = 16  # in the name of such a folder
-_SAID = ("scheme", "input_scale")  # fields that are stored as JSON

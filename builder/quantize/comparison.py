@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from specbuild.builder.config.quantize_options import BEST_KL, BEST_SIZE
-from specbuild.builder.frontend.reference import text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
@@ -32,7 +30,6 @@ class Compared:
         kl: Divergence from float32 in nats per token, by kind of text.
         top1: Fraction of tokens after which the most likely token is the same, by kind of text.
         perplexity: Perplexity of the held-out texts; None if they are too short.
-        first_divergence: For each held-out text, the number of equal greedy tokens; None if all are equal.
         steps: The time of a step.
     """
 
@@ -41,7 +38,6 @@ class Compared:
     kl: dict[str, float]
     top1: dict[str, float]
     perplexity: float | None
-    first_divergence: list[int | None]
     steps: Steps
 
     @property
@@ -51,7 +47,7 @@ class Compared:
 
 
 def compare(
-    model: PreTrainedModel,
+    model: LayeredModel,
     candidates: Mapping[str, Found],
     sizes: Mapping[str, int],
     before: Mapping[str, Before],
@@ -63,16 +59,16 @@ def compare(
         model: The float32 model.
         candidates: The quantized weights of each precision; those of EXACT are only the ones given by name.
         sizes: Bytes of the weights in each precision.
-        before: What the float32 model computes, by kind of text; perplexity and divergence are the first kind's.
+        before: What the float32 model computes, by kind of text; the perplexity is the first kind's.
         time: Times the steps of all candidates.
     """
     steps, rows = time(candidates), list[Compared]()
     for precision, found in candidates.items():
-        with simulated(model, found):
-            of = {kind: moved(each, lambda text: text_logits(model, text)) for kind, each in before.items()}
+        with simulated(model, found) as changed:
+            of = {kind: moved(each, changed.logits(each.texts)) for kind, each in before.items()}
         first = next(iter(of.values()))
         kl, top1 = ({kind: each[name] for kind, each in of.items()} for name in ("kl_nats_per_token", "top1_agreement"))
-        measured = first["perplexity"][1], first["first_divergence"], steps[precision]
+        measured = first["perplexity"][1], steps[precision]
         rows.append(Compared(precision, sizes[precision], kl, top1, *measured))
     return sorted(rows, key=lambda row: row.bytes)
 

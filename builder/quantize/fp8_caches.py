@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specbuild.builder.frontend.reference import text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 
 ATTENTION = "specbuild_cached"
 LARGEST = 448.0  # E4M3's largest number
@@ -40,7 +40,7 @@ class Scales:
         return {"key": self.key.tolist(), "value": self.value.tolist()}
 
 
-def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
+def calibrate(model: LayeredModel, texts: Sequence[Sequence[int]]) -> Scales:
     """Return scales with which each head's largest value on these texts is 1/MARGIN of E4M3's largest number."""
     largest: dict[int, Tensor] = {}  # [2, Hkv] by layer
 
@@ -49,25 +49,24 @@ def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
         largest[layer] = torch.maximum(peak, largest.get(layer, peak))
         return key, value
 
-    with _kept(model, note):
-        for text in texts:
-            text_logits(model, text)
+    with _kept(model.net, note):
+        model.logits(texts)
     key, value = torch.stack([largest[layer] for layer in sorted(largest)], dim=1)
     return Scales(*((peak * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for peak in (key, value)))
 
 
 def cached_logits(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], scales: Scales | None
+    model: LayeredModel, texts: Sequence[Sequence[int]], scales: Scales | None
 ) -> list[NDArray[np.float32]]:
     """Return the logits after each token of each text, `float32[T, V]`, over E4M3 caches with these scales.
 
     With `scales` None, caches have the model's own type.
     """
     if scales is None:
-        return [text_logits(model, text) for text in texts]
+        return model.logits(texts)
     keys, values = (torch.from_numpy(each)[:, :, None, None] for each in (scales.key, scales.value))
-    with _kept(model, lambda layer, key, value: (_cached(key, keys[layer]), _cached(value, values[layer]))):
-        return [text_logits(model, text) for text in texts]
+    with _kept(model.net, lambda layer, key, value: (_cached(key, keys[layer]), _cached(value, values[layer]))):
+        return model.logits(texts)
 
 
 def _cached(x: Tensor, scale: Tensor) -> Tensor:

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from specbuild.builder.config.scheme import BLOCKS, Scheme
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import Weight
 
-from .linears import groups, rows
-from .numbers import Quantized, fit
+from .calibrate import Found, Keep
+from .linears import Names, groups, row_weight
+from .numbers import Numbers, Quantized, fit
+from .own_blocks import OwnBlocks, own_blocks
 
 METHOD = "grid"
 _APART = 1e-3  # values of a block that differ by less than this fraction of its range are equal
@@ -37,28 +40,51 @@ class _Grid(NamedTuple):
     low: Tensor
 
 
-def own_grids(model: PreTrainedModel, schemes: Mapping[str, Scheme]) -> dict[str, Quantized]:
-    """Return, by name, the weights that already lie on a grid, in a form that their scheme can hold.
+def own_grids(model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], keep: Keep | None = None) -> Found:
+    """Return, by name, the weights that are quantized already, in a form that their scheme can hold.
 
-    Only schemes with blocks that compute in float32 can hold one. Linear layers that share an input must all have the
-    same kind of grid.
+    That is the blocks of their file, or else a grid on which they lie. Only schemes with blocks that compute in float32
+    can hold one. Linear layers that share an input must all have the same kind of grid.
+
+    Args:
+        model: The float32 model.
+        names: Its weights.
+        schemes: The scheme of each weight, by name.
+        keep: The folder for what is found; None: memory holds it.
     """
-    columns = {name: rows(model.get_submodule(name)).shape[1] for name in schemes}
+    columns = {name: row_weight(model, name).shape[1] for name in schemes}
     fitting = {name: fit(scheme, columns[name]) for name, scheme in schemes.items()}
     wanted = [name for name, scheme in fitting.items() if scheme.block and scheme.dtype == "fp32"]
-    lookups = [name for name in wanted if isinstance(model.get_submodule(name), nn.Embedding)]
-    found, looked_at = dict[str, Quantized](), dict[Any, dict[str, Quantized]]()
+    blocks = own_blocks(model.weights, names, fitting)
+    lookups = [name for name in wanted if isinstance(model.net.get_submodule(name), nn.Embedding)]
+    found, looked_at = dict[str, Numbers](), dict[Any, list[Numbers]]()
     for group in [*groups(model, [name for name in wanted if name not in lookups]), *([name] for name in lookups)]:
-        if len({fitting[name] for name in group}) == 1:
-            weights = {name: rows(model.get_submodule(name)) for name in group}
-            tensors = tuple(weight.data_ptr() for weight in weights.values()), fitting[group[0]]
+        if all(name in blocks for name in group) and len({blocks[name].scheme for name in group}) == 1:
+            found |= {name: blocks[name] for name in group}
+        elif len({fitting[name] for name in group}) == 1:
+            weights, scheme = {name: row_weight(model, name) for name in group}, fitting[group[0]]
+            tensors = tuple(map(id, weights.values())), scheme
             if tensors not in looked_at:  # a tied head is the embedding
-                looked_at[tensors] = on_grid(weights, fitting[group[0]]) or {}
-            found |= dict(zip(group, looked_at[tensors].values(), strict=False))
-    return {name: each for name, each in found.items() if name not in lookups or each.offsets is None}
+                looked_at[tensors] = list(_kept(weights, scheme, keep).values())
+            found |= dict(zip(group, looked_at[tensors], strict=False))
+    return {name: each for name, each in found.items() if name not in lookups or _is_looked_up(each)}
 
 
-def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] | None:
+def _is_looked_up(found: Numbers) -> bool:
+    """Return whether an embedding keeps its numbers: a file's blocks, or a grid without offsets."""
+    return isinstance(found, OwnBlocks) or "offsets" not in found.parts
+
+
+def _kept(weights: Mapping[str, Weight], scheme: Scheme, keep: Keep | None) -> Found:
+    """Return weights on their own grid, as `keep` has them or keeps them; nothing if there is none."""
+    part = "grid-" + next(iter(weights))
+    if keep and (saved := keep.load(part, list(weights))) is not None:
+        return saved
+    found = on_grid(weights, scheme) or {}
+    return keep.save(part, found) if keep and found else found
+
+
+def on_grid(weights: Mapping[str, Weight], scheme: Scheme) -> dict[str, Quantized] | None:
     """Quantize weights `[N, K]` of linear layers that share an input on their own grid; None if one has none.
 
     All get the same block size, the largest that fits, and all are symmetric, have zero points, or have offsets.
@@ -76,11 +102,12 @@ def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] 
     return None
 
 
-def _grid(weight: Tensor, size: int, bits: int) -> _Grid | None:
+def _grid(weight: Weight, size: int, bits: int) -> _Grid | None:
     """Return the grid of a weight in blocks of `size`, or None if one block lies on none."""
-    blocks, parts = weight.reshape(len(weight), -1, size), list[_Grid]()
-    for some in (blocks[:_SAMPLE], *torch.split(blocks, _ROWS)):
-        if (part := _codes(some, bits)) is None:
+    rows, parts = weight.shape[0], list[_Grid]()
+    for some in (slice(_SAMPLE), *(slice(at, at + _ROWS) for at in range(0, rows, _ROWS))):
+        numbers = weight.read(some)
+        if (part := _codes(numbers.reshape(len(numbers), -1, size), bits)) is None:
             return None
         parts.append(part)
     return _Grid(*map(torch.cat, zip(*parts[1:], strict=True)))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .numbers import Quantized
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight
+
+from .numbers import Numbers
 
 Watch = Callable[[str, Tensor, Tensor], None]
 
@@ -41,40 +43,66 @@ class Names:
         return cls(list(dict.fromkeys(names)), named[id(embedding)], named.get(id(head)), tied)
 
 
-def rows(module: nn.Module) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Turned(Weight):
+    """The transpose of another weight."""
+
+    whole: Weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Its shape."""
+        return self.whole.shape[::-1]
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        return self.whole.read().T[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Restored(Weight):
+    """A quantized weight's numbers in float32."""
+
+    numbers: Numbers
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Its shape."""
+        rows, blocks, size = self.numbers.shape
+        return rows, blocks * size
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """See Weight."""
+        return self.numbers.whole(rows).restored()
+
+
+def row_weight(model: LayeredModel, name: str) -> Weight:
     """Return the weight of a linear layer or an embedding, with a row for each output or token."""
-    weight: Tensor = module.weight.detach()  # type: ignore[operator]
-    return weight.T if isinstance(module, Conv1D) else weight
+    weight = model.weights[f"{name}.weight"]
+    return Turned(weight) if isinstance(model.net.get_submodule(name), Conv1D) else weight
 
 
 @contextmanager
-def simulated(model: PreTrainedModel, found: Mapping[str, Quantized], watch: Watch | None = None) -> Iterator[None]:
-    """Make the model compute with quantized weights and inputs, in float32, while inside.
+def simulated(model: LayeredModel, found: Mapping[str, Numbers], watch: Watch | None = None) -> Iterator[LayeredModel]:
+    """Yield the model with quantized weights, whose inputs are rounded while inside, all in float32.
 
     Args:
-        model: The float32 model; it is restored afterwards.
+        model: The float32 model.
         found: Quantized weights, by name.
-        watch: Called with each linear layer's name, its output, and its float32 output for the same input.
+        watch: Called with each linear layer's name, its output, and its float32 output for the same input, by the
+            weight that it has at first; not with the head's.
     """
+    weights = dict(model.weights)
     with ExitStack() as undo:
-        weights = dict[int, Tensor]()  # a tied embedding and head share one
         for name, each in found.items():
-            if id(each) not in weights:
-                weights[id(each)] = each.restored()
-            _replace(model.get_submodule(name), name, each, weights[id(each)], watch, undo)
-        yield
+            module, restored = model.net.get_submodule(name), Restored(each)
+            weights[f"{name}.weight"] = Turned(restored) if isinstance(module, Conv1D) else restored
+            if not isinstance(module, nn.Embedding):
+                _round_inputs(module, name, each, watch if module is not model.head else None, undo)
+        yield replace(model, weights=weights)
 
 
-def _replace(
-    module: nn.Module, name: str, found: Quantized, weight: Tensor, watch: Watch | None, undo: ExitStack
-) -> None:
-    exact = module._parameters["weight"]
-    assert exact is not None
-    numbers = weight.T.contiguous() if isinstance(module, Conv1D) else weight
-    module._parameters["weight"] = nn.Parameter(numbers, requires_grad=False)
-    undo.callback(module._parameters.__setitem__, "weight", exact)
-    if isinstance(module, nn.Embedding):
-        return
+def _round_inputs(module: nn.Module, name: str, found: Numbers, watch: Watch | None, undo: ExitStack) -> None:
     seen: list[Tensor] = []
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -84,40 +112,16 @@ def _replace(
 
     undo.callback(module.register_forward_pre_hook(before).remove)
     if watch is not None:
+        exact: Tensor = module._parameters["weight"]  # type: ignore[assignment]
 
         def after(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-            assert watch is not None
-            kernel = exact if isinstance(module, Conv1D) else exact.T
-            product = seen.pop() @ kernel
+            product = seen.pop() @ (exact if isinstance(module, Conv1D) else exact.T)
             watch(name, output, product if module.bias is None else product + module.bias)  # type: ignore[operator]
 
         undo.callback(module.register_forward_hook(after).remove)
 
 
-def groups(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:
+def groups(model: LayeredModel, names: Sequence[str]) -> list[list[str]]:
     """Group linear layers that read the same tensor, as query, key and value do, since they are merged into one."""
-    readers: list[tuple[Tensor, list[str]]] = []  # holds the tensors, so that no id is reused
-    with ExitStack() as undo, no_grad(model):
-        for name in names:
-
-            def hook(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-                found = next((each for tensor, each in readers if tensor is inputs[0]), None)
-                if found is None:
-                    readers.append((inputs[0], [name]))
-                else:
-                    found.append(name)
-
-            undo.callback(model.get_submodule(name).register_forward_pre_hook(hook).remove)
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64))
-    return [names for _, names in readers]
-
-
-@contextmanager
-def no_grad(model: PreTrainedModel) -> Iterator[None]:
-    """Disable gradients and the model's KV cache while inside."""
-    before, model.config.use_cache = model.config.use_cache, False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.config.use_cache = before
+    found = [[name for name in group if name in names] for group in model.readers]
+    return [group for group in found if group]

@@ -6,6 +6,7 @@ A weight is `[N, K]`, with a row for each output. GPTQ is Frantar et al., arXiv 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
+from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 E4M3_LARGEST = 448.0
 SPAN = 2048  # columns whose second moments are computed together; more would cost memory and cubic time
@@ -38,17 +40,52 @@ class Inputs:
     moments: list[Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """A quantized weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros) + offsets`.
+class Numbers(ABC):
+    """A quantized weight, whose numbers are made or read when they are needed.
 
     Attributes:
         scheme: How it is stored and computed with.
+        smooth: float32 `[K]`, by which inputs are divided; None for 1.
+        input_scale: The scale of static activations.
+        shape: How many rows there are, how many blocks a row has, and how many columns a block.
+        parts: The names of `Quantized`'s fields that have numbers.
+    """
+
+    scheme: Scheme
+    smooth: Tensor | None = None
+    input_scale: float | None = None
+    shape: tuple[int, int, int]
+    parts: tuple[str, ...]
+
+    @abstractmethod
+    def whole(self, rows: Rows = ALL) -> Quantized:
+        """Return the weight, or some of its rows, with its numbers."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Divide inputs `[…, K]` by `smooth` and round them as the scheme says; return them in their own type."""
+        dtype, x = x.dtype, x.float()
+        x = x if self.smooth is None else x / self.smooth
+        if self.scheme.activations in ("dynamic", "wide"):
+            blocks = x.reshape(*x.shape[:-1], -1, self.shape[2])
+            x = _rounded_inputs(blocks, 16 if self.scheme.activations == "wide" else 8).reshape(x.shape)
+        elif self.input_scale is not None:
+            scaled = x / self.input_scale
+            if self.scheme.kind == "fp8":
+                scaled = scaled.to(torch.float8_e4m3fn).float()  # the cast saturates
+            else:
+                scaled = scaled.round().clamp(-128, 127)
+            x = scaled * self.input_scale
+        return x.to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized(Numbers):
+    """A quantized weight `[N, K]` in memory, in blocks: `w · smooth ≈ scales · (codes − zeros) + offsets`.
+
+    Attributes, beside those of Numbers:
         codes: uint8 or E4M3 `[N, blocks, size]`.
         scales: float32 `[N, blocks]`.
         zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
-        smooth: float32 `[K]`, by which inputs are divided; None for 1.
-        input_scale: The scale of static activations.
         offsets: float32 `[N, blocks]`, only with zero points; None for 0.
     """
 
@@ -61,19 +98,21 @@ class Quantized:
     offsets: Tensor | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """How many rows there are, how many blocks a row has, and how many columns a block."""
+    def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        """See Numbers."""
         rows, blocks, size = self.codes.shape
         return rows, blocks, size
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The names of the fields with numbers."""
+    def parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See Numbers."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
-    def whole(self) -> Quantized:
-        """Return this weight, as `Kept` does."""
-        return self
+    def whole(self, rows: Rows = ALL) -> Quantized:
+        """See Numbers."""
+        if isinstance(rows, slice) and rows == ALL:
+            return self
+        return replace(self, **{name: getattr(self, name)[rows] for name in self.parts})
 
     def restored(self) -> Tensor:
         """Return the dequantized weight, smoothed as inputs expect it: float32 `[N, K]`."""
@@ -85,21 +124,37 @@ class Quantized:
             blocks += self.offsets[..., None]
         return blocks.flatten(1)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """Divide inputs `[…, K]` by `smooth` and round them as the scheme says; return them in their own type."""
-        dtype, x = x.dtype, x.float()
-        x = x if self.smooth is None else x / self.smooth
-        if self.scheme.activations in ("dynamic", "wide"):
-            blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
-            x = _rounded_inputs(blocks, 16 if self.scheme.activations == "wide" else 8).reshape(x.shape)
-        elif self.input_scale is not None:
-            scaled = x / self.input_scale
-            if self.scheme.kind == "fp8":
-                scaled = scaled.to(torch.float8_e4m3fn).float()  # the cast saturates
-            else:
-                scaled = scaled.round().clamp(-128, 127)
-            x = scaled * self.input_scale
-        return x.to(dtype)
+
+@dataclass(frozen=True, eq=False)
+class RoundedWeight(Numbers):
+    """A weight that is rounded to nearest when it is written, some rows at a time."""
+
+    name: str
+    weight: Weight
+    scheme: Scheme
+
+    @property
+    def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        """See Numbers."""
+        rows, columns = self.weight.shape
+        size = self.scheme.block or columns
+        return rows, columns // size, size
+
+    @property
+    def parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See Numbers."""
+        return ("codes", "scales") if self.scheme.symmetric else ("codes", "scales", "zeros")
+
+    def whole(self, rows: Rows = ALL) -> Quantized:
+        """See Numbers."""
+        if not isinstance(rows, slice) or rows != ALL:
+            return self._part(rows)
+        return joined([self._part(slice(at, at + _ROWS)) for at in range(0, self.shape[0], _ROWS)])
+
+    def _part(self, rows: Rows) -> Quantized:
+        weight = self.weight.read(rows)
+        check_finite(self.name, weight)
+        return _rounded(weight, self.scheme)
 
 
 def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:

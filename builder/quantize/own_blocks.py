@@ -11,44 +11,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.lazy_weights import Weight, check_finite
+from specbuild.builder.config.scheme import KEEP, Scheme
+from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 from .linears import Names
-from .numbers import Quantized
+from .numbers import Numbers, Quantized
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A weight in blocks, which is read when it is written."""
+class OwnBlocks(Numbers):
+    """A weight in the blocks of its file, which is read when it is written; `activations` are those of a scheme."""
 
     name: str
     weight: Weight
-
-    smooth = None
-    input_scale = None
+    activations: str = "wide"
 
     @property
-    def scheme(self) -> Scheme:
+    def scheme(self) -> Scheme:  # type: ignore[override]
         """The operator's scheme with the weight's blocks."""
         form = self.weight.format
         assert form is not None
-        return Scheme(f"int{form.bits}", "fp32", form.block, not form.offset, "keep", "wide")
+        return Scheme(f"int{form.bits}", "fp32", form.block, not form.offset, KEEP, self.activations)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """How many rows there are, how many blocks a row has, and how many columns a block."""
+    def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        """See Numbers."""
         rows, columns = self.weight.shape
         return rows, columns // self.scheme.block, self.scheme.block
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The names of `Quantized`'s fields that have numbers."""
+    def parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See Numbers."""
         return ("codes", "scales") if self.scheme.symmetric else ("codes", "scales", "zeros", "offsets")
 
-    def whole(self) -> Quantized:
-        """Return the weight with its numbers; raise CheckpointError if a scale is not finite."""
-        found = self.weight.blocks()
+    def whole(self, rows: Rows = ALL) -> Quantized:
+        """See Numbers; raises CheckpointError if a scale is not finite."""
+        found = self.weight.blocks(rows)
         scales, offsets = torch.from_numpy(found.scales), None
         check_finite(self.name, scales)
         zeros = None
@@ -60,16 +58,24 @@ class Kept:
         return Quantized(self.scheme, codes, scales, zeros, offsets=offsets)
 
 
-Numbers = Quantized | Kept
+def own_blocks(
+    weights: Mapping[str, Weight], names: Names, schemes: Mapping[str, Scheme] | None = None
+) -> dict[str, OwnBlocks]:
+    """Return, by name, the weights that come in blocks; a tied head and embedding are one.
 
-
-def own_blocks(weights: Mapping[str, Weight], names: Names) -> dict[str, Kept]:
-    """Return, by name, the weights that come in blocks; a tied head and embedding are one."""
+    With `schemes` only those whose scheme has at least as many bits, with the scheme's activations.
+    """
     found = {name: weights[f"{name}.weight"] for name in names.weights if f"{name}.weight" in weights}
-    if names.tied:
-        found[str(names.head)] = found[names.embedding]
-    kept = {id(weight): Kept(name, weight) for name, weight in found.items() if weight.format}
-    return {name: kept[id(weight)] for name, weight in found.items() if id(weight) in kept}
+    made, kept = dict[tuple[int, str], OwnBlocks](), dict[str, OwnBlocks]()
+    for name, weight in found.items():
+        scheme = schemes.get(name) if schemes is not None else _ANY
+        if scheme and weight.format and weight.format.bits <= scheme.bits:
+            key = id(weight), scheme.activations
+            kept[name] = made.setdefault(key, OwnBlocks(name, weight, scheme.activations))
+    return kept
+
+
+_ANY = Scheme("int8", "fp32", activations="wide")
 
 
 def stored_bytes(weight: Weight) -> int:
@@ -80,7 +86,7 @@ def stored_bytes(weight: Weight) -> int:
     return prod(weight.shape) * weight.format.bits // 8 + 4 * factors * prod(weight.shape) // weight.format.block
 
 
-def told(weights: Mapping[str, Weight], kept: Mapping[str, Kept]) -> dict[str, Any]:
+def told(weights: Mapping[str, Weight], kept: Mapping[str, OwnBlocks]) -> dict[str, Any]:
     """Return what a report says of kept weights: how many bits each takes, and how many have which form."""
     each = {id(weight): weight for weight in weights.values()}
     inside, forms = {id(one.weight): one.scheme for one in kept.values()}, Counter[str]()

@@ -2,78 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
-from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.measure.divergence import by_rows, kl
 from specbuild.runtime.sampling.logprobs import log_softmax
 
-from .linears import no_grad, simulated
-from .numbers import Quantized
-
 Logits = NDArray[np.float32]
-Compute = Callable[[Sequence[int]], Logits]
 MAX_LOGITS = 1 << 26  # maximum number of logits in memory
-BEGINNING, NEW_TOKENS = 32, 64  # maximum tokens of a held-out prompt and of its greedy continuation
+BEGINNING, NEW_TOKENS = 32, 64  # maximum tokens of a text's beginning and of its greedy continuation
 DEPTH = 4  # length of the chain with which a draft's acceptance length is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A model's results in float32: the logits of held-out texts, and greedy continuations of their beginnings."""
+    """A model's results in float32: the logits of held-out texts."""
 
     texts: list[list[int]]
     logits: list[Logits]
-    greedy: list[Reference]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]], eos: Sequence[int], positions: int) -> Before:
-        """Compute a float32 model's logits and greedy continuations.
-
-        Args:
-            model: The float32 model.
-            texts: Held-out texts; fewer are kept for a larger vocabulary, as MAX_LOGITS bounds all logits.
-            eos: The tokens that end a text.
-            positions: Maximum number of tokens in a text.
-        """
-        max_tokens = max(1, MAX_LOGITS // model.config.get_text_config().vocab_size)
+    def of(cls, model: LayeredModel, texts: Sequence[Sequence[int]]) -> Before:
+        """Compute a float32 model's logits of texts; fewer are kept for a larger vocabulary, by MAX_LOGITS."""
+        max_tokens = max(1, MAX_LOGITS // model.net.config.get_text_config().vocab_size)
         kept, tokens = list[list[int]](), 0
         for text in texts:
             if kept and tokens + len(text) > max_tokens:
                 break
             kept.append(list(text[:max_tokens]))
             tokens += len(text)
-        new = min(NEW_TOKENS, positions // 2)
-        prompts = [text[: min(BEGINNING, positions - new)] for text in kept]
-        return cls(kept, cls.logits_of(model, kept).logits, greedy(model, prompts, new, eos))
-
-    @classmethod
-    def logits_of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Before:
-        """Compute the logits of texts, without greedy continuations."""
-        with no_grad(model):
-            return cls(list(map(list, texts)), [text_logits(model, text) for text in texts], [])
+        return cls(kept, model.logits(kept))
 
 
-def moved(before: Before, compute: Compute) -> dict[str, Any]:
-    """Measure how far a model has moved, as a dict for reports.
+def moved(before: Before, after: Iterable[Logits]) -> dict[str, Any]:
+    """Measure how far a model has moved, as a dict for reports: over the tokens of the held-out texts.
 
-    KL, cosine and top-1 agreement are over the tokens of the held-out texts; `perplexity` is [before, after].
-    `first_divergence` is the number of greedy tokens before the first different one, None if none differs. It needs no
-    decoding, because up to there both models have generated the same text.
-
-    Args:
-        before: The float32 model's results.
-        compute: Maps a text to the moved model's logits `[T, V]`.
+    `perplexity` is [before, after]. `after` has the moved model's logits of each text.
     """
-    told = [_told(text, exact, compute(text)) for text, exact in zip(before.texts, before.logits, strict=True)]
+    told = [_told(text, *both) for text, *both in zip(before.texts, before.logits, after, strict=True)]
     divergence, cosine, agreed, exactly, narrowly = map(np.concatenate, zip(*told, strict=True))
-    parted = [_first_divergence(reference, compute(reference.text)) for reference in before.greedy]
     return {
         "tokens": len(divergence),
         "kl_nats_per_token": float(divergence.mean()),
@@ -82,9 +54,27 @@ def moved(before: Before, compute: Compute) -> dict[str, Any]:
         "logit_cosine": float(cosine.mean()),
         "perplexity": [float(np.exp(-each.mean())) if len(each) else None for each in (exactly, narrowly)],
         "top1_agreement": float(agreed.mean()),
-        "first_divergence": parted,
-        "greedy_tokens": [len(reference.tokens) for reference in before.greedy],
     }
+
+
+def beginnings(before: Before, positions: int) -> tuple[list[list[int]], int]:
+    """Return the beginnings of the held-out texts, to be continued, and by how many tokens at most."""
+    new = min(NEW_TOKENS, positions // 2)
+    return [text[: min(BEGINNING, positions - new)] for text in before.texts], new
+
+
+def first_divergence(prompt: Sequence[int], tokens: Sequence[int], exact: Logits) -> int | None:
+    """Return how many greedy tokens two models have in common, None if all.
+
+    Up to there both have written the same text, so it makes no difference which of them wrote it.
+
+    Args:
+        prompt: The text's beginning.
+        tokens: One model's greedy continuation.
+        exact: The other's logits after each token of both but the last.
+    """
+    different = np.flatnonzero(exact[len(prompt) - 1 :].argmax(1) != np.array(tokens))
+    return int(different[0]) if len(different) else None
 
 
 def _told(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
@@ -103,34 +93,21 @@ def _log_probability(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.fl
     return np.asarray(log_softmax(logits)[np.arange(len(tokens)), tokens])
 
 
-def _first_divergence(reference: Reference, logits: Logits) -> int | None:
-    chosen = logits[len(reference.prompt) - 1 :].argmax(1)
-    different = np.flatnonzero(chosen != np.array(reference.tokens))
-    return int(different[0]) if len(different) else None
+def acceptance(target: Before, drafted: Sequence[Logits]) -> float:
+    """Return a draft's acceptance length: tokens per round of chains of DEPTH, after the tokens of held-out texts.
 
-
-def acceptance(model: PreTrainedModel, found: Mapping[str, Quantized], texts: Sequence[Reference]) -> list[float]:
-    """Return a draft's acceptance length in float32 and quantized, with chains of DEPTH on the target's greedy text.
+    The target accepts what it would have chosen itself after the same text.
 
     Args:
-        model: The float32 draft; it is unchanged afterwards.
-        found: The draft's quantized weights, by name.
-        texts: The target's greedy continuations.
+        target: What the float32 target computes of the texts.
+        drafted: The draft's logits of the same texts, or of their beginnings.
     """
-    with no_grad(model):
-        before = _acceptance_length(model, texts)
-        with simulated(model, found):
-            return [before, _acceptance_length(model, texts)]
-
-
-def _acceptance_length(model: PreTrainedModel, texts: Sequence[Reference]) -> float:
-    """Return tokens per round: the target accepts what it would have generated, so its text gives accepted lengths."""
     tokens = rounds = 0
-    for reference in texts:
-        chosen = text_logits(model, reference.text)[len(reference.prompt) - 1 :].argmax(1)
-        right, at = chosen == np.array(reference.tokens), 1  # the first token comes from the prompt
-        while at < len(right):
+    for exact, draft in zip(target.logits, drafted, strict=False):
+        length = min(len(exact), len(draft))
+        right, at = exact[:length].argmax(1) == draft[:length].argmax(1), 0
+        while at < length:
             wrong = np.flatnonzero(~right[at : at + DEPTH])
-            accepted = int(wrong[0]) if len(wrong) else min(DEPTH, len(right) - at)
+            accepted = int(wrong[0]) if len(wrong) else min(DEPTH, length - at)
             at, rounds, tokens = at + accepted + 1, rounds + 1, tokens + accepted + 1
     return tokens / max(1, rounds)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import PreTrainedModel
-
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
@@ -18,14 +17,14 @@ GLANCE, GLANCED = 128, 6  # `check_early`: tokens per text, and calibration text
 Numbers = Callable[[str], Found]  # returns a model's quantized weights in a precision
 
 
-def glance(model: PreTrainedModel, texts: Texts) -> Before:
+def glance(model: LayeredModel, texts: Texts) -> Before:
     """Compute a model's float32 logits of the beginning of the longest held-out text, for a quick check."""
     text = max(texts.held_out, key=len)[:GLANCE]
-    return Before.logits_of(model, [text])
+    return Before([text], model.logits([text]))
 
 
 def check_cost(
-    model: PreTrainedModel,
+    model: LayeredModel,
     found: Found,
     before: Before,
     precision: str,
@@ -46,12 +45,12 @@ def check_cost(
         numbers: Returns the target's quantized weights in another precision.
         factor: How many times `max_kl` is allowed here.
     """
-    cost = distance(model, before, found=found)
+    cost = distance(model, before, found)
     if cost <= factor * max_kl:
         return
-    worst = ", ".join(name for name, _ in least_alike(model, found, before)[:3])
+    worst = ", ".join(least_alike(model, found, before)[:3])
     told = f"{precision} moves the target by {cost:.2g} nats a token, more than --max-kl {max_kl:g}, most by {worst}"
-    instead = float("inf") if precision == WIDER else distance(model, before, found=numbers(WIDER))
+    instead = float("inf") if precision == WIDER else distance(model, before, numbers(WIDER))
     if instead <= max_kl:
         told += f": nothing was written, use --precision {WIDER}, which moves it by {instead:.2g}, or allow more"
     else:

@@ -26,8 +26,7 @@ from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initi
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
-from .numbers import Quantized, joined
-from .own_blocks import Numbers
+from .numbers import Numbers, Quantized, joined
 
 ROUNDINGS = {"dynamic": 8, "wide": 16, "weight-only": 32}  # bits of an input's numbers, by the scheme's activations
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
@@ -167,7 +166,7 @@ class _Latest:
         """Return one part's numbers, as they are stored."""
         if self.parts is not parts or self.whole is None:
             self.whole = None  # before the next takes memory
-            self.parts, self.whole = parts, joined([part.whole() for part in parts])
+            self.parts, self.whole = parts, _joined(parts)
         found: NDArray[Any] = getattr(self.whole, name).numpy()
         if name == parts[0].parts[-1]:
             self.whole = None
@@ -175,15 +174,28 @@ class _Latest:
 
 
 def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers]) -> list[ir.Value]:
-    whole = joined([part.whole() for part in parts])
-    codes = whole.codes.flatten(1).T.contiguous()
+    """Add a weight with static activations to a graph, as recipes: `[K, N]`, a scale for each column and one of all."""
+    rows, (_, blocks, size) = sum(part.shape[0] for part in parts), parts[0].shape
+    narrow = ir.DataType.FLOAT8E4M3FN if parts[0].scheme.kind == "fp8" else ir.DataType.INT8
+    scale = np.array(parts[0].input_scale, dtype=np.float32)
+    tensors = (
+        recipe(f"{name}_numbers", narrow, (blocks * size, rows), partial(_turned_codes, parts)),
+        recipe(f"{name}_scales", ir.DataType.FLOAT, (rows,), lambda: _joined(parts).scales[:, 0].numpy()),
+        ir.tensor(scale, name=f"{name}_input_scale"),
+    )
+    return [initializer(graph, tensor) for tensor in tensors]
+
+
+def _joined(parts: Sequence[Numbers]) -> Quantized:
+    return joined([part.whole() for part in parts])
+
+
+def _turned_codes(parts: Sequence[Numbers]) -> NDArray[Any]:
+    codes = _joined(parts).codes.flatten(1).T.contiguous()
     if codes.dtype == torch.uint8:
-        numbers = (codes.short() - 128).to(torch.int8).numpy()
-    else:
-        numbers = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
-    scale = np.array(whole.input_scale, dtype=np.float32)
-    arrays = {"numbers": numbers, "scales": whole.scales[:, 0].numpy(), "input_scale": scale}
-    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
+        return (codes ^ 128).view(torch.int8).numpy()
+    numbers: NDArray[Any] = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    return numbers
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from specbuild.builder.frontend.reference import Reference, text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel, States, Texts
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
-from .linears import Names, groups, no_grad, rows, simulated
-from .numbers import Quantized
-from .quality import Before, acceptance
+from .linears import Names, groups, simulated
+from .quality import MAX_LOGITS, Before, acceptance
 
 Progress = Callable[[str, float], None]
 TOKENS = 32  # tokens of the longest held-out text, enough to rank layers
@@ -38,7 +36,7 @@ class Cost:
     cosine: float
 
 
-def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[list[str]]:
+def units(model: LayeredModel, names: Names, wanted: Sequence[str]) -> list[list[str]]:
     """Group weights that must have the same precision: layers that share an input; a tied head and embedding."""
     embedding = [names.embedding] if names.embedding in wanted else []
     found = groups(model, [name for name in wanted if name != names.embedding])
@@ -49,7 +47,7 @@ def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[l
     return [*found, *([embedding] if embedding else [])]
 
 
-def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str], item: int = 4) -> int:
+def stored(found: Found, model: LayeredModel, unit: Sequence[str], item: int = 4) -> int:
     """Return the bytes of a unit's weights, with scales, zero points and offsets; a shared tensor counts once.
 
     Args:
@@ -60,12 +58,12 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
     """
     sizes = dict[tuple[int, int], float]()  # by id too: a tied weight may be quantized in two ways
     for name in unit:
-        each, weight = found.get(name), rows(model.get_submodule(name))
-        total: float = weight.numel() * item
+        each, weight = found.get(name), model.weights[f"{name}.weight"]
+        total: float = prod(weight.shape) * item
         if each is not None:
-            count, blocks, size = each.codes.shape
-            total = count * blocks * (size * each.scheme.bits / 8 + item * (1 + (each.zeros is not None)))
-        sizes[weight.data_ptr(), id(each)] = total
+            count, blocks, size = each.shape
+            total = count * blocks * (size * each.scheme.bits / 8 + item * (1 + ("zeros" in each.parts)))
+        sizes[id(weight), id(each)] = total
     return math.ceil(sum(sizes.values()))
 
 
@@ -75,57 +73,97 @@ def _item(found: Found) -> int:
 
 
 def costs(
-    model: PreTrainedModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
+    model: LayeredModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
 ) -> list[Cost]:
     """Return the cost of each unit in `split`, in order; a unit that is not quantized costs nothing."""
-    measured, item = [], _item(found)
-    for number, unit in enumerate(split):
-        progress("what each layer costs", number / len(split))
-        alone = {name: found[name] for name in unit if name in found}
-        moved, cosine, schemes = 0.0, 1.0, ["fp32" if item == 4 else "16 bits"]
-        if alone:
-            with _cosines(model, alone) as cosines:
-                moved = distance(model, before, TOKENS)
-            cosine = min((float(np.mean(each)) for each in cosines.values()), default=1.0)
-            schemes = list(dict.fromkeys(str(each.scheme) for each in alone.values()))
-        measured.append(Cost(list(unit), ", ".join(schemes), stored(found, model, unit, item), moved, cosine))
+    measured, item = list[Cost](), _item(found)
+    alone = [{name: found[name] for name in unit if name in found} for unit in split]
+    changed = iter(_changes(model, [each for each in alone if each], before, progress))
+    for unit, each in zip(split, alone, strict=True):
+        moved, cosines, schemes = 0.0, dict[str, float](), ["fp32" if item == 4 else "16 bits"]
+        if each:
+            moved, cosines = next(changed)
+            schemes = list(dict.fromkeys(str(numbers.scheme) for numbers in each.values()))
+        lowest = min(cosines.values(), default=1.0)
+        measured.append(Cost(list(unit), ", ".join(schemes), stored(found, model, unit, item), moved, lowest))
     return measured
 
 
-@contextmanager
-def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[float]]]:
-    seen = defaultdict[str, list[float]](list)
+def _changes(
+    model: LayeredModel, variants: Sequence[Found], before: Before, progress: Progress = lambda phase, share: None
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """Run TOKENS tokens of the longest held-out text through a model with each of several sets of quantized weights.
 
-    def watch(name: str, output: Tensor, exact: Tensor) -> None:
-        seen[name].append(torch.cosine_similarity(output.flatten(0, -2), exact.flatten(0, -2), dim=-1).mean().item())
-
-    with no_grad(model), simulated(model, alone, watch):
-        yield seen
-
-
-def distance(model: PreTrainedModel, before: Before, tokens: int | None = None, found: Found | None = None) -> float:
-    """Return the divergence from `before` in nats per token, on all texts or on `tokens` tokens of the longest.
-
-    With `found` it is that of the model with these quantized weights.
+    All of them run at once, a layer at a time. Yields the divergence in nats per token of each, and the cosine between
+    the quantized and the float32 outputs of each of its linear layers for the same input, by name.
     """
-    pairs = list(zip(before.texts, before.logits, strict=True))
-    if tokens is not None:
-        text, logits = max(pairs, key=lambda pair: len(pair[0]))
-        pairs = [(text[:tokens], logits[:tokens])]
-    with no_grad(model), simulated(model, found or {}):
-        moved = [kl(exact, text_logits(model, text)) for text, exact in pairs]
-    return float(np.concatenate(moved).mean())
+    text, exact = max(zip(before.texts, before.logits, strict=True), key=lambda pair: len(pair[0]))
+    texts, exact = [text[:TOKENS]], exact[:TOKENS]
+    cosines = [dict[str, float]() for _ in variants]
+    states = _states(model, texts, variants, cosines, progress)
+    columns = slice(None) if model.tokens is None else list(model.tokens)
+    head, at_once = model.names.get(model.head) if model.head else None, max(1, MAX_LOGITS // exact.size)
+    for first in range(0, len(variants), at_once):
+        some = range(first, min(first + at_once, len(variants)))
+        inner = [number for number in some if not model.of_layers(variants[number])[1]]
+        ends = [states[number][0] for number in inner]
+        logits = dict(zip(inner, model.ends(texts * len(inner), ends) if inner else (), strict=True))
+        for number in some:
+            if number not in logits:
+                with simulated(model, variants[number]) as changed:
+                    (logits[number],) = changed.ends(texts, states[number])
+            if head in variants[number]:
+                (same,) = model.ends(texts, states[number])
+                both = (torch.from_numpy(each[:, columns]) for each in (logits[number], same))
+                _note(cosines[number], str(head), *both)
+            yield float(kl(exact, logits[number]).mean()), cosines[number]
 
 
-def least_alike(model: PreTrainedModel, found: Found, before: Before) -> list[tuple[str, float]]:
-    """Return each linear layer's cosine between its quantized and float32 outputs for the same input, lowest first."""
-    with _cosines(model, found) as cosines:
-        distance(model, before, TOKENS)
-    return sorted(((name, float(np.mean(each))) for name, each in cosines.items()), key=lambda pair: pair[1])
+def _states(
+    model: LayeredModel,
+    texts: Texts,
+    variants: Sequence[Found],
+    cosines: Sequence[dict[str, float]],
+    progress: Progress,
+) -> list[States]:
+    """Return the hidden states after the last layer by each variant, and note the cosines of its linear layers."""
+    plain: States = [None] * len(texts)
+    parted = dict[int, States]()  # of the variants that are no longer as the plain model
+    places = [model.of_layers(each) for each in variants]
+    for index in range(len(model.layers)):
+        progress("what each layer costs", index / len(model.layers))
+        with model.reading(index, texts):
+            for number, (variant, (inside, outside)) in enumerate(zip(variants, places, strict=True)):
+                names = inside[index] + outside
+                if names:
+                    some, watch = {name: variant[name] for name in names}, partial(_note, cosines[number])
+                    with simulated(model, some, watch) as changed, changed.holding(names, texts):
+                        parted[number] = changed.run(index, texts, parted.get(number, plain))
+                elif number in parted:
+                    parted[number] = model.run(index, texts, parted[number])
+            plain = model.run(index, texts, plain)
+    return [parted.get(number, plain) for number in range(len(variants))]
+
+
+def _note(cosines: dict[str, float], name: str, output: Tensor, exact: Tensor) -> None:
+    cosines[name] = torch.cosine_similarity(output.flatten(0, -2), exact.flatten(0, -2), dim=-1).mean().item()
+
+
+def distance(model: LayeredModel, before: Before, found: Found) -> float:
+    """Return the divergence in nats per token of a model with quantized weights."""
+    with simulated(model, found) as changed:
+        pairs = zip(before.logits, changed.logits(before.texts), strict=True)
+        return float(np.concatenate([kl(exact, moved) for exact, moved in pairs]).mean())
+
+
+def least_alike(model: LayeredModel, found: Found, before: Before) -> list[str]:
+    """Return the linear layers whose quantized and float32 outputs for the same input differ most, those first."""
+    ((_, cosines),) = _changes(model, [found], before)
+    return sorted(cosines, key=lambda name: cosines[name])
 
 
 def within(
-    model: PreTrainedModel,
+    model: LayeredModel,
     rungs: Sequence[Found],
     split: Sequence[Sequence[str]],
     before: Before,
@@ -147,7 +185,7 @@ def within(
     Raises:
         ExecutionError: The weights outside `split` alone exceed the bound.
     """
-    if distance(model, before, found=rungs[0]) <= bound:
+    if distance(model, before, rungs[0]) <= bound:
         return rungs[0]
     rungs = [*rungs, {name: each for name, each in rungs[-1].items() if not any(name in unit for unit in split)}]
     split = [unit for unit in split if any(name in rungs[0] for name in unit)]
@@ -171,7 +209,7 @@ def within(
         chosen = dict(rungs[-1])
         for names, rung in zip(split, at, strict=True):
             chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}
-        moved = distance(model, before, found=chosen)
+        moved = distance(model, before, chosen)
         if moved <= bound:
             return chosen
         if all(rung == len(rungs) - 1 for rung in at):
@@ -184,10 +222,18 @@ def within(
             at = [len(rungs) - 1] * len(split)
 
 
-def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:
-    """Return a draft's narrowest quantized weights that keep LEAST_ACCEPTANCE of its acceptance length, or {}."""
+def narrowest(model: LayeredModel, rungs: Sequence[Found], before: Before, target: Before) -> Found:
+    """Return a draft's narrowest quantized weights that keep LEAST_ACCEPTANCE of its acceptance length, or {}.
+
+    Args:
+        model: The float32 draft.
+        rungs: The draft's quantized weights, each entry wider than the last.
+        before: What the float32 draft computes of the held-out texts.
+        target: What the float32 target computes of them.
+    """
+    exact = acceptance(target, before.logits)
     for found in rungs:
-        before, after = acceptance(model, found, texts)
-        if after >= LEAST_ACCEPTANCE * before:
-            return found
+        with simulated(model, found) as changed:
+            if acceptance(target, changed.logits(before.texts)) >= LEAST_ACCEPTANCE * exact:
+                return found
     return {}

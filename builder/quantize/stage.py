@@ -7,18 +7,16 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, chooses
-from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.reference import Reference, text_logits
+from specbuild.builder.config.scheme import KEEP, Scheme
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 
 from .assignment import assign
 from .calibrate import Found, Keep, calibrate
 from .grids import METHOD as GRID
 from .grids import own_grids
 from .linears import Names, simulated
-from .numbers import Quantized
+from .numbers import Numbers
 from .quality import Before, acceptance, moved
 from .refusal import GLANCE, GLANCED, check_cost, glance
 from .sensitivity import Cost, costs, narrowest, stored, units, within
@@ -98,7 +96,7 @@ class _Numbers:
     `identity` is the checkpoint's sha256, for the calibration cache.
     """
 
-    model: PreTrainedModel
+    model: LayeredModel
     request: Request
     names: Names
     identity: str
@@ -110,15 +108,15 @@ class _Numbers:
         if (folder := request.options.calibration_cache) and texts is None:
             told = {weight: str(scheme) for weight, scheme in schemes.items()}
             keep = Keep(folder, self.identity, version("specbuild-trt"), request.texts.sha256, told)
-        found = own_grids(self.model, schemes)
+        found = dict(own_grids(self.model, names, schemes, keep))
         rest = {weight: scheme for weight, scheme in schemes.items() if weight not in found}
         head, embedding = str(names.head), names.embedding
         once = names.tied and head in rest and rest[head] == rest.get(embedding) and not rest[head].calibrated
         if once:
             del rest[embedding]
         given = request.texts.calibration if texts is None else texts
-        with simulated(self.model, found if rest else {}):
-            found |= calibrate(self.model, rest, given, keep, self.progress)
+        with simulated(self.model, found) as changed:
+            found |= calibrate(changed, rest, given, keep, self.progress)
         if head in found and (once or (names.tied and _shape(found, head) == _shape(found, embedding))):
             found[embedding] = found[head]  # stored once
         return found
@@ -130,12 +128,12 @@ class _Numbers:
 
 
 def quantize_model(
-    model: PreTrainedModel,
+    model: LayeredModel,
     request: Request,
     names: Names,
     asked: Mapping[str, Scheme],
     before: Before,
-    judged_by: Sequence[Reference],
+    target: Before,
     identity: str,
     progress: Progress,
 ) -> Quantization:
@@ -147,7 +145,7 @@ def quantize_model(
         names: The model's weights.
         asked: The scheme of each weight; under "auto" and "best", of those given by name only.
         before: What the float32 model computes.
-        judged_by: The target's greedy continuations, with which a draft's acceptance length is measured.
+        target: What the float32 target computes, by which a draft's acceptance length is measured.
         identity: The checkpoint's sha256, for the calibration cache.
         progress: Called with the phase and the fraction of it that is done.
 
@@ -167,7 +165,7 @@ def quantize_model(
         elif request.model == "target":
             found = within(model, rungs, free, before, SIMULATED * request.max_kl, progress)
         else:
-            found = narrowest(model, rungs, judged_by) or numbers.of(asked)
+            found = narrowest(model, rungs, before, target) or numbers.of(asked)
     else:
         found = numbers.of(asked)
         if request.model == "target":
@@ -178,17 +176,19 @@ def quantize_model(
     measured: dict[str, Any] = {"weight_bytes": stored(found, model, names.weights, request.item)}
     measured["weight_bytes_before"] = stored({}, model, names.weights)
     measured |= {"compared": compared} if compared else {}
-    measured["own_grids"] = sum(each.scheme.method == GRID for each in found.values())
+    measured["own_grids"] = sum(each.scheme.method in (GRID, KEEP) for each in found.values())
+    lengths = None
     if request.model == "draft":  # the target's is measured with the final graph
-        with simulated(model, found):
-            measured |= moved(before, lambda text: text_logits(model, text))
+        with simulated(model, found) as changed:
+            after = changed.logits(before.texts)
+        measured |= moved(before, after)
+        lengths = [acceptance(target, each) for each in (before.logits, after)]
     left = [weight for weight in wanted if weight not in found]
     each = costs(model, found, split, before, progress) if found else []
-    lengths = acceptance(model, found, judged_by) if request.model == "draft" else None
     return Quantization(names, found, before, each, left, lengths, measured)
 
 
-def check_early(model: PreTrainedModel, request: Request, names: Names, asked: Mapping[str, Scheme]) -> None:
+def check_early(model: LayeredModel, request: Request, names: Names, asked: Mapping[str, Scheme]) -> None:
     """Raise ExecutionError if calibrating on the beginnings of a few texts shows that static activations cost too much.
 
     This spares the minutes that a full calibration takes.
@@ -206,14 +206,14 @@ def check_early(model: PreTrainedModel, request: Request, names: Names, asked: M
     check_cost(model, found, before, request.precision, request.max_kl, numbers.like, HOPELESS)
 
 
-def _alone(each: Quantized) -> bool:
+def _alone(each: Numbers) -> bool:
     """Return whether a quantized weight depends on the weight alone, not on its inputs."""
-    return each.scheme.method in ("rtn", GRID) and each.smooth is None and each.input_scale is None
+    return not each.scheme.calibrated or each.scheme.method in (GRID, KEEP)
 
 
 def _shape(found: Found, name: str) -> Any:
     """Return a key that is equal for a tied head and embedding if their quantized weights are equal."""
     each = found.get(name)
-    if each is None or not _alone(each) or each.offsets is not None:
+    if each is None or not _alone(each) or "offsets" in each.parts:
         return name  # unequal to any other key
-    return each.scheme.kind, each.codes.shape, each.scheme.symmetric
+    return each.scheme.kind, each.shape, each.scheme.symmetric

@@ -65,7 +65,7 @@ def test_a_trimmed_draft_has_but_its_tokens(
     work, whole = context(draft, backend=backend, precision="fp32"), load(find(str(draft)), "eager")
     loaded = load_draft(work.source, None)
     assert loaded.parameters == whole.num_parameters()  # as on disk
-    assert torch.equal(loaded.net.get_output_embeddings().weight, whole.get_output_embeddings().weight[KNOWN])
+    assert torch.equal(loaded.weights["lm_head.weight"].read(), whole.get_output_embeddings().weight[KNOWN])
     assert (loaded.name, loaded.tokens, loaded.head, loaded.taps) == ("draft", KNOWN, None, None)
     assert columns_of(work, loaded) == columns
     assert save_tokens(tmp_path, loaded.tokens) == "draft_tokens.json"
@@ -76,7 +76,8 @@ def test_a_draft_may_be_the_targets_own_weights(context: Callable[..., BuildCont
     work = context("self:int8")
     target, draft = load_target(work.source), load_draft(work.source, None)
     assert draft.net is not target.net
-    assert all(torch.equal(a, b) for a, b in zip(target.net.parameters(), draft.net.parameters(), strict=True))
+    assert target.weights.keys() == draft.weights.keys()
+    assert all(torch.equal(each.read(), draft.weights[name].read()) for name, each in target.weights.items())
     assert draft.tokens is None
 
 
@@ -90,7 +91,7 @@ def test_a_head_is_read_with_its_target(
     assert found is not None
     draft = load_draft(work.source, found)
     assert draft.net is draft.head is found
-    assert torch.equal(found.embed_tokens.weight, target.net.get_input_embeddings().weight)
+    assert torch.equal(found.embed_tokens.weight, target.weights["model.embed_tokens.weight"].read())
     own = [weight for name, weight in found.named_parameters() if not name.startswith("embed_tokens")]
     assert draft.parameters == sum(weight.numel() for weight in own)
     assert (draft.tokens, columns_of(work, draft), columns_of(work, target)) == (KNOWN, 3, 4096)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,30 @@ def random_model(model_type: str, **fields: Any) -> Any:
             scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
             weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
     return model
+
+
+def rows(module: Any) -> Any:
+    """A module's weight with a row for each output."""
+    return module.weight.detach().T if type(module).__name__ == "Conv1D" else module.weight.detach()
+
+
+@contextmanager
+def holding(model: Any, found: Mapping[str, Any]) -> Iterator[None]:
+    """The whole model, in memory, with quantized weights and with inputs rounded for them."""
+    with ExitStack() as undo:
+        for name, each in found.items():
+            module, numbers = model.get_submodule(name), each.whole().restored()
+            undo.callback(module._parameters.__setitem__, "weight", module._parameters["weight"])
+            turned = type(module).__name__ == "Conv1D"
+            module._parameters["weight"] = nn.Parameter(numbers.T.contiguous() if turned else numbers)
+            if not isinstance(module, nn.Embedding):
+                hook = partial(_rounded, each)
+                undo.callback(module.register_forward_pre_hook(hook).remove)
+        yield
+
+
+def _rounded(each: Any, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (each.seen(inputs[0]), *inputs[1:])
 
 
 def random_texts(count: int = 4, length: int = 24, seed: int = 1) -> list[list[int]]:

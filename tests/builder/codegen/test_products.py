@@ -15,6 +15,7 @@ from specbuild.builder.codegen.products import count
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
@@ -41,7 +42,7 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)
     before = count(graph, 4)
-    found = calibrate(model, dict.fromkeys(names.weights, parse("int8", "onnxruntime")), [])
+    found = calibrate(LayeredModel.of(model), dict.fromkeys(names.weights, parse("int8", "onnxruntime")), [])
     Quantize(found | {names.embedding: found[str(names.head)]}, names)(graph)
     passes.clean(graph)
     after = count(graph, 4)

@@ -8,7 +8,7 @@ import torch
 from small_models import random_model
 
 from specbuild.builder.frontend import reference
-from specbuild.builder.frontend.layer_by_layer import text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import of_model, of_names, skeleton
 from specbuild.builder.frontend.vocabulary import Vocabulary, fit
 
@@ -29,7 +29,7 @@ def test_logits_are_the_whole_models(family: str) -> None:
     whole = random_model(family, **MODELS[family])
     whole.set_attn_implementation("eager")
     empty = skeleton(whole.config, "eager")
-    found = text_logits(empty, of_names(empty, of_model(whole)), TEXTS, COLUMNS)
+    found = LayeredModel(empty, of_names(empty, of_model(whole))).logits(TEXTS, COLUMNS)
     for text, logits in zip(TEXTS, found, strict=True):
         np.testing.assert_allclose(logits, reference.text_logits(whole, text)[:, COLUMNS], rtol=1e-5, atol=1e-5)
 
@@ -42,7 +42,7 @@ def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards() -
         name: weight.shape for name, weight in whole.named_parameters()
     }
     assert sum(weight.untyped_storage().nbytes() for weight in empty.parameters()) < 1 << 20
-    text_logits(empty, of_names(empty, of_model(whole)), TEXTS, COLUMNS)
+    LayeredModel(empty, of_names(empty, of_model(whole))).logits(TEXTS, COLUMNS)
     assert {name: weight.data_ptr() for name, weight in empty.named_parameters()} == before
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.packed import Packed
 from specbuild.builder.quantize.grids import own_grids
+from specbuild.builder.quantize.linears import Names
 from specbuild.runtime.errors import CheckpointError
 
 GROUP = 32
@@ -111,7 +113,7 @@ def test_a_packed_checkpoint_is_the_one_that_is_meant(kind: str, tiny: Path, tmp
     assert all(torch.equal(weight, others[name]) for name, weight in got.items() if name not in meant)
     scheme = parse("int8" if kind[-1] == "8" or kind == "int-quantized" else "int4", "onnxruntime")
     schemes = {name.removesuffix(".weight"): scheme for name in meant}
-    grids = own_grids(model, schemes)
+    grids = own_grids(LayeredModel.of(model), Names.of(model), schemes)
     assert set(grids) == set(schemes) or "order" in kind
     del found, model
     assert not list(temporary.iterdir())

@@ -26,6 +26,7 @@ from plugin_lowering import (
 )
 from small_models import branching, reference
 
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.lower.plugin import DTYPES, lower
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 from specbuild.runtime.backends.kernels.abi import Dtype
@@ -51,7 +52,9 @@ def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None =
     """Prompts of two lengths, then two trees in two steps: every node's logits are its path's, over the same caches."""
 
     def wanted(tokens: list[int]) -> np.ndarray:
-        return reference(model, tokens) if scales is None else cached_logits(model, [tokens], scales)[0]
+        return (
+            reference(model, tokens) if scales is None else cached_logits(LayeredModel.of(model), [tokens], scales)[0]
+        )
 
     session = Session(graph)
     for rows, prompt in zip(session.step([Tree.chain(p) for p in PROMPTS], 0, CAPACITY), PROMPTS, strict=True):
@@ -91,7 +94,7 @@ def test_logits_over_fp8_caches(name: str) -> None:
     """What PyTorch computes over keys and values that were rounded by the same scales."""
     model_type, fields, _ = MODELS[name]
     model = make(model_type, **fields)
-    scales = calibrate(model, PROMPTS)
+    scales = calibrate(LayeredModel.of(model), PROMPTS)
     graph = lower(fused(model), "fp32", CAPACITY, scales)
     check(model, graph, 1e-4, scales)
     with pytest.raises(AssertionError):
@@ -103,7 +106,7 @@ def test_logits_over_fp8_caches(name: str) -> None:
 @pytest.mark.parametrize("fp8", [False, True], ids=["own type", "fp8"])
 def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> None:
     model, portable = llama
-    scales = calibrate(model, PROMPTS) if fp8 else None
+    scales = calibrate(LayeredModel.of(model), PROMPTS) if fp8 else None
     graph = lower(portable, "fp32", CAPACITY, scales, PAGE)
     check(model, graph, 1e-4, scales)
 

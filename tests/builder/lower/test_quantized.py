@@ -16,10 +16,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from plugin_lowering import Session as PluginSession
-from small_models import reference
+from small_models import holding, reference
 
 from specbuild.builder import passes
-from specbuild.builder.check.standard_chain import standard_chain
+from specbuild.builder.check.standard_chain import graph_logits
 from specbuild.builder.codegen.engine_layers import describe, in_words
 from specbuild.builder.codegen.tensorrt import Engine, compile_engine, make_profiles
 from specbuild.builder.config.engine_options import EngineOptions
@@ -27,14 +27,16 @@ from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import ALL, Rows
 from specbuild.builder.lower import plugin
 from specbuild.builder.lower.standard import DTYPES, lower
 from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.fp8_caches import cached_logits
 from specbuild.builder.quantize.fp8_caches import calibrate as calibrate_caches
 from specbuild.builder.quantize.linears import Names, simulated
-from specbuild.builder.quantize.numbers import Quantized
+from specbuild.builder.quantize.numbers import Numbers
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.speculation.tree import Tree
@@ -61,22 +63,24 @@ _PORTABLE = dict[str, ir.Model]()
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
 
 
-def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, dict[str, Quantized]]:
+def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, Found]:
     """A model's portable graph with quantized weights, and their numbers."""
     key, names = model.config.to_json_string(), Names.of(model)  # a random model is its configuration's
     if key not in _PORTABLE:
         _PORTABLE[key] = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
         passes.run_portable(_PORTABLE[key])
     graph = _PORTABLE[key].clone()
-    found = calibrate(model, assign(QuantizeOptions(**options), "target", precision, BACKEND, names), TEXTS)
+    found = calibrate(
+        LayeredModel.of(model), assign(QuantizeOptions(**options), "target", precision, BACKEND, names), TEXTS
+    )
     Quantize(found, names)(graph)
     passes.clean(graph)
     return graph, found
 
 
-def exact(model: Any, found: dict[str, Quantized]) -> np.ndarray:
+def exact(model: Any, found: Found) -> np.ndarray:
     """PyTorch's logits of a text, with the same numbers."""
-    with simulated(model, found):
+    with holding(model, found):
         return reference(model, HELD_OUT)
 
 
@@ -88,8 +92,8 @@ def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, 
     model = make_model(**SIZES, tie_word_embeddings=tied)
     graph, found = quantized(model, precision, output_tensor_type=precision)
     wanted, before = exact(model, found), reference(model, HELD_OUT)
-    with standard_chain(graph, CAPACITY) as chain:
-        off = np.linalg.norm(chain(HELD_OUT) - wanted) / np.linalg.norm(wanted)
+    (got,) = graph_logits(graph, CAPACITY, [HELD_OUT])
+    off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
     moved = np.linalg.norm(before - wanted) / np.linalg.norm(wanted)
     assert off < (1e-5 if not SCHEMES[precision][1] else moved / 10)  # a last bit may turn a step of what is rounded
     assert moved > 1e-3
@@ -105,15 +109,41 @@ def test_logits_with_the_plugin(
     monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
     model = make_model(**SIZES)
     graph, found = quantized(model, precision)
-    scales = calibrate_caches(model, TEXTS) if fp8_caches else None
+    scales = calibrate_caches(LayeredModel.of(model), TEXTS) if fp8_caches else None
     lowered = plugin.lower(graph, "fp32", CAPACITY, scales)
-    with simulated(model, found):
-        wanted = cached_logits(model, [HELD_OUT], scales)[0]
+    with simulated(LayeredModel.of(model), found) as changed:
+        wanted = cached_logits(changed, [HELD_OUT], scales)[0]
     session = PluginSession(lowered)
     rows, _ = session.step([Tree.chain(HELD_OUT), Tree.chain(HELD_OUT[:2])], 0, CAPACITY)
     off, moved = (np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in (rows, reference(model, HELD_OUT)))
     assert off < moved / 10
     assert off < 1e-5 or SCHEMES[precision][1] or fp8_caches
+
+
+class Unread(Numbers):
+    """Numbers of another weight that must not be read yet."""
+
+    def __init__(self, other: Numbers) -> None:
+        self.scheme, self.shape, self.parts = other.scheme, other.shape, other.parts
+        self.smooth, self.input_scale = other.smooth, other.input_scale
+
+    def whole(self, rows: Rows = ALL) -> Any:
+        raise AssertionError("a weight is read when it is written")
+
+
+@pytest.mark.slow(but=("int4:32",))
+@pytest.mark.parametrize("precision", ["int4:32", "int8", "int8:static", "fp8"])
+def test_lowering_reads_no_weight(make_model: Make, precision: str) -> None:
+    _, found = quantized(model := make_model(**SIZES), precision)
+    graph = _PORTABLE[model.config.to_json_string()].clone()
+    Quantize({name: Unread(each) for name, each in found.items()}, Names.of(model))(graph)
+    lowered = plugin.lower(graph, parse(precision, BACKEND).dtype, CAPACITY)
+    sizes = [value.const_value.size for value in lowered.graph.initializers.values() if not lazy(value)]  # type: ignore
+    assert max(sizes) <= CAPACITY * 64
+
+
+def lazy(value: ir.Value) -> bool:
+    return isinstance(value.const_value, ir.LazyTensor)
 
 
 WIDE = {"hidden_size": 128, "intermediate_size": 16384, "num_hidden_layers": 1}  # 12.8 MB of weights in 16 bits

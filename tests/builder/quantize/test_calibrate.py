@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_models import random_model, random_texts
+from small_models import holding, random_model, random_texts, rows
 from torch import Tensor
 
 from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.hidden_state_taps import decoder_layers
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, of_names, skeleton
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.calibrate import Found, Keep, calibrate
-from specbuild.builder.quantize.linears import Names, rows, simulated
-from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
+from specbuild.builder.quantize.linears import Names, simulated
+from specbuild.builder.quantize.numbers import Inputs, Numbers, Quantized, quantize
 from specbuild.runtime.errors import OptionError, OutputError
 
 GPTQ = Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic")
 STATIC = Scheme("int8", "fp32", activations="static")
 RTN = Scheme("int4", "fp32", 32)
 TEXTS = random_texts()
+of = LayeredModel.of
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "gpt2": ("gpt2", {}),
@@ -44,16 +48,16 @@ def expected(model: Any, name: str, scheme: Scheme, inputs: Inputs | None = None
     return quantize({name: rows(model.get_submodule(name))}, scheme, inputs)[name]
 
 
-def alike(a: Quantized, b: Quantized) -> bool:
+def alike(a: Numbers, b: Quantized) -> bool:
     """But for codes that the order of a sum turns; other inputs turn every eighth."""
-    return bool((a.codes != b.codes).float().mean() < 0.01)
+    return bool((a.whole().codes != b.codes).float().mean() < 0.01)
 
 
-def same(a: Mapping[str, Quantized], b: Mapping[str, Quantized]) -> bool:
+def same(a: Found, b: Found) -> bool:
     """Bit for bit, whatever the order."""
 
-    def content(each: Quantized) -> list[object]:
-        parts = [getattr(each, field.name) for field in fields(Quantized)]
+    def content(each: Numbers) -> list[object]:
+        parts = [getattr(each.whole(), field.name) for field in fields(Quantized)]
         return [(x.dtype, x.flatten().view(torch.uint8).tolist()) if isinstance(x, Tensor) else x for x in parts]
 
     return a.keys() == b.keys() and all(content(a[name]) == content(b[name]) for name in a)
@@ -66,7 +70,7 @@ def whole_model_inputs(model: Any, names: list[str], found: Found) -> dict[str, 
         model.get_submodule(name).register_forward_pre_hook(
             lambda _, x, name=name: seen[name].append(x[0].flatten(0, -2))
         )
-    with simulated(model, found):
+    with holding(model, found):
         for text in TEXTS:
             text_logits(model, text)
     inputs = {name: torch.cat(each[-len(TEXTS) :]) for name, each in seen.items()}
@@ -81,10 +85,10 @@ def test_layers_see_what_the_quantized_layers_before_them_make(name: str) -> Non
     model = random_model(kind, **fields)
     schemes = inside(model, GPTQ) | {"lm_head": GPTQ}
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = calibrate(model, schemes, TEXTS)
+    found = calibrate(of(model), schemes, TEXTS)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert sorted(found) == sorted(schemes)
-    done = Found()
+    done = dict[str, Numbers]()
     for part in (*decoder_layers(model), model.lm_head):
         modules = {id(each) for each in part.modules()}
         names = [each for each in schemes if id(model.get_submodule(each)) in modules]
@@ -99,9 +103,9 @@ def test_layers_that_are_not_one_list_see_the_model_as_it_is() -> None:
     model = random_model("llama")
     count, model.config.num_hidden_layers = model.config.num_hidden_layers, 7
     schemes = inside(model, GPTQ)
-    found = calibrate(model, schemes, TEXTS)
+    found = calibrate(of(model), schemes, TEXTS)
     model.config.num_hidden_layers = count
-    for each, inputs in whole_model_inputs(model, list(schemes), Found()).items():
+    for each, inputs in whole_model_inputs(model, list(schemes), {}).items():
         assert alike(found[each], expected(model, each, GPTQ, inputs))
 
 
@@ -109,16 +113,16 @@ def test_every_weight_by_its_own_scheme() -> None:
     model = random_model("llama")
     names = [f"model.layers.1.{each}" for each in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj")]
     schemes = dict(zip(names, (GPTQ, STATIC, RTN, Scheme("fp32", "fp32")), strict=True)) | {"model.embed_tokens": RTN}
-    found = calibrate(model, schemes, TEXTS)
+    found = calibrate(of(model), schemes, TEXTS)
     assert {name: each.scheme for name, each in found.items()} == {n: s for n, s in schemes.items() if s.quantized}
-    assert torch.equal(found[names[2]].codes, expected(model, names[2], RTN).codes)
-    assert calibrate(model, {names[2]: RTN}, []).keys() == {names[2]}, "what is not calibrated needs no texts"
+    assert torch.equal(found[names[2]].whole().codes, expected(model, names[2], RTN).codes)
+    assert calibrate(of(model), {names[2]: RTN}, []).keys() == {names[2]}, "what is not calibrated needs no texts"
 
 
 @pytest.mark.parametrize(("width", "block"), [(88, None), (80, 16)])
 def test_rows_without_a_fitting_block_are_left_out(width: int, block: int | None) -> None:
     model = random_model("llama", intermediate_size=width, num_hidden_layers=1)
-    found = calibrate(model, inside(model, GPTQ), TEXTS)
+    found = calibrate(of(model), inside(model, GPTQ), TEXTS)
     assert "model.layers.0.mlp.up_proj" in found
     narrow = found.get("model.layers.0.mlp.down_proj")
     assert (narrow and narrow.scheme.block) == block
@@ -128,7 +132,7 @@ def test_a_product_that_no_text_reaches_is_refused() -> None:
     model = random_model("llama")
     model.model.layers[1].mlp.spare = torch.nn.Linear(64, 64)
     with pytest.raises(OptionError, match=r"no text reaches model\.layers\.1\.mlp\.spare, so it cannot be calibrated"):
-        calibrate(model, inside(model, GPTQ), TEXTS)
+        calibrate(of(model), inside(model, GPTQ), TEXTS)
     assert not any("forward" in each.__dict__ for each in decoder_layers(model))
 
 
@@ -142,7 +146,7 @@ def times(keep: Keep) -> dict[str, int]:
 def test_an_interrupted_calibration_goes_on(tmp_path: Path, scheme: Scheme) -> None:
     model = random_model("llama")
     schemes = inside(model, scheme) | {"lm_head": scheme}
-    exact = calibrate(model, schemes, TEXTS)
+    exact = calibrate(of(model), schemes, TEXTS)
     keep, shares = Keep(tmp_path, "model", "texts"), list[float]()
 
     def interrupted(phase: str, share: float) -> None:
@@ -151,12 +155,12 @@ def test_an_interrupted_calibration_goes_on(tmp_path: Path, scheme: Scheme) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(model, schemes, TEXTS, keep, interrupted)
+        calibrate(of(model), schemes, TEXTS, keep, interrupted)
     assert shares == [0.0, 1 / 3, 2 / 3]
     first = times(keep)
     assert sorted(first) == ["layer0", "layer1"]
     for _ in range(2):
-        found = calibrate(model, schemes, TEXTS, keep)
+        found = calibrate(of(model), schemes, TEXTS, keep)
         assert same(found, exact)
         assert list(found) == list(exact)
         assert times(keep).items() > first.items()
@@ -167,10 +171,10 @@ def test_an_interrupted_calibration_goes_on(tmp_path: Path, scheme: Scheme) -> N
 )
 def test_only_the_same_is_reused(tmp_path: Path, other: tuple[Any, ...]) -> None:
     keep = Keep(tmp_path, "model", "texts", {"a": "int4"})
-    keep.save(0, quantize({"a": torch.ones(2, 32), "b": torch.ones(2, 32)}, RTN))
-    assert keep.load(0, ["b", "a"])
-    assert keep.load(0, ["a"]) is None
-    assert Keep(tmp_path, *other).load(0, ["a", "b"]) is None
+    keep.save("layer0", quantize({"a": torch.ones(2, 32), "b": torch.ones(2, 32)}, RTN))
+    assert keep.load("layer0", ["b", "a"])
+    assert keep.load("layer0", ["a"]) is None
+    assert Keep(tmp_path, *other).load("layer0", ["a", "b"]) is None
 
 
 def flip(path: Path) -> None:
@@ -189,12 +193,12 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_made_again(tmp_path: Path, damage: str) -> None:
     model, keep = random_model("llama", num_hidden_layers=2), Keep(tmp_path, "model")
-    exact = calibrate(model, inside(model, GPTQ), TEXTS, keep)
+    exact = calibrate(of(model), inside(model, GPTQ), TEXTS, keep)
     DAMAGES[damage](keep.folder / "layer1.safetensors")
     before = times(keep)
-    assert same(calibrate(model, inside(model, GPTQ), TEXTS, keep), exact)
+    assert same(calibrate(of(model), inside(model, GPTQ), TEXTS, keep), exact)
     assert {name for name, time in times(keep).items() if time != before[name]} == {"layer1"}
-    assert keep.load(1, [name for name in exact if "layers.1" in name])
+    assert keep.load("layer1", [name for name in exact if "layers.1" in name])
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/{}/layer0.safetensors/folder"])
@@ -204,7 +208,58 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, place: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     with pytest.raises(OutputError, match=r"cannot keep what was calibrated .*--calibration-cache$"):
-        keep.save(0, quantize({"a": torch.ones(2, 32)}, RTN))
+        keep.save("layer0", quantize({"a": torch.ones(2, 32)}, RTN))
+
+
+@dataclass(frozen=True, eq=False)
+class Counted(Weight):
+    """A weight that tells how many numbers of all such weights are in memory when it is read."""
+
+    whole: Weight
+    alive: list[weakref.ref[Tensor]]
+    peaks: list[int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.whole.shape
+
+    def read(self, rows: Rows = ALL) -> Tensor:
+        found = self.whole.read(rows).clone()
+        self.alive.append(weakref.ref(found))
+        self.peaks.append(sum(each.numel() for ref in self.alive if (each := ref()) is not None))
+        return found
+
+
+@pytest.mark.parametrize("texts", [TEXTS, []], ids=["calibrated", "rounded"])
+def test_one_layers_weights_are_in_memory_at_a_time(tmp_path: Path, texts: list[list[int]]) -> None:
+    model, alive, peaks = of(random_model("llama", num_hidden_layers=6)), [], list[int]()
+    counted = replace(model, weights={name: Counted(each, alive, peaks) for name, each in model.weights.items()})
+    schemes = inside(model.net, GPTQ if texts else RTN)
+    found = calibrate(counted, schemes, texts, Keep(tmp_path, "model"))
+    assert bool(peaks) is bool(texts), "what needs no texts is read when it is written"
+    for each in found.values():
+        each.whole().restored()
+    layer = sum(weight.numel() for weight in decoder_layers(model.net)[0].parameters())
+    assert 0 < max(peaks) < layer + model.net.model.embed_tokens.weight.numel() + 1024
+    assert same(found, calibrate(model, schemes, texts))
+
+
+@pytest.mark.slow
+def test_the_reference_targets_numbers_are_those_of_the_model_in_memory(pair: Path, tmp_path: Path) -> None:
+    """Bit for bit, and so are the logits by which their cost is measured."""
+    checkpoint = find(str(pair / "target"))
+    net = skeleton(checkpoint.config, "eager")
+    assert checkpoint.tensors is not None
+    model, whole = LayeredModel(net, of_names(net, checkpoint.tensors)), load(checkpoint, "eager")
+    text = checkpoint.tokenizer("def median(values):\n    ordered = sorted(values)\n")["input_ids"]
+    schemes = inside(whole, GPTQ)
+    found, exact = (
+        calibrate(each, schemes, [text], keep) for each, keep in ((model, Keep(tmp_path)), (of(whole), None))
+    )
+    assert same(found, exact)
+    assert (model.logits([text])[0] == text_logits(whole, text)).all()
+    with simulated(model, found) as changed, holding(whole, exact):
+        assert (changed.logits([text])[0] == text_logits(whole, text)).all()
 
 
 @pytest.mark.slow
@@ -221,6 +276,6 @@ def test_only_one_layers_states_and_statistics_are_held() -> None:
 
     for layer in decoder_layers(model):
         layer.register_forward_hook(watch)
-    calibrate(model, inside(model, GPTQ), TEXTS, progress=count)
+    calibrate(of(model), inside(model, GPTQ), TEXTS, progress=count)
     assert 0 < max(counts) <= 3 * len(TEXTS)  # what goes in, what came out, and what came out before quantizing
     assert max(statistics) <= 1  # second moments of what the last product of a layer reads

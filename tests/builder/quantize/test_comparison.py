@@ -9,6 +9,7 @@ import pytest
 from small_models import random_model, random_texts
 
 from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.comparison import EXACT, Compared, best, compare, to_dict
@@ -18,7 +19,7 @@ from specbuild.runtime.errors import ExecutionError
 
 
 def row(precision: str, size: int, kl: float, step: float) -> Compared:
-    return Compared(precision, size, {"texts": kl / 2, "chat": kl}, {}, None, [], {"1": step, "2": 0.0})
+    return Compared(precision, size, {"texts": kl / 2, "chat": kl}, {}, None, {"1": step, "2": 0.0})
 
 
 ROWS = [
@@ -53,13 +54,13 @@ def test_what_is_given_by_name_may_cost_too_much_in_float32_too(wanted: str) -> 
 
 
 def test_what_is_measured() -> None:
-    model = random_model("llama", num_hidden_layers=1)
-    names, texts = Names.of(model), random_texts(3, 20)
+    model = LayeredModel.of(random_model("llama", num_hidden_layers=1))
+    names, texts = Names.of(model.net), random_texts(3, 20)
     found: dict[str, Found] = {EXACT: {}}
     for precision in ("int8", "int4:rtn"):
         schemes = assign(QuantizeOptions(), "target", precision, "onnxruntime", names)
         found[precision] = calibrate(model, schemes, texts)
-    before = {"texts": Before.of(model, texts, [], 64), "code": Before.logits_of(model, texts[:1])}
+    before = {"texts": Before.of(model, texts), "code": Before.of(model, texts[:1])}
 
     def time(candidates: Mapping[str, Found]) -> dict[str, dict[str, float]]:
         return {name: {"2": float(len(name))} for name in candidates}
@@ -70,7 +71,6 @@ def test_what_is_measured() -> None:
     assert narrow.kl["texts"] > middle.kl["texts"] > exact.kl["texts"] == 0
     assert set(narrow.kl) == set(narrow.top1) == {"texts", "code"}
     assert exact.top1 == {"texts": 1.0, "code": 1.0}
-    assert exact.first_divergence == [None] * 3
     assert narrow.steps == {"2": 8.0}
     assert narrow.worst == max(narrow.kl.values())
     told: dict[str, Any] = to_dict(rows, "best:size", narrow)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specbuild.builder.config.scheme import parse
+from specbuild.builder.frontend.lazy_weights import Held
 from specbuild.builder.quantize.grids import on_grid
 
 ROWS, COLUMNS = 48, 256
@@ -40,13 +41,13 @@ def assert_kept(restored: Tensor, exact: Tensor, offsets: Tensor | None, scale: 
 
 def test_products_of_one_input_have_one_grid() -> None:
     int4 = parse("int4", "onnxruntime")
-    both = on_grid({"a": weight("Q4_0"), "b": weight("Q4_1")}, int4)
+    both = on_grid({"a": Held(weight("Q4_0")), "b": Held(weight("Q4_1"))}, int4)
     assert both
     for name, kind in (("a", "Q4_0"), ("b", "Q4_1")):
         assert both[name].offsets is not None
         assert_kept(both[name].restored(), weight(kind), both[name].offsets)
     assert both["a"].scheme == both["b"].scheme
-    assert on_grid({"a": weight("Q4_0"), "b": torch.randn(ROWS, COLUMNS)}, int4) is None
+    assert on_grid({"a": Held(weight("Q4_0")), "b": Held(torch.randn(ROWS, COLUMNS))}, int4) is None
 
 
 def test_blocks_of_one_number_or_of_few() -> None:
@@ -54,7 +55,7 @@ def test_blocks_of_one_number_or_of_few() -> None:
     numbers = torch.cat([weight("Q4_1", seed) for seed in range(86)])
     numbers[0], numbers[4120], numbers[2] = 0.0, 0.3, -0.7
     numbers[3, ::2], numbers[3, 1::2], numbers[4, 1:] = -0.25, 0.25, 0.5
-    found = on_grid({"w": numbers}, parse("int4", "onnxruntime"))
+    found = on_grid({"w": Held(numbers)}, parse("int4", "onnxruntime"))
     assert found
     assert_kept(found["w"].restored(), numbers, found["w"].offsets)
 
@@ -74,7 +75,7 @@ GRIDS = [  # kind, size, scheme, where its zero points lie
 def test_a_grid_is_kept_whatever_its_steps(grid: tuple[str, int, str, str], seed: int, scale: float) -> None:
     kind, size, scheme, place = grid
     exact, asked = weight(kind, seed, size) * scale, parse(scheme, "onnxruntime")
-    found = on_grid({"w": exact}, asked)
+    found = on_grid({"w": Held(exact)}, asked)
     assert found
     each = found["w"]
     assert (each.scheme.block, each.scheme.method, each.scheme.activations) == (size, "grid", asked.activations)
@@ -105,5 +106,5 @@ def from_0(steps: int) -> Tensor:
     ids=["levels", "none", "no blocks", "a row off"],
 )
 def test_no_grid(numbers: Tensor, scheme: str) -> None:
-    assert on_grid({"w": numbers}, parse(scheme, "onnxruntime")) is None
-    assert on_grid({"w": from_0(8)}, parse("int4", "onnxruntime"))
+    assert on_grid({"w": Held(numbers)}, parse(scheme, "onnxruntime")) is None
+    assert on_grid({"w": Held(from_0(8))}, parse("int4", "onnxruntime"))

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import random_model, random_texts
+from small_models import random_model, random_texts, rows
 from torch import nn
 
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.attention_layout import empty
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.reference import text_logits
-from specbuild.builder.quantize.linears import Names, groups, rows, simulated
+from specbuild.builder.quantize.linears import Names, groups, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
 
 TEXT = random_texts()[0]
@@ -51,7 +52,7 @@ def test_a_name_that_is_none_leaves_the_model_as_it_was() -> None:
     model = random_model("llama")
     before, found = text_logits(model, TEXT), found_in(model)
     found["model.layers.0.nothing"] = found["lm_head"]
-    with pytest.raises(AttributeError), simulated(model, found):
+    with pytest.raises(AttributeError), simulated(LayeredModel.of(model), found):
         pass
     assert (text_logits(model, TEXT) == before).all()
 
@@ -71,8 +72,8 @@ def test_simulated_weights_are_those_of_a_model_that_has_them(family: str) -> No
             module = other.get_submodule(name)
             turned = type(module).__name__ == "Conv1D"
             module.weight.copy_(each.restored().T if turned else each.restored())
-    with suppress(ZeroDivisionError), simulated(model, found):
-        assert (text_logits(model, TEXT) == text_logits(other, TEXT)).all()
+    with suppress(ZeroDivisionError), simulated(LayeredModel.of(model), found) as changed:
+        assert (changed.logits([TEXT])[0] == text_logits(other, TEXT)).all()
         raise ZeroDivisionError
     assert bits(model) == before
     after = dict(model.named_parameters(remove_duplicate=False))
@@ -88,7 +89,8 @@ def test_inputs_are_rounded_and_divided_as_they_will_be(family: str, name: str) 
     module, x = model.get_submodule(name), torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(0))
     scheme = Scheme("int8", "fp32", activations="static")
     (each,) = quantize({name: rows(module)}, scheme, Inputs(x.abs().amax((0, 1)), [])).values()
-    with torch.no_grad(), simulated(model, {name: each}):
+    layered = LayeredModel.of(model)
+    with torch.no_grad(), simulated(layered, {name: each}) as changed, changed.holding([name], [TEXT]):
         steps = (x / each.smooth / each.input_scale).round()
         expected = steps * each.input_scale @ each.restored().T + (0 if module.bias is None else module.bias)
         torch.testing.assert_close(module(x), expected)
@@ -110,8 +112,8 @@ def test_products_of_one_tensor_are_together(family: str, inside: str) -> None:
     model = random_model(family, num_hidden_layers=1)
     layer = Names.of(model).weights[-2].partition(".0.")[0]
     expected = [[f"{layer}.0.{name}" for name in group.split()] for group in inside.split("|")]
-    assert groups(model, Names.of(model).weights[1:]) == [*expected, ["lm_head"]]
-    assert groups(model, expected[0][::-1][:2]) == [expected[0][-2:]]
+    assert groups(LayeredModel.of(model), Names.of(model).weights[1:]) == [*expected, ["lm_head"]]
+    assert groups(LayeredModel.of(model), expected[0][::-1][:2]) == [expected[0][-2:]]
 
 
 def test_weights_that_are_not_tied_whatever_the_configuration_says() -> None:

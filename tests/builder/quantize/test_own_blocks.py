@@ -7,14 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_gguf import write_gguf
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.checkpoint import find
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import of_names, skeleton
 from specbuild.builder.frontend.vocabulary import reference_logits
 from specbuild.builder.pipeline import build
 from specbuild.builder.prepare import prepare
+from specbuild.builder.quantize.assignment import assign
+from specbuild.builder.quantize.grids import own_grids
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.own_blocks import OwnBlocks
 from specbuild.runtime import Bundle, Engine
 from specbuild.runtime.errors import OptionError
 
@@ -46,6 +53,24 @@ def test_logits_are_those_of_the_dequantized_weights(kinds: str, wide: Path, tmp
     assert report["quality"] is None
     assert Bundle.open(tmp_path / "b").manifest.precision == "keep"
     assert 4 < report["kept"]["target"]["bits_per_weight"] < 16
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_other_precisions_keep_the_blocks_that_they_can_hold(precision: str, wide: Path, tmp_path: Path) -> None:
+    """Exactly; weights of one product only together, and with their scheme's rounding of inputs."""
+    path = write_gguf(wide, tmp_path / "a.gguf", {"attn_v": "Q6_K", "attn": "Q4_K", "ffn_down": "Q8_0", "": "Q4_0"})
+    checkpoint = find(str(path))
+    net = skeleton(checkpoint.config, "eager")
+    model, names = LayeredModel(net, of_names(net, checkpoint.tensors or {})), Names.of(net)
+    schemes = assign(QuantizeOptions(), "target", f"{precision}:32,dynamic", "onnxruntime", names)
+    found = {name: each for name, each in own_grids(model, names, schemes).items() if isinstance(each, OwnBlocks)}
+    kept = {name.rpartition(".")[2] for name in found}
+    assert kept >= {"o_proj", "gate_proj", "up_proj"}
+    assert ("down_proj" in kept) is (precision == "int8")
+    assert not {"q_proj", "k_proj", "v_proj"} & kept
+    for name, each in found.items():
+        assert each.scheme.activations == schemes[name].activations
+        assert torch.equal(each.whole().restored(), model.weights[f"{name}.weight"].read())
 
 
 def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide: Path, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import random_model, random_texts
+from small_models import holding, random_model, random_texts, rows
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.reference import Reference, greedy, text_logits
-from specbuild.builder.quantize.linears import Names, no_grad, rows, simulated
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.reference import text_logits
+from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.numbers import Quantized, fit, quantize
-from specbuild.builder.quantize.quality import DEPTH, Before, acceptance, moved
+from specbuild.builder.quantize.quality import DEPTH, Before, acceptance, beginnings, first_divergence, moved
 
 TEXTS = random_texts(3, 20)
 
@@ -26,7 +27,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def before(model: Any) -> Before:
-    return Before.of(model, TEXTS, [0], 64)
+    return Before.of(LayeredModel.of(model), TEXTS)
 
 
 def rounded(model: Any, scheme: Scheme) -> dict[str, Quantized]:
@@ -36,12 +37,12 @@ def rounded(model: Any, scheme: Scheme) -> dict[str, Quantized]:
 
 def test_the_same_has_not_moved(model: Any, before: Before) -> None:
     """Nor has what a softmax does not see: the perplexity is that of transformers' own loss."""
-    found = moved(before, lambda text: text_logits(model, text) + np.arange(len(text), dtype=np.float32)[:, None])
+    shift = [np.arange(len(text), dtype=np.float32)[:, None] for text in TEXTS]
+    found = moved(before, [text_logits(model, text) + each for text, each in zip(TEXTS, shift, strict=True)])
     assert found["tokens"] == sum(map(len, TEXTS))
     assert found["kl_nats_per_token"] == pytest.approx(0, abs=1e-9)
     assert found["logit_cosine"] == pytest.approx(1)
     assert found["top1_agreement"] == 1
-    assert found["first_divergence"] == [None] * 3
     losses = []
     with torch.no_grad():
         for text in TEXTS:
@@ -55,8 +56,8 @@ def test_a_known_shift_has_known_numbers() -> None:
     texts = [[0, 1, 1, 0], [1, 0]]
     logits = [np.zeros((len(text), 2), dtype=np.float32) for text in texts]
     odds = {4: [0.0, 1.0, 2.0, 3.0], 2: [-1.0, 5.0]}
-    before = Before(texts, logits, [Reference([0], [1, 0])])
-    found = moved(before, lambda text: np.array([[0.0, each] for each in odds[len(text)]], dtype=np.float32))
+    after = [np.array([[0.0, each] for each in odds[len(text)]], dtype=np.float32) for text in texts]
+    found = moved(Before(texts, logits), after)
     each = np.array([*odds[4], *odds[2]])
     p = 1 / (1 + np.exp(-each))  # of token 1
     divergence = -0.5 * np.log(4 * p * (1 - p))
@@ -68,69 +69,71 @@ def test_a_known_shift_has_known_numbers() -> None:
     nexts = [(0.0, 1), (1.0, 1), (2.0, 0), (-1.0, 0)]
     surprise = [np.log(1 + np.exp(-a if token else a)) for a, token in nexts]
     assert found["perplexity"] == [pytest.approx(2.0), pytest.approx(np.exp(np.mean(surprise)))]
-    assert found["first_divergence"] == [0]
+
+
+def written(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Tokens really written, one by one."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(text_logits(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def test_first_divergence_is_that_of_decoding(model: Any, before: Before) -> None:
-    parted = []
-    with simulated(model, rounded(model, Scheme("int4", "fp32", 32))):
-        found = moved(before, lambda text: text_logits(model, text))
-        for reference in before.greedy:
-            tokens = list(reference.prompt)
-            for _ in reference.tokens:  # really written, token by token
-                tokens.append(int(text_logits(model, tokens)[-1].argmax()))
-            pairs = zip(tokens[len(reference.prompt) :], reference.tokens, strict=True)
-            parted.append(next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None))
-    assert found["first_divergence"] == parted
+    """Whoever of the two writes."""
+    prompts, count = beginnings(before, 64)
+    exact = [written(model, prompt, count) for prompt in prompts]
+    with holding(model, rounded(model, Scheme("int4", "fp32", 32))):
+        narrow = [written(model, prompt, count) for prompt in prompts]
+    pairs = [zip(*both, strict=True) for both in zip(exact, narrow, strict=True)]
+    parted = [next((at for at, (a, b) in enumerate(each) if a != b), None) for each in pairs]
     assert parted != [None] * 3
+    for prompt, tokens, at in zip(prompts, narrow, parted, strict=True):
+        assert first_divergence(prompt, tokens, text_logits(model, prompt + tokens[:-1])) == at
+    same = text_logits(model, prompts[0] + exact[0][:-1])
+    assert first_divergence(prompts[0], exact[0], same) is None
 
 
 @pytest.mark.parametrize("positions", [2, 9, 64])
 def test_models_of_few_positions(model: Any, positions: int) -> None:
-    (reference,) = Before.of(model, [list(range(1, 1 + positions))], [], positions).greedy
-    assert len(reference.text) < positions
-    assert reference.prompt
-    assert reference.tokens
-    nothing_follows = Before.of(model, [[5]], [0], positions)
-    assert moved(nothing_follows, lambda text: text_logits(model, text))["perplexity"] == [None, None]
+    ((prompt,), new) = beginnings(Before([list(range(1, 1 + positions))], []), positions)
+    assert prompt
+    assert new >= 1
+    assert len(prompt) + new <= positions
+    nothing_follows = Before.of(LayeredModel.of(model), [[5]])
+    assert moved(nothing_follows, [text_logits(model, [5])])["perplexity"] == [None, None]
 
 
 @pytest.mark.parametrize(("vocabulary", "texts"), [(1_700_000, TEXTS[:2]), (1 << 23, [TEXTS[0][:8]])])
 def test_few_texts_of_a_large_vocabulary(vocabulary: int, texts: list[list[int]]) -> None:
     model = random_model("llama", num_hidden_layers=1)
     model.config.vocab_size = vocabulary
-    found = Before.of(model, TEXTS, [0], 64)
+    found = Before.of(LayeredModel.of(model), TEXTS)
     assert (found.texts, [len(each) for each in found.logits]) == (texts, [len(text) for text in texts])
 
 
-def decoded(draft: Any, references: Sequence[Reference]) -> float:
-    """Tokens a round of chains really drafted, as the target's text says what it would have written."""
+def decoded(draft: Any, target: Any, texts: Sequence[list[int]]) -> float:
+    """Tokens a round of chains of the texts, each token of which is drafted and verified by itself."""
     tokens = rounds = 0
-    for reference in references:
-        written = [*reference.prompt, reference.tokens[0]]
-        text = [*reference.prompt, *reference.tokens]
-        while len(written) < len(text):
-            chain: list[int] = []
-            for _ in range(min(DEPTH, len(text) - len(written))):
-                chain.append(int(text_logits(draft, written + chain)[-1].argmax()))
+    for text in texts:
+        at = 0
+        while at < len(text):
             accepted = 0
-            while accepted < len(chain) and chain[accepted] == text[len(written) + accepted]:
+            while accepted < min(DEPTH, len(text) - at):
+                chosen = [int(text_logits(each, text[: at + accepted + 1])[-1].argmax()) for each in (draft, target)]
+                if len(set(chosen)) > 1:
+                    break
                 accepted += 1
-            rounds, tokens = rounds + 1, tokens + accepted + 1
-            written += text[len(written) : len(written) + accepted + 1]
+            rounds, tokens, at = rounds + 1, tokens + accepted + 1, at + accepted + 1
     return tokens / rounds
 
 
 @pytest.mark.slow
-def test_acceptance_is_that_of_chains_really_drafted(model: Any) -> None:
-    references = greedy(model, TEXTS, 24, [])
-    found = rounded(model, Scheme("int4", "fp32", 32))
-    before, after = acceptance(model, found, references)
-    with no_grad(model):
-        assert before == pytest.approx(decoded(model, references))
-        with simulated(model, found):
-            assert after == pytest.approx(decoded(model, references))
-    assert 1 < after < before
-    whole = greedy(model, TEXTS[:1], 1 + 4 * (DEPTH + 1), [])
-    assert acceptance(model, {}, whole) == [DEPTH + 1, DEPTH + 1]
-    assert acceptance(model, {}, [Reference([5, 6], [7])]) == [0, 0], "a text that ends at once has no round"
+def test_acceptance_is_that_of_chains_really_drafted(model: Any, before: Before) -> None:
+    draft = random_model("llama")
+    with holding(draft, rounded(model, Scheme("int4", "fp32", 32))):
+        drafted = [text_logits(draft, text) for text in TEXTS]
+        found = acceptance(before, drafted)
+        assert found == pytest.approx(decoded(draft, model, TEXTS))
+    assert 1 < found < acceptance(before, before.logits)
+    assert acceptance(Before([TEXTS[0]], [before.logits[0][: 2 * DEPTH + 2]]), before.logits) == DEPTH + 1

@@ -10,6 +10,7 @@ import torch
 from small_models import random_model, random_texts
 
 from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.linears import Names
@@ -41,17 +42,19 @@ def schemes(model: Any, precision: str) -> Any:
 
 
 def refused(model: Any, precision: str, max_kl: float) -> str:
-    before, given = Before.of(model, HELD_OUT, [], 64), (Names.of(model), schemes(model, precision))
+    layered, given = LayeredModel.of(model), (Names.of(model), schemes(model, precision))
+    before = Before.of(layered, HELD_OUT)
     with pytest.raises(ExecutionError) as caught:
-        quantize_model(model, request(precision, max_kl), *given, before, [], "id", lambda phase, share: None)
+        quantize_model(layered, request(precision, max_kl), *given, before, before, "id", lambda phase, share: None)
     return str(caught.value)
 
 
 @pytest.mark.slow
 def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
-    before = Before.of(model, HELD_OUT, [], 64)
+    layered = LayeredModel.of(model)
+    before = Before.of(layered, HELD_OUT)
     precisions = "int8:static", "int8:dynamic", "int8"
-    kls = {each: distance(model, before, found=numbers(model, each)) for each in precisions}
+    kls = {each: distance(layered, before, numbers(model, each)) for each in precisions}
     assert kls["int8"] < kls["int8:dynamic"] < kls["int8:static"]
     told = refused(model, "int8:static", (kls["int8"] + kls["int8:static"]) / 2)
     assert re.match(r"int8:static moves the target by \S+ nats .* --max-kl \S+, most by (model\S+, ){2}", told)
@@ -60,23 +63,24 @@ def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
 
 
 def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:
-    names = Names.of(model)
-    check_early(model, request("int8", 1e-12), names, schemes(model, "int8"))
-    check_early(model, request("int8:static", 10.0), names, schemes(model, "int8:static"))
+    names, layered = Names.of(model), LayeredModel.of(model)
+    check_early(layered, request("int8", 1e-12), names, schemes(model, "int8"))
+    check_early(layered, request("int8:static", 10.0), names, schemes(model, "int8:static"))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with pytest.raises(ExecutionError, match=r"^int8:static moves the target by .* more than --max-kl 1e-12"):
-        check_early(model, request("int8:static", 1e-12), names, schemes(model, "int8:static"))
+        check_early(layered, request("int8:static", 1e-12), names, schemes(model, "int8:static"))
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model: Any) -> None:
-    seen, found = glance(model, TEXTS), numbers(model, "int8")
-    given = found, seen, "int8", distance(model, seen, found=found) / 2, lambda precision: numbers(model, precision)
-    check_cost(model, *given, factor=2.1)
+    layered, found = LayeredModel.of(model), numbers(model, "int8")
+    seen = glance(layered, TEXTS)
+    given = found, seen, "int8", distance(layered, seen, found) / 2, lambda precision: numbers(model, precision)
+    check_cost(layered, *given, factor=2.1)
     for factor in (1.9, 1.0):
         with pytest.raises(ExecutionError):
-            check_cost(model, *given, factor=factor)
+            check_cost(layered, *given, factor=factor)
 
 
 def numbers(model: Any, precision: str) -> Found:
-    return calibrate(model, schemes(model, precision), TEXTS.calibration)
+    return calibrate(LayeredModel.of(model), schemes(model, precision), TEXTS.calibration)

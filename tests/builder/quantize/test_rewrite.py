@@ -14,12 +14,13 @@ from graphs import parse as parse_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from small_models import fused, random_model, random_texts
+from small_models import fused, holding, random_model, random_texts
 from torch import nn
 
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.lower.onnxruntime import pack as pack_panels
@@ -27,8 +28,8 @@ from specbuild.builder.passes import census, clean
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.grids import own_grids
-from specbuild.builder.quantize.linears import Names, simulated
-from specbuild.builder.quantize.numbers import Inputs, quantize
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.numbers import Inputs, Numbers, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
@@ -62,10 +63,10 @@ def made(name: str) -> tuple[Any, ir.Model]:
     return model, fused(model, CAPACITY)
 
 
-def numbers(name: str, precision: str, **options: Any) -> tuple[Found, Names]:
+def numbers(name: str, precision: str, **options: Any) -> tuple[dict[str, Numbers], Names]:
     model, names = made(name)[0], Names.of(made(name)[0])
     schemes = assign(QuantizeOptions(**options), "target", precision, CPU, names)
-    found = calibrate(model, schemes, TEXTS)
+    found = dict(calibrate(LayeredModel.of(model), schemes, TEXTS))
     return found, names
 
 
@@ -165,7 +166,7 @@ def test_a_tied_weight_in_two_precisions(tmp_path: Path, options: dict[str, str]
 def assert_near(name: str, graph: ir.Model, found: Found, folder: Path) -> None:
     """The graph computes what is simulated: as near as inputs' rounding lets it, which a last bit may turn."""
     model = made(name)[0]
-    with simulated(model, found):
+    with holding(model, found):
         expected = text_logits(model, TEXT)
     gap = distance(run(name, graph, folder / "graph.onnx"), expected)
     activations = {each.scheme.activations for each in found.values()}
@@ -201,12 +202,12 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
     """Of 4 bits with offsets, of 8 bits with zeros; products of one input made one."""
     model, names = made("grid")[0], Names.of(made("grid")[0])
-    found = own_grids(model, assign(QuantizeOptions(), "target", precision, CPU, names))
+    found = own_grids(LayeredModel.of(model), names, assign(QuantizeOptions(), "target", precision, CPU, names))
     assert {each.scheme.method for each in found.values()} == {"grid"}
     graph = rewritten("grid", found, names)
     counts = census(graph)
     assert counts["BlockMatMul"] == len(found) - 3  # three become one, and two
-    with simulated(model, found):
+    with holding(model, found):
         gap = distance(run("grid", graph, tmp_path / "graph.onnx"), text_logits(model, TEXT))
     assert gap < (0.03 if found[str(names.head)].scheme.activations == "dynamic" else 2e-4)
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import random_model, random_texts
+from small_models import holding, random_model, random_texts
 
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.reference import greedy, text_logits
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.linears import Names, simulated
@@ -43,19 +44,23 @@ class Case:
     """A planted model, its numbers and units, and what it computed before."""
 
     def __init__(self, **fields: Any) -> None:
-        self.model = planted(**fields)
-        self.names = Names.of(self.model)
+        self.net = planted(**fields)
+        self.model, self.names = LayeredModel.of(self.net), Names.of(self.net)
         self.split = units(self.model, self.names, self.names.weights)
         self.narrow, self.wide = (self.numbers(scheme) for scheme in (INT4, INT8))
-        self.before = Before.of(self.model, TEXTS, [], 64)
+        self.before = Before.of(self.model, TEXTS)
 
     def numbers(self, scheme: Scheme) -> Found:
         return calibrate(self.model, dict.fromkeys(self.names.weights, scheme), [])
 
     def moved(self, found: Found) -> float:
-        with simulated(self.model, found):
+        with holding(self.net, found):
             pairs = zip(self.before.logits, self.before.texts, strict=True)
-            return float(np.concatenate([kl(a, text_logits(self.model, text)) for a, text in pairs]).mean())
+            return float(np.concatenate([kl(a, text_logits(self.net, text)) for a, text in pairs]).mean())
+
+    def accepted(self, found: Found) -> float:
+        with simulated(self.model, found) as changed:
+            return acceptance(self.before, changed.logits(self.before.texts))
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +113,12 @@ def test_a_bound_that_nothing_reaches_is_refused(case: Case) -> None:
 
 
 def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case) -> None:
-    references = greedy(case.model, TEXTS, 24, [])
-    before, narrow = acceptance(case.model, case.narrow, references)
+    before, narrow = acceptance(case.before, case.before.logits), case.accepted(case.narrow)
     assert narrow < 0.8 * before
     units = [{name: case.wide[name] for name in unit} for unit in case.split]
-    harmless = next(each for each in units if acceptance(case.model, each, references)[1] >= before)
-    assert narrowest(case.model, [case.narrow, harmless, case.wide], references) is harmless
-    assert narrowest(case.model, [case.narrow], references) == {}
+    harmless = next(each for each in units if case.accepted(each) >= before)
+    assert narrowest(case.model, [case.narrow, harmless, case.wide], case.before, case.before) is harmless
+    assert narrowest(case.model, [case.narrow], case.before, case.before) == {}
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])
@@ -147,8 +151,8 @@ def quantized(case: Case, precision: str, model: str = "target", **options: Any)
     texts = Texts(random_texts(4, 24, seed=5), TEXTS, "here", "hash")
     schemes = assign(asked, model, precision, "onnxruntime", case.names)
     request = Request(model, precision, "onnxruntime", asked, texts, max_kl)
-    references = greedy(case.model, TEXTS, 24, [])
-    return quantize_model(case.model, request, case.names, schemes, case.before, references, "id", no_progress)
+    given = schemes, case.before, case.before
+    return quantize_model(case.model, request, case.names, *given, "id", no_progress)
 
 
 def test_weights_without_a_block_are_named() -> None:
@@ -167,10 +171,10 @@ def test_a_tied_weights_numbers_are_stored_once(precision: str) -> None:
 
 
 def test_a_tied_head_and_embedding_are_one_unit_whose_bytes_count_once_unless_they_are_two() -> None:
-    model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    model = LayeredModel.of(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     both = ["lm_head", "model.embed_tokens"]
-    assert units(model, Names.of(model), both) == [both]
-    assert units(model, Names.of(model), both[:1]) == [both[:1]]
+    assert units(model, Names.of(model.net), both) == [both]
+    assert units(model, Names.of(model.net), both[:1]) == [both[:1]]
     narrow, wide = (calibrate(model, dict.fromkeys(both, scheme), [])["lm_head"] for scheme in (INT4, INT8))
     assert stored({}, model, both) == 97 * 64 * 4
     assert stored(dict.fromkeys(both, wide), model, both) == 97 * (64 + 16)
@@ -181,8 +185,8 @@ def test_a_tied_head_and_embedding_are_one_unit_whose_bytes_count_once_unless_th
 def test_the_search_ends_where_units_cost_nothing() -> None:
     unit, other, case = ["model.layers.2.mlp.down_proj"], "model.layers.0.mlp.down_proj", Case()
     with torch.no_grad():
-        case.model.get_submodule(unit[0]).weight.zero_()
-    before, exact = Before.of(case.model, TEXTS, [], 64), {unit[0]: case.numbers(INT8)[unit[0]]}
+        case.net.get_submodule(unit[0]).weight.zero_()
+    before, exact = Before.of(case.model, TEXTS), {unit[0]: case.numbers(INT8)[unit[0]]}
     rung = exact | {other: case.narrow[other]}
     with pytest.raises(ExecutionError, match="auto cannot stay below 1e-06"):
         within(case.model, [rung, rung], [unit], before, 1e-6)
