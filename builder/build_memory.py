@@ -64,4 +64,5 @@ def _runs(config: BuildConfig, vocab_size: int, tensors: Mapping[str, Weight]) -
     for key, weight in tensors.items():
         layer = next((part for part in key.split(".") if part.isdigit()), "")
         layers[layer] = layers.get(layer, 0) + prod(weight.shape) * bool(layer)
-    return {"a layer": LAYER_BYTES * max(layers.values()), "logits of texts": 3 * 4 * max(MAX_LOGITS, vocab_size)}
+    logits = max(MAX_LOGITS, vocab_size) if config.quantizes else CHECK_TOKENS * vocab_size
+    return {"a layer": LAYER_BYTES * max(layers.values()), "logits of texts": 3 * 4 * logits}

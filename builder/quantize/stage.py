@@ -168,7 +168,7 @@ def quantize_model(
             found = narrowest(model, rungs, before, target) or numbers.of(asked)
     else:
         found = numbers.of(asked)
-        if request.model == "target":
+        if request.model == "target" and found:
             check_cost(model, found, before, request.precision, request.max_kl, numbers.like)
     wanted = [weight for weight, scheme in asked.items() if scheme.quantized]
     if chooses(request.precision) and found:  # a weight that no block size fits is missing in every precision

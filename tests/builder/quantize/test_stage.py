@@ -49,7 +49,6 @@ def test_the_report_has_what_it_cost(int8_bundle: Path) -> None:
         assert cost["logit_cosine"] > 0.99
         assert cost["perplexity"][1] == pytest.approx(cost["perplexity"][0], rel=0.02)
         assert 0.24 < cost["weight_bytes"] / cost["weight_bytes_before"] < 0.3
-        assert set(cost["steps"]) == {"quantized", "float32"}
         assert all(layer["kl"] < 5e-3 and layer["cosine"] > 0.99 for layer in cost["layers"])
     assert min(quality["models"]["draft"]["acceptance_length"]) > 1
 
