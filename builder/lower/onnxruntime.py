@@ -288,10 +288,14 @@ def _scaled_product(node: ir.Node) -> list[ir.Value]:
     tensors are.
     """
     x, weight, scales, input_scale = node.inputs
-    zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))  # type: ignore[arg-type]
+    assert node.graph is not None
+    assert weight is not None
+    assert weight.const_value is not None
+    zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))
     rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
-    shape, make = dims(weight), partial(_unsigned, weight.const_value)  # type: ignore[union-attr]
-    unsigned = initializer(node.graph, recipe(f"{weight.name}_unsigned", ir.DataType.UINT8, shape, make))  # type: ignore
+    make = partial(_unsigned, weight.const_value)
+    tensor = recipe(f"{weight.name}_unsigned", ir.DataType.UINT8, weight.const_value.shape.numpy(), make)
+    unsigned = initializer(node.graph, tensor)
     inputs = [rounded, unsigned, input_scale, scales, zero, zero]
     return list(insert(node, "MatMulIntegerToFloat", inputs, "com.microsoft").outputs)
 

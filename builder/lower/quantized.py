@@ -38,21 +38,20 @@ def block_product(node: ir.Node) -> list[ir.Value]:
     assert codes is not None
     assert scales is not None
     assert graph is not None
+    numbers, factors = codes.const_value, scales.const_value  # which other passes may replace later
+    assert numbers is not None
+    assert factors is not None
     bits, size = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
     rows, blocks, _ = (int(each) for each in dims(codes) or ())
-    narrow = _NARROW[bits]
-    turned, of_factors = (blocks * size, rows), (blocks, rows) if blocks > 1 else (rows,)
-    attributes = {"axis": 0, "block_size": size} if blocks > 1 else {"axis": 1}
-    dtype = scales.dtype
-    assert dtype is not None
-    values = [
-        initializer(
-            graph, recipe(f"{codes.name}_turned", narrow, turned, partial(_turned_codes, codes.const_value, bits))
-        ),
-        initializer(
-            graph, recipe(f"{scales.name}_turned", dtype, of_factors, partial(_turned_factors, scales.const_value))
-        ),
-    ]
+    attributes, shape = {"axis": 0, "block_size": size}, [blocks, rows]
+    if blocks == 1:
+        attributes, shape = {"axis": 1}, [rows]
+    turned = partial(_turned_codes, numbers, bits), partial(_turned_factors, factors)
+    tensors = (
+        recipe(f"{codes.name}_turned", _NARROW[bits], [blocks * size, rows], turned[0]),
+        recipe(f"{scales.name}_turned", factors.dtype, shape, turned[1]),
+    )
+    values = [initializer(graph, tensor) for tensor in tensors]
     kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
     kernel.type = scales.type
     return list(insert(node, "MatMul", [x, kernel]).outputs)
