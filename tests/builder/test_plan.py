@@ -145,10 +145,10 @@ def test_a_refusal_names_what_would_fit(plan: Plan) -> None:
 
 
 def test_what_needs_room_in_tmpdir_is_answered_with_what_needs_none(plan: Plan) -> None:
-    int8 = Plan.of(replace(plan.config, precision="int8"))
-    room = Room(MUCH, int8.sources.scratch_bytes - 1, MUCH)
+    best = Plan.of(replace(plan.config, precision="best:size"))
+    room = Room(MUCH, best.sources.scratch_bytes - 1, MUCH)
     with pytest.raises(OptionError, match=r"free: --precision fp32 takes .* of disk, or set TMPDIR to another disk$"):
-        check_room(int8.config, int8.sources, room)
+        check_room(best.config, best.sources, room)
 
 
 @pytest.mark.parametrize(
