@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from ray.serve import Application
 from serving import Server

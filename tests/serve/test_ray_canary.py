@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 import ended
 from ray.exceptions import RayActorError

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from asgi import call, part, scope_of
 from ray.exceptions import RayActorError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
