@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +13,12 @@ from numpy.typing import NDArray
 class KVCache:
     """`float32[2·layers, slots, heads, capacity, head_dim]`: keys of layer i at 2i, values at 2i + 1.
 
-    Rows past a sequence's committed length are garbage. Memory pages are mapped when first written, so an unused slot
-    takes only address space.
+    Rows past a sequence's committed length are garbage. Memory pages are mapped when first written, so rows that no
+    text has reached take only address space.
     """
 
     def __init__(self, layers: int, slots: int, heads: int, capacity: int, head_dim: int) -> None:
-        self.rows: NDArray[np.float32] = np.zeros((2 * layers, slots, heads, capacity, head_dim), dtype=np.float32)
+        self.rows = _zeros((2 * layers, slots, heads, capacity, head_dim))
         self.layers, self.slots, self.capacity = layers, slots, capacity
 
     def view(self, layer: int, value: bool) -> NDArray[np.float32]:
@@ -41,3 +43,16 @@ class KVCache:
     def nbytes(self) -> int:
         """Size of the whole cache in bytes, all slots included."""
         return self.rows.nbytes
+
+
+def _zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return zeros in small pages: NumPy asks for pages of 2 MB, of which a text's first token would map all."""
+    count = math.prod(shape)
+    if not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(shape, dtype=np.float32)
+    try:
+        memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError):
+        raise MemoryError(f"{4 * count:,} bytes of caches") from None
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
