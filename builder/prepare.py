@@ -209,7 +209,7 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
     """Return the memory of the check of a bundle with so many bytes of weights, by use; {} if it runs elsewhere."""
     if config.descriptor.on_gpu:
         return {}
-    rows, layouts = capacity_of(config, sources.max_seq_len), sources.layouts.values()
+    rows, layouts = min(CHECK_TOKENS, capacity_of(config, sources.max_seq_len)), sources.layouts.values()
     values = sum(2 * each.layers * each.kv_heads * each.head_dim for each in layouts)
     return {
         "the bundle's weights, in its check": weights,
