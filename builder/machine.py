@@ -1,4 +1,4 @@
-"""What this machine lacks to build for a backend, and to run its bundles."""
+"""Lists what this machine lacks to build for a backend, and to run its bundles."""
 
 from __future__ import annotations
 

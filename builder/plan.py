@@ -26,7 +26,7 @@ from .units import in_bytes
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a model takes at a precision, in bytes.
+    """The bytes that a model takes at a precision.
 
     Attributes:
         bundle: Its weights in the bundle.
@@ -45,7 +45,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What a whole build takes, in bytes: memory, and room in TMPDIR and where the bundle goes."""
+    """The bytes that a whole build takes: memory, and room in TMPDIR and where the bundle goes."""
 
     memory: int
     scratch: int
@@ -54,14 +54,15 @@ class Whole:
     @classmethod
     def of(cls, config: BuildConfig, sources: Sources) -> Whole:
         """Add up what the models take, which are built one after the other."""
-        each = needs_of(config, sources).values()
-        disk = disk_bytes(config, bundle_bytes(config, sources))
-        return cls(max(needs.memory for needs in each), max(needs.scratch for needs in each), disk)
+        needs = needs_of(config, sources)
+        disk = disk_bytes(config, bundle_bytes(config, needs))
+        models = needs.values()
+        return cls(max(each.memory for each in models), max(each.scratch for each in models), disk)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What this machine has, in bytes: memory, and what is free in TMPDIR and where the bundle goes."""
+    """The bytes that this machine has: memory, and free room in TMPDIR and where the bundle goes."""
 
     memory: int
     scratch: int

@@ -40,7 +40,7 @@ LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_byt
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a build takes of one model, in bytes: its weights in the bundle, room in TMPDIR, and memory by its use."""
+    """The bytes that a build takes for one model: its weights in the bundle, room in TMPDIR, and memory by its use."""
 
     weights: int
     scratch: int
@@ -141,12 +141,12 @@ def prepare(config: BuildConfig) -> Sources:
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(config, name, sources[name], layout) for name, layout in layouts.items()] if alone else []
     found = Sources(target, draft, head, vocabulary, max_seq_len, layouts, weights, shapes, 0, 0)
-    needs = needs_of(config, found).values()
+    needs = needs_of(config, found)
     return replace(
         found,
-        bundle_bytes=bundle_bytes(config, found),
-        memory_bytes=max(each.memory for each in needs),
-        scratch_bytes=max(each.scratch for each in needs),
+        bundle_bytes=bundle_bytes(config, needs),
+        memory_bytes=max(each.memory for each in needs.values()),
+        scratch_bytes=max(each.scratch for each in needs.values()),
     )
 
 
@@ -167,11 +167,11 @@ def needs_of(config: BuildConfig, sources: Sources) -> dict[str, Needs]:
     return found
 
 
-def bundle_bytes(config: BuildConfig, sources: Sources) -> int:
-    """Return how many bytes the bundle takes at most."""
+def bundle_bytes(config: BuildConfig, needs: Mapping[str, Needs]) -> int:
+    """Return how many bytes a bundle of such models takes at most."""
     engines = config.descriptor.compiles
-    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(sources.models) if engines else 0
-    weights = sum(needs.weights for needs in needs_of(config, sources).values())
+    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(needs) if engines else 0
+    weights = sum(each.weights for each in needs.values())
     return weights + TEXT_BYTES + CUBINS_BYTES * len(config.architectures) + code
 
 

@@ -141,8 +141,8 @@ def command(
     }
     if structured:
         sampling["structured_outputs"] = StructuredOutputs.of(structured)
-    sampling |= {"prediction": _content(prediction), "stop": list(sampling["stop"])}
-    sampling |= {"speculation": "off" if no_speculation else tree or "auto"}
+    sampling |= {"stop": list(sampling["stop"]), "prediction": _content(prediction)}
+    sampling["speculation"] = "off" if no_speculation else tree or "auto"
     defaults = SamplingParams(**sampling)
     requests = read(file, sampling) if file else [Request(text, defaults) for text in texts]
     tell_later_turns(requests)
@@ -236,12 +236,11 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         f"({total.draft_acceptance_rate:.0%})",
         "mean acceptance length": f"{total.mean_acceptance_length:.2f}",
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
-        "predicted": f"{total.num_accepted_prediction_tokens} of {total.num_prediction_tokens} tokens came true",
         "decided": " ".join(f"{kind}:{n}" for kind, n in sorted(total.decisions.items())) or fixed,
         "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.loop_share:.0%}",
     }
-    if not total.num_prediction_tokens:
-        del rows["predicted"]
+    if predicted := total.num_prediction_tokens:
+        rows["predicted"] = f"{total.num_accepted_prediction_tokens} of {predicted} tokens came true"
     rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}
     table = Table(show_header=False, box=None)
     for name, value in rows.items():

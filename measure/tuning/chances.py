@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.drafting.lookup import MAX_MATCH, longest
+from specbuild.runtime.drafting.lookup import longest
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.requests.token_string import string_of
+from specbuild.runtime.requests.token_string import MAX_MATCH, string_of
 from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, walk
 from specbuild.runtime.speculation.tree_growth import Growth
 

@@ -1,4 +1,4 @@
-"""What a round made of a sequence's proposal, whichever loop ran it."""
+"""The result of a round for one sequence, whichever loop ran it."""
 
 from __future__ import annotations
 

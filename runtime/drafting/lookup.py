@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-MAX_MATCH = 12  # tokens compared
+from specbuild.runtime.requests.token_string import MAX_MATCH
 
 
 def longest(text: str) -> tuple[int, int]:

@@ -10,18 +10,19 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.requests.prediction import CERTAIN
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.token_string import MAX_MATCH
 from specbuild.runtime.speculation.controller import MAX_CONTINUATION, Decision, Guess, Proposal, Round
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
 from specbuild.runtime.speculation.sessions import TextDrafter
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
-from .lookup import MAX_MATCH, continuation, longest
+from .lookup import continuation, longest
 from .model import ModelDrafter
 
 ONE = TreeSpec.parse("chain:1")
-CERTAIN = 4  # tokens that must match for a text's continuation to be drafted instead of a tree that a request names
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Proposer:
         return Proposal(Tree.chain([sequence.tokens[-1], *found]), decision) if found else None
 
     def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
-        """Plan a tree of the shape that a request names: from the text where it repeats itself, else of the model."""
+        """Plan a tree of the shape that a request names: a continuation that is certain, else the model's."""
         known = self._continuation(sequence, shape.longest_chain)
         if self.model and known.matched < CERTAIN:
             plan.shapes[index] = shape

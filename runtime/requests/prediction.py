@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .token_string import string_of
+from .token_string import MAX_MATCH, string_of
 
-MAX_MATCH = 12  # tokens of the output that are searched for
-CERTAIN = 4  # tokens in a row after which a place in the prediction is believed
+CERTAIN = 4  # tokens that must match for a place in a text to be believed
 
 
 class Prediction:

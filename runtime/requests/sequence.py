@@ -38,7 +38,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """What a sequence may draft in a round: at most `nodes` nodes, of a tree within `shape`."""
+    """A sequence's limits in a round: `nodes` nodes of a continuation, or a tree within `shape`."""
 
     nodes: int
     shape: TreeSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MAX_MATCH = 12  # tokens of a text's end that are searched for
 _CHARACTERS = (1 << 20) - 1
 
 

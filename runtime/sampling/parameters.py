@@ -63,7 +63,7 @@ class SamplingParams:
         speculation: "auto" (in a tuned bundle what the policy decides for each round, else the bundle's default tree),
             "off", or a tree such as "chain:4".
         prediction: What the output will be, about, as a text or token ids: drafted from, wherever the output stands in
-            it. The output is the same without. Not with speculation "off", and of any length that texts may have.
+            it. The output is the same without. It is at most as long as a text may be; with "off" nothing is drafted.
         n: Samples of the prompt, 1 to 1,024; sample i is what `seed + i` (mod 2⁶⁴) alone gives.
         logprobs: How many of the best tokens, 0 to 20, to report besides the emitted one; None reports nothing.
         deadline: Seconds from submission after which the request ends with what it has; None: never.

@@ -24,7 +24,7 @@ class TreeInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What steps of B slots and up to N nodes read and write; N is the largest bucket.
+    """The tensors of steps of B slots and up to N nodes; N is the largest bucket.
 
     A step of n nodes reads and writes the beginning of each tensor, as if its shape had n in place of N.
     """
