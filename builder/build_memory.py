@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import prod
 
 from .config.build_config import BuildConfig
-from .config.scheme import KEEP
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint
 from .frontend.lazy_weights import Weight
@@ -44,7 +43,7 @@ def _sum(uses: Uses) -> int:
 
 def _writes(config: BuildConfig, name: str, tensors: Mapping[str, Weight]) -> Uses:
     """Return what it takes to write the weight that takes most."""
-    kept, scheme = config.precision_of(name) == KEEP, config.scheme_of(name)
+    kept, scheme = config.keeps(name), config.scheme_of(name)
     blocks = kept or scheme is None or scheme.quantized
     each = {key: _work(weight, blocks, kept) for key, weight in tensors.items()}
     largest = max(each, key=each.__getitem__)

@@ -171,8 +171,9 @@ def _prepared(
     if references and context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
             scales = calibrate(_layered(context, loaded), references.texts)
-    keeps = context.config.precision_of(name) == KEEP
-    kept = own_blocks(loaded.weights, Names.of(loaded.net)) if keeps else {}
+    scheme = context.config.scheme_of(name)
+    keeps = scheme is not None and scheme.kind == KEEP
+    kept = own_blocks(loaded.weights, Names.of(loaded.net), scheme.activations) if scheme and keeps else {}
     with context.stage(f"{name}: export"):
         layout, shape = source.layouts[name], (source.max_seq_len, context.capacity)
         graph = export(loaded.net, layout, *shape, loaded.taps, loaded.weights)
@@ -243,8 +244,8 @@ def _rewrite(graph: ir.Model, found: Mapping[str, Numbers], names: Names) -> dic
 def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> str:
     """Return the name of a model's precision, as the manifest has it."""
     dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
-    if asked == KEEP:
-        return KEEP
+    if scheme and scheme.kind == KEEP:
+        return KEEP if scheme.activations == "wide" else f"{KEEP}:{scheme.activations}"
     if not numbers or not numbers.found:
         return dtype
     called = asked if chooses(asked) or (scheme and scheme.quantized) else "mixed"

@@ -164,7 +164,7 @@ def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledM
     if runs_quantized(context.config, found.get("target")):
         found["target"] = found["target"].with_measured(_moved(context, found["target"].before))
     told = {name: each.to_dict() for name, each in found.items()}
-    cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), context.config.max_kl
+    cost, max_kl = told.get("target", {}).get("kl_nats_per_token", 0.0), context.config.max_kl
     if not cost <= max_kl:  # so that NaN fails, too
         worst = ", ".join(each.names[0] for each in sorted(found["target"].costs, key=lambda each: -each.kl)[:3])
         raise ExecutionError(

@@ -16,7 +16,6 @@ from specbuild.runtime.errors import OptionError, OutputError, SpecbuildError
 
 from .codegen.tensorrt import capacity_of, profiles_of
 from .config.build_config import BuildConfig
-from .config.scheme import KEEP
 from .frontend.gguf import Gguf
 from .frontend.quiet import quiet
 from .machine import lacks_to_build, lacks_to_run
@@ -208,7 +207,7 @@ def _with(config: BuildConfig, sources: Sources, name: str, precision: str) -> B
         other = replace(config, precision=config.precision if name == "draft" else precision, draft_precision=draft)
     except OptionError:
         return None
-    keeping = [model for name, model in sources.models.items() if other.precision_of(name) == KEEP]
+    keeping = [model for name, model in sources.models.items() if other.keeps(name)]
     return other if all(isinstance(getattr(model, "origin", None), Gguf) for model in keeping) else None
 
 

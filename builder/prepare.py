@@ -19,7 +19,6 @@ from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
 from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
 from .config.quantize_options import AUTO, chooses
-from .config.scheme import KEEP
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
@@ -199,7 +198,7 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint,
     precision, item = config.precision_of(name), item_bytes(config.dtype_of(name))
     if weights is None:
         return item * model.parameters * 33 // 32
-    if precision == KEEP and isinstance(model, Checkpoint) and model.tensors:
+    if config.keeps(name) and isinstance(model, Checkpoint) and model.tensors:
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
     schemes = assign(config.quantize, name, precision, config.backend, weights.names)
     return weight_bytes(weights.shapes, schemes, item) * 33 // 32
@@ -221,7 +220,7 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
 def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:
     """Raise OptionError if a model that has no blocks of its own is to keep them."""
     for name, model in models.items():
-        if model and config.precision_of(name) == KEEP and not isinstance(getattr(model, "origin", None), Gguf):
+        if model and config.keeps(name) and not isinstance(getattr(model, "origin", None), Gguf):
             option = "--precision" if name == "target" else "--draft-precision"
             raise OptionError(f"keep is for a GGUF file, and {model.source} is none: give another {option}")
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from specbuild.builder.lower.block_form import BlockForm
 from specbuild.builder.passes.pattern import dims
 from specbuild.measure.roofline import Attention, Experts, Products
 
@@ -41,6 +42,7 @@ def count(model: ir.Model, item_bytes: int) -> Products:
             else:
                 parameters += math.prod(sizes)
     read = sum(_bytes(value, item_bytes) for value in model.graph.initializers.values() if _is_read(value))
+    read += sum(_block_bytes(model, item_bytes).values())
     return Products(
         parameters=parameters,
         bytes=read,
@@ -68,9 +70,21 @@ def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
 def _is_read(value: ir.Value) -> bool:
     """Return whether every step reads all of an initializer; shapes and indices (int64) do not count."""
     return value.dtype != ir.DataType.INT64 and any(
-        use.node.op_type not in _LOOKUPS and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
+        use.node.op_type not in {*_LOOKUPS, "BlockMatMul"}
+        and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
         for use in value.uses()
     )
+
+
+def _block_bytes(model: ir.Model, item_bytes: int) -> dict[str, int]:
+    """Return the bytes of weights in blocks, by the names of their codes, as the backend takes them."""
+    found = dict[str, int]()
+    for node in model.graph:
+        if node.op_type == "BlockMatMul":
+            form, (rows, blocks, *_) = BlockForm.of(node), _sizes(node.inputs[1])
+            factors = form.factor_bytes(blocks) if item_bytes == 4 else blocks * item_bytes  # GPUs': scales alone
+            found[str(node.inputs[1] and node.inputs[1].name)] = rows * (form.code_bytes(blocks) + factors)
+    return found
 
 
 def _bytes(value: ir.Value, item_bytes: int) -> int:

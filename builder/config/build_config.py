@@ -99,7 +99,7 @@ class BuildConfig:
         if self.own_draft and target and draft and draft.bits >= target.bits:
             raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
         schemes = [parse(scheme, self.backend) for scheme in self.quantize.all_types]
-        if any(scheme.kind == KEEP for scheme in schemes) or (schemes and KEEP in map(self.precision_of, self.models)):
+        if any(scheme.kind == KEEP for scheme in schemes) or (schemes and any(map(self.keeps, self.models))):
             raise OptionError(
                 "keep is for all weights of a model: drop --tensor-type and the like, or give --precision"
             )
@@ -163,6 +163,10 @@ class BuildConfig:
         """Return the precision of a model that none was given for."""
         keeps = KEEP in self.descriptor.precisions and not self.quantize.all_types
         return KEEP if keeps and Path(source).expanduser().is_file() else self.descriptor.precisions[0]
+
+    def keeps(self, model: str) -> bool:
+        """Return whether a model keeps the blocks of its GGUF file."""
+        return self.precision_of(model).partition(":")[0] == KEEP
 
     def scheme_of(self, model: str) -> Scheme | None:
         """Return the scheme of a model's weights, None for "auto" and "best"; raise OptionError for a wrong one.

@@ -6,7 +6,7 @@
 | int8 | 8 bits | columns of a block; sym, asym; rtn, gptq; activations |
 | int4 | 4 bits | columns of a block; asym or sym; gptq, rtn, awq; activations |
 | fp8 | E4M3 | the rows that share a scale: channel, tensor |
-| keep | a GGUF file's own blocks, which are not rounded again | |
+| keep | a GGUF file's own blocks, which are not rounded again | activations: wide or dynamic |
 
 Activations: `wide`, rounded to 16 bits by block and row when they are computed; `dynamic`, to 8 bits; `weight-only`,
 not rounded; `static`, rounded by one calibrated scale, after SmoothQuant. DTYPE: the type of everything that is not
@@ -26,7 +26,8 @@ LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("wide", "dynamic", "weight-only", "static")
 KEEP = "keep"
-BITS = {KEEP: 32, "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
+KEPT_ACTIVATIONS = "wide", "dynamic"
+BITS = {KEEP: 32, "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int6": 6, "int5": 5, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Scheme:
         method: How weights are rounded, one of METHODS.
         activations: How inputs are rounded, one of ACTIVATIONS.
         per_tensor: Whether all rows share one scale.
+        scale_bits: Bits of a block's scale on a CPU; of 8 bits, scales are multiples of a step for 256 columns.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Scheme:
     method: str = "rtn"
     activations: str = "weight-only"
     per_tensor: bool = False
+    scale_bits: int = 32
 
     @property
     def bits(self) -> int:
@@ -85,9 +88,12 @@ def parse(text: str, backend: str) -> Scheme:
         whole = ", or of a whole model auto, best:size, best:speed, best:kl" if kind.lower() in ("auto", "best") else ""
         raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}{whole}")
     if kind in (*FLOATS, KEEP):
-        if options or slash:
-            raise OptionError(f"{shown(text)}: {kind} takes no options")
-        return Scheme(kind, dtypes[0] if kind == KEEP else kind)
+        if kind == KEEP and options in KEPT_ACTIVATIONS and not slash:
+            return Scheme(kind, dtypes[0], activations=options)
+        if options or slash or colon:
+            takes = f"the options {' or '.join(KEPT_ACTIVATIONS)}" if kind == KEEP else "no options"
+            raise OptionError(f"{shown(text)}: {kind} takes {takes}")
+        return Scheme(kind, dtypes[0], activations="wide") if kind == KEEP else Scheme(kind, kind)
     if slash and dtype not in dtypes:
         raise OptionError(f"{shown(text)}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
     if colon and not options:

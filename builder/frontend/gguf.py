@@ -235,9 +235,9 @@ def _floats(tensor: Tensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         found = decode(kind, raw)
         numbers = found.codes.astype(np.float32)
         numbers -= found.zero
-        numbers *= found.scales[..., None]
+        numbers *= found.scales.floats[..., None]
         if found.offsets is not None:
-            numbers += found.offsets[..., None]
+            numbers += found.offsets.floats[..., None]
         return numbers.reshape(len(raw), -1)
     plain = {"F32": np.float32, "F16": np.float16}.get(kind)
     whole = raw.view(plain) if plain else dequantize(raw, GGMLQuantizationType(tensor.kind))

@@ -9,8 +9,8 @@ positions of a slot's rows, for layers with a window. The operators write the ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,7 @@ from specbuild.builder.passes.pattern import (
     replace,
 )
 
+from .block_form import BlockForm
 from .panels import COLUMNS, pack_codes, pack_factors, pack_floats
 from .quantized import unpack
 from .standard import batch_of_tokens, graph_input, swiglu, window_of
@@ -47,7 +48,7 @@ INPUTS = {
     "past_value": "values.{layer}",
 }
 OUTPUTS = {"logits": "logits"}
-_MIDDLE = {4: 8, 8: 128}  # the code that the operators take for 0
+_NO_FACTORS = {"scale_bits": 32, "minimum_bits": 0}
 
 
 def pack(model: ir.Model) -> None:
@@ -72,26 +73,18 @@ def _is_weight(value: ir.Value | None) -> bool:
 def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
     x, codes, *factors = node.inputs
     assert codes is not None
-    bits, block = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
+    columns, blocks = (int(size) for size in dims(codes)[:2])  # type: ignore[index]
+    form = BlockForm.of(node)
     name = str(codes.name).removesuffix("_codes")
     if name not in packed:
-        columns, blocks = int(dims(codes)[0]), int(dims(codes)[1])  # type: ignore[index]
         panels = -(-columns // COLUMNS)
-        values: list[tuple[ir.DataType, list[int], Callable[[], NDArray[Any]]]]
-        values = [(ir.DataType.UINT8, [panels, blocks * block * COLUMNS * bits // 8], partial(_codes, codes, bits))]
-        values += [(ir.DataType.FLOAT, [panels, blocks, COLUMNS], partial(_scales, factors[0]))]
-        if len(factors) > 1:
-            values += [(ir.DataType.FLOAT, [panels, blocks, COLUMNS], partial(_minima, factors, bits))]
+        sizes = {"codes": form.code_bytes(blocks), "factors": form.factor_bytes(blocks)}
+        makes = {"codes": partial(_codes, codes, form.bits), "factors": partial(_factors, form, factors)}
         packed[name] = [
-            initializer(graph, recipe(f"{name}_panels_{part}", *each))
-            for part, each in zip(("codes", "scales", "minima"), values, strict=False)
+            _panels(graph, f"{name}_panels_{part}", [panels, COLUMNS * sizes[part]], make)
+            for part, make in makes.items()
         ]
-    attributes = {
-        "inner": node.attributes["columns"].as_int(),
-        "columns": int(dims(codes)[0]),  # type: ignore[index]
-        "bits": bits,
-        "block": block,
-    }
+    attributes = {"inner": node.attributes["columns"].as_int(), "columns": columns} | asdict(form)
     if node.op_type == "BlockGather":
         new = insert(node, "RowwiseGather", [x, *packed[name]], DOMAIN, attributes)
     else:
@@ -100,21 +93,41 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     _put(graph, node, new.outputs[0])
 
 
+def _panels(graph: ir.Graph, name: str, shape: Sequence[int], make: Callable[[], NDArray[np.uint8]]) -> ir.Value:
+    return initializer(graph, recipe(name, ir.DataType.UINT8, shape, make))
+
+
 def _codes(codes: ir.Value, bits: int) -> NDArray[np.uint8]:
     numbers = numbers_of(codes)
     return pack_codes(unpack(numbers.reshape(len(numbers), -1), bits), bits)
 
 
-def _scales(scales: ir.Value | None) -> NDArray[np.float32]:
-    return pack_factors(numbers_of(scales))
+def _factors(form: BlockForm, factors: Sequence[ir.Value | None]) -> NDArray[np.uint8]:
+    """Pack scales, and minima: what is taken off a block's products, in which code 0 is 0."""
+    scales, zeros, offsets, scale_steps, offset_steps = (
+        None if each is None else numbers_of(each) for each in (*factors, *[None] * (5 - len(factors)))
+    )
+    assert scales is not None
+    if form.scale_bits == 8:
+        assert scale_steps is not None
+        whole = [_multiples(scales, scale_steps)]
+        if offsets is not None and offset_steps is not None:
+            return pack_factors(form.block, *whole, _multiples(offsets, offset_steps), scale_steps, -offset_steps)
+        return pack_factors(form.block, *whole, scale_steps)
+    narrow = np.float16 if form.scale_bits == 16 else np.float32
+    if zeros is None:
+        return pack_factors(form.block, scales.astype(narrow))
+    points = unpack(zeros, form.bits)[:, : scales.shape[1]]
+    if form.minimum_bits == 8:
+        return pack_factors(form.block, scales.astype(narrow), points.astype(np.int8))
+    minima = scales * points.astype(np.float32) - (0 if offsets is None else offsets)
+    return pack_factors(form.block, scales.astype(narrow), minima.astype(narrow if offsets is not None else np.float32))
 
 
-def _minima(factors: Sequence[ir.Value | None], bits: int) -> NDArray[np.float32]:
-    """Return what is taken off a block's products: of scales, zero points and, if there are any, offsets."""
-    scales, packed, *offsets = (numbers_of(each) for each in factors)
-    zeros = unpack(packed, bits)[:, : scales.shape[1]].astype(np.float32)
-    minima = scales * (zeros - _MIDDLE[bits]) - (offsets[0] if offsets else 0)
-    return pack_factors(minima.astype(np.float32))
+def _multiples(factors: NDArray[np.float32], steps: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Return how many steps each factor is; a step of 0 has none."""
+    each = np.repeat(steps, -(-factors.shape[1] // steps.shape[1]), axis=1)[:, : factors.shape[1]]
+    return np.rint(np.divide(factors, each, out=np.zeros_like(factors), where=each != 0)).astype(np.int8)
 
 
 def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
@@ -126,8 +139,9 @@ def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     if name not in packed:
         shape = [-(-columns // COLUMNS), 4 * inner * COLUMNS]
         make = partial(_floats, weight, turned)
-        packed[name] = [initializer(graph, recipe(f"{name}_panels", ir.DataType.UINT8, shape, make))]
-    attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, "rounding": 32, "instructions": -1}
+        packed[name] = [_panels(graph, f"{name}_panels", shape, make)]
+    attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, **_NO_FACTORS}
+    attributes |= {"rounding": 32, "instructions": -1}
     _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
 
 
@@ -139,7 +153,7 @@ def _floats(weight: ir.Value, turned: bool) -> NDArray[np.uint8]:
 def _look_up(graph: ir.Graph, node: ir.Node, panels: list[ir.Value]) -> None:
     """Look up rows of a weight that a product has packed already, so that it is stored once."""
     rows, inner = (int(size) for size in dims(node.inputs[0]) or ())
-    attributes = {"inner": inner, "columns": rows, "bits": 32, "block": inner}
+    attributes = {"inner": inner, "columns": rows, "bits": 32, "block": inner, **_NO_FACTORS}
     _put(graph, node, insert(node, "RowwiseGather", [node.inputs[1], *panels], DOMAIN, attributes).outputs[0])
 
 

@@ -83,8 +83,8 @@ def _then(
 
 
 def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Return codes of 4 bits, two in a byte, one in each; those of 8 bits as they are."""
-    return packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    """Return codes of 4 bits, two in a byte, one in each; wider ones as they are."""
+    return packed if bits != 4 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
 def _signed(packed: np.ndarray, bits: int) -> np.ndarray:

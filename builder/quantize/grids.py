@@ -55,7 +55,7 @@ def own_grids(model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], 
     columns = {name: row_weight(model, name).shape[1] for name in schemes}
     fitting = {name: fit(scheme, columns[name]) for name, scheme in schemes.items()}
     wanted = [name for name, scheme in fitting.items() if scheme.block and scheme.dtype == "fp32"]
-    blocks = own_blocks(model.weights, names, fitting)
+    blocks = own_blocks(model.weights, names, schemes=fitting)
     lookups = [name for name in wanted if isinstance(model.net.get_submodule(name), nn.Embedding)]
     found, looked_at = dict[str, Numbers](), dict[Any, list[Numbers]]()
     for group in [*groups(model, [name for name in wanted if name not in lookups]), *([name] for name in lookups)]:

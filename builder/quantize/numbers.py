@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ ALPHA = 0.7  # SmoothQuant's migration strength; more would overfit the calibrat
 _MAX_SMOOTH = 2.0**14  # bounds factors from above, its inverse from below: even a column without inputs fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
 _ROWS = 4096  # rows that are rounded at a time
-PARTS = "codes", "scales", "zeros", "offsets"
+PARTS = "codes", "scales", "zeros", "offsets", "scale_steps", "offset_steps"
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -87,6 +88,7 @@ class Quantized(Numbers):
         scales: float32 `[N, blocks]`.
         zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
         offsets: float32 `[N, blocks]`, only with zero points; None for 0.
+        scale_steps, offset_steps: float32 `[N, K / 256]`, whose multiples scales and offsets are; None for none.
     """
 
     scheme: Scheme
@@ -96,6 +98,8 @@ class Quantized(Numbers):
     smooth: Tensor | None = None
     input_scale: float | None = None
     offsets: Tensor | None = None
+    scale_steps: Tensor | None = None
+    offset_steps: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
@@ -158,17 +162,9 @@ class RoundedWeight(Numbers):
 
 
 def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
-    """Return parts of a weight, rows or (`axis` 1) blocks of columns, as one; all have zero points, or none has."""
-    codes, scales = torch.cat([part.codes for part in parts], axis), torch.cat([part.scales for part in parts], axis)
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
-    return replace(
-        parts[0],
-        codes=codes,
-        scales=scales,
-        zeros=torch.cat(zeros, axis) if zeros else None,
-        offsets=torch.cat(offsets, axis) if offsets else None,
-    )
+    """Return parts of a weight, rows or (`axis` 1) blocks of columns, as one; all have numbers of the same names."""
+    whole: dict[str, Any] = {n: torch.cat([getattr(part, n) for part in parts], axis) for n in parts[0].parts}
+    return replace(parts[0], **whole)
 
 
 def _rounded_inputs(blocks: Tensor, bits: int) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.config.scheme import KEEP, Scheme
+from specbuild.builder.frontend.gguf_blocks import STEP, Factors
 from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 from .linears import Names
@@ -31,7 +32,8 @@ class OwnBlocks(Numbers):
         """The operator's scheme with the weight's blocks."""
         form = self.weight.format
         assert form is not None
-        return Scheme(f"int{form.bits}", "fp32", form.block, not form.offset, KEEP, self.activations)
+        kind = f"int{form.bits}"
+        return Scheme(kind, "fp32", form.block, not form.offset, KEEP, self.activations, scale_bits=form.factor_bits)
 
     @property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
@@ -42,48 +44,52 @@ class OwnBlocks(Numbers):
     @property
     def parts(self) -> tuple[str, ...]:  # type: ignore[override]
         """See Numbers."""
-        return ("codes", "scales") if self.scheme.symmetric else ("codes", "scales", "zeros", "offsets")
+        offset = () if self.scheme.symmetric else ("zeros", "offsets")
+        steps = ("scale_steps", "offset_steps")[: 1 + bool(offset)] if self.scheme.scale_bits == 8 else ()
+        return "codes", "scales", *offset, *steps
 
     def whole(self, rows: Rows = ALL) -> Quantized:
         """See Numbers; raises CheckpointError if a scale is not finite."""
         found = self.weight.blocks(rows)
-        scales, offsets = torch.from_numpy(found.scales), None
-        check_finite(self.name, scales)
-        zeros = None
+        parts: dict[str, Any] = self._factors("scale", found.scales)
         if found.offsets is not None:
-            offsets = torch.from_numpy(found.offsets)
-            check_finite(self.name, offsets)
-            zeros = torch.full(scales.shape, found.zero, dtype=torch.uint8)
-        codes = torch.from_numpy(np.ascontiguousarray(found.codes))
-        return Quantized(self.scheme, codes, scales, zeros, offsets=offsets)
+            parts |= self._factors("offset", found.offsets)
+            parts["zeros"] = torch.full(parts["scales"].shape, found.zero, dtype=torch.uint8)
+        return Quantized(self.scheme, torch.from_numpy(np.ascontiguousarray(found.codes)), **parts)
+
+    def _factors(self, name: str, factors: Factors) -> dict[str, torch.Tensor]:
+        """Return scales or offsets, and their steps if they have some, by their names in Quantized."""
+        floats = torch.from_numpy(np.ascontiguousarray(factors.floats))
+        check_finite(self.name, floats)
+        steps = {} if factors.steps is None else {f"{name}_steps": torch.from_numpy(factors.steps)}
+        return {f"{name}s": floats} | steps
 
 
 def own_blocks(
-    weights: Mapping[str, Weight], names: Names, schemes: Mapping[str, Scheme] | None = None
+    weights: Mapping[str, Weight], names: Names, activations: str = "wide", schemes: Mapping[str, Scheme] | None = None
 ) -> dict[str, OwnBlocks]:
     """Return, by name, the weights that come in blocks; a tied head and embedding are one.
 
     With `schemes` only those whose scheme has at least as many bits, with the scheme's activations.
     """
+    every = Scheme("int8", "fp32", activations=activations)
     found = {name: weights[f"{name}.weight"] for name in names.weights if f"{name}.weight" in weights}
     made, kept = dict[tuple[int, str], OwnBlocks](), dict[str, OwnBlocks]()
     for name, weight in found.items():
-        scheme = schemes.get(name) if schemes is not None else _ANY
+        scheme = schemes.get(name) if schemes is not None else every
         if scheme and weight.format and weight.format.bits <= scheme.bits:
             key = id(weight), scheme.activations
             kept[name] = made.setdefault(key, OwnBlocks(name, weight, scheme.activations))
     return kept
 
 
-_ANY = Scheme("int8", "fp32", activations="wide")
-
-
 def stored_bytes(weight: Weight) -> int:
     """Return how many bytes a weight takes in a bundle: its blocks, if it comes in them, else float32."""
     if weight.format is None or len(weight.shape) != 2:
         return 4 * prod(weight.shape)
-    factors = 2 if weight.format.offset else 1
-    return prod(weight.shape) * weight.format.bits // 8 + 4 * factors * prod(weight.shape) // weight.format.block
+    form, numbers = weight.format, prod(weight.shape)
+    steps = 4 * numbers // STEP if form.factor_bits == 8 else 0
+    return numbers * form.bits // 8 + (1 + form.offset) * (numbers // form.block * form.factor_bits // 8 + steps)
 
 
 def told(weights: Mapping[str, Weight], kept: Mapping[str, OwnBlocks]) -> dict[str, Any]:

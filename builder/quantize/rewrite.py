@@ -1,8 +1,9 @@
 """Puts quantized weights into the portable graph.
 
-`MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros[, offsets]])`, codes
-`uint8[N, blocks, size · bits / 8]`, two 4-bit codes in a byte, the first in the low bits, offsets float32 `[N,
-blocks]`; its attribute `rounding` says to how many bits each block of x is rounded (32: not at all). With static
+`MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros[, offsets[, scale_steps[,
+offset_steps]]]])`, codes `uint8[N, blocks, size]`, of 4 bits two in a byte, the first in the low bits, offsets float32
+`[N, blocks]`; its attributes `rounding` and `scale_bits` say to how many bits each block of x is rounded (32: not at
+all), and how many bits hold a scale. With static
 activations they become `specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`,
 scales `[N]`. The embedding's Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors
 by which an input is divided are folded into the weight of the norm before it, or become a Mul.
@@ -22,11 +23,12 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.gguf_blocks import STEP
 from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, recipe, replace
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
-from .numbers import Numbers, Quantized, joined
+from .numbers import PARTS, Numbers, Quantized, joined
 
 ROUNDINGS = {"dynamic": 8, "wide": 16, "weight-only": 32}  # bits of an input's numbers, by the scheme's activations
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
@@ -43,7 +45,7 @@ class Quantize(FusionPass):
     def __init__(self, found: Mapping[str, Numbers], names: Names) -> None:
         super().__init__()
         self.found, self.names = found, names
-        self._made: dict[tuple[int, ...], list[ir.Value]] = {}
+        self._made: dict[tuple[int, ...], list[ir.Value | None]] = {}
         self._latest = _Latest()
 
     def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, bool, list[Numbers]] | None:
@@ -67,7 +69,8 @@ class Quantize(FusionPass):
         attributes: dict[str, object] = {"columns": columns}
         if parts[0].input_scale is None:
             operator = "BlockGather" if lookup else "BlockMatMul"
-            attributes |= {"bits": scheme.bits, "block": size, "rounding": ROUNDINGS[scheme.activations]}
+            attributes |= {"bits": scheme.bits, "block": size, "scale_bits": scheme.scale_bits}
+            attributes |= {"rounding": ROUNDINGS[scheme.activations]}
         else:
             operator = "ScaledMatMul"
         replace(node.outputs[0], insert(node, operator, [x, *inputs], "specbuild", attributes).outputs[0])
@@ -143,13 +146,18 @@ def _tokens(x: ir.Value) -> bool:
     return x.name == "input_ids"
 
 
-def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers], latest: _Latest) -> list[ir.Value]:
-    """Add the parts of a quantized weight to a graph, as recipes."""
+def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers], latest: _Latest) -> list[ir.Value | None]:
+    """Add the parts of a quantized weight to a graph, as recipes; those between that it lacks are None."""
     bits, rows, (_, blocks, size) = parts[0].scheme.bits, sum(part.shape[0] for part in parts), parts[0].shape
-    shapes = {"codes": (rows, blocks, size * bits // 8), "zeros": (rows, blocks if bits == 8 else -(-blocks // 2))}
-    values = list[ir.Value]()
-    for part in parts[0].parts:
-        dtype, shape = ir.DataType.UINT8 if part in shapes else ir.DataType.FLOAT, shapes.get(part, (rows, blocks))
+    codes = {"codes": (rows, blocks, packed_size(size, bits)), "zeros": (rows, packed_size(blocks, bits))}
+    steps = dict.fromkeys(("scale_steps", "offset_steps"), (rows, -(-blocks * size // STEP)))
+    values = list[ir.Value | None]()
+    for part in PARTS[: 1 + PARTS.index(parts[0].parts[-1])]:
+        if part not in parts[0].parts:
+            values.append(None)
+            continue
+        dtype = ir.DataType.UINT8 if part in codes else ir.DataType.FLOAT
+        shape = (codes | steps).get(part, (rows, blocks))
         tensor = recipe(f"{name}_{part}", dtype, shape, partial(latest.numbers, parts, part, bits))
         values.append(initializer(graph, tensor))
     return values
@@ -198,9 +206,14 @@ def _turned_codes(parts: Sequence[Numbers]) -> NDArray[Any]:
     return numbers
 
 
+def packed_size(count: int, bits: int) -> int:
+    """Return how many bytes `pack` makes of so many codes."""
+    return -(-count // 2) if bits == 4 else count
+
+
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack codes along the last axis: two 4-bit codes in a byte, padded with a 0; 8-bit codes stay as they are."""
-    if bits == 8:
+    """Pack codes along the last axis: two 4-bit codes in a byte, padded with a 0; wider codes stay as they are."""
+    if bits != 4:
         return codes
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)

@@ -62,7 +62,8 @@ def stored(found: Found, model: LayeredModel, unit: Sequence[str], item: int = 4
         total: float = prod(weight.shape) * item
         if each is not None:
             count, blocks, size = each.shape
-            total = count * blocks * (size * each.scheme.bits / 8 + item * (1 + ("zeros" in each.parts)))
+            points = "zeros" in each.parts and (item if each.scheme.bits == 8 or "offsets" in each.parts else 1)
+            total = count * blocks * (size * each.scheme.bits / 8 + item + points)
         sizes[id(weight), id(each)] = total
     return math.ceil(sum(sizes.values()))
 

@@ -25,6 +25,7 @@ def _bytes(shape: tuple[int, ...], scheme: Scheme | None, item: int) -> int:
     rows, columns = shape
     blocks = ceil(columns / scheme.block) if scheme.block else 1
     scales = 1 if scheme.per_tensor else rows * blocks
-    factors = 1 if scheme.symmetric else 2
+    zero_point = 1 if scheme.bits < 8 else item
+    factors = item if scheme.symmetric else item + zero_point
     padded = rows * blocks * (scheme.block or columns)
-    return padded * scheme.bits // 8 + item * factors * scales
+    return padded * scheme.bits // 8 + factors * scales

@@ -1,4 +1,4 @@
-// AVX2 and FMA: 16 lanes are two vectors.
+// AVX2, FMA and F16C: 16 lanes are two vectors.
 #include <immintrin.h>
 
 #include "tiles.h"
@@ -7,7 +7,7 @@ namespace specbuild {
 namespace {
 
 struct Avx2 {
-  static constexpr bool kBytes = false;  // vpmaddubsw saturates
+  static constexpr int kByteBits = 6;  // vpmaddubsw saturates with more
   static constexpr int kRows = 4;
   struct Ints { __m256i a, b; };
   struct Floats { __m256 a, b; };
@@ -15,6 +15,15 @@ struct Avx2 {
   static Ints load(const uint8_t* p) {
     const auto* v = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+  }
+  static Ints signed_bytes(const uint8_t* p) {
+    const auto* v = reinterpret_cast<const __m128i*>(p);
+    const __m128i bytes = _mm_loadu_si128(v);
+    return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+  }
+  static Floats halves(const uint8_t* p) {
+    const auto* v = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(v)), _mm256_cvtph_ps(_mm_loadu_si128(v + 1))};
   }
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static void store(float* p, Floats x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
@@ -30,11 +39,25 @@ struct Avx2 {
   static Ints right(Ints x) {
     return {_mm256_srli_epi32(x.a, kBits), _mm256_srli_epi32(x.b, kBits)};
   }
+  template <int kBits>
+  static Ints left(Ints x) {
+    return {_mm256_slli_epi32(x.a, kBits), _mm256_slli_epi32(x.b, kBits)};
+  }
+  static Ints either(Ints x, Ints y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   static Ints minus(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
-  static Ints dot_pairs(Ints sum, Ints x, Ints y) {
-    sum = {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
-    asm("" : "+x"(sum.a), "+x"(sum.b));  // or the compiler adds products first, and keeps sums in memory
+  // Sums are added in this order: or the compiler adds products first, and keeps sums in memory.
+  static Ints now(Ints sum) {
+    asm("" : "+x"(sum.a), "+x"(sum.b));
     return sum;
+  }
+  static Ints dot_pairs(Ints sum, Ints x, Ints y) {
+    return now({_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))});
+  }
+  static Ints multiply_bytes(Ints codes, Ints x) { return {_mm256_maddubs_epi16(codes.a, x.a), _mm256_maddubs_epi16(codes.b, x.b)}; }
+  static Ints add_shorts(Ints x, Ints y) { return now({_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}); }
+  static Ints add_pairs(Ints sum, Ints shorts) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(shorts.a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(shorts.b, ones))};
   }
   static Floats to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static Floats times(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -43,7 +66,7 @@ struct Avx2 {
   }
 };
 
-bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 
 }  // namespace
 

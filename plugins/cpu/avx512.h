@@ -9,12 +9,18 @@ namespace specbuild {
 namespace {
 
 struct Avx512 {
-  static constexpr bool kBytes = false;
+  static constexpr int kByteBits = 6;  // vpmaddubsw saturates with more
   static constexpr int kRows = 8;
   using Ints = __m512i;
   using Floats = __m512;
 
   static Ints load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Ints signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Floats halves(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
   static Ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }
@@ -26,8 +32,18 @@ struct Avx512 {
   static Ints right(Ints x) {
     return _mm512_srli_epi32(x, kBits);
   }
+  template <int kBits>
+  static Ints left(Ints x) {
+    return _mm512_slli_epi32(x, kBits);
+  }
+  static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
   static Ints dot_pairs(Ints sum, Ints x, Ints y) { return _mm512_add_epi32(sum, _mm512_madd_epi16(x, y)); }
+  static Ints multiply_bytes(Ints codes, Ints x) { return _mm512_maddubs_epi16(codes, x); }
+  static Ints add_shorts(Ints x, Ints y) { return _mm512_add_epi16(x, y); }
+  static Ints add_pairs(Ints sum, Ints shorts) {
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(shorts, _mm512_set1_epi16(1)));
+  }
   static Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
   static Floats times(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }

@@ -8,7 +8,7 @@ namespace specbuild {
 namespace {
 
 struct Neon {
-  static constexpr bool kBytes = true;
+  static constexpr int kByteBits = 8;
   static constexpr int kRows = 4;
   struct Ints { int32x4_t v[4]; };
   struct Floats { float32x4_t v[4]; };
@@ -20,6 +20,15 @@ struct Neon {
 
   static Ints load(const uint8_t* p) {
     return each<Ints>([&](int i) { return vreinterpretq_s32_u8(vld1q_u8(p + 16 * i)); });
+  }
+  static Ints signed_bytes(const uint8_t* p) {
+    const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
+             vmovl_s16(vget_high_s16(high))}};
+  }
+  static Floats halves(const uint8_t* p) {
+    return each<Floats>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i))); });
   }
   static Floats load(const float* p) {
     return each<Floats>([&](int i) { return vld1q_f32(p + 4 * i); });
@@ -41,6 +50,13 @@ struct Neon {
   template <int kBits>
   static Ints right(Ints x) {
     return each<Ints>([&](int i) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x.v[i]), kBits)); });
+  }
+  template <int kBits>
+  static Ints left(Ints x) {
+    return each<Ints>([&](int i) { return vshlq_n_s32(x.v[i], kBits); });
+  }
+  static Ints either(Ints x, Ints y) {
+    return each<Ints>([&](int i) { return vorrq_s32(x.v[i], y.v[i]); });
   }
   static Ints minus(Ints x, Ints y) {
     return each<Ints>([&](int i) { return vsubq_s32(x.v[i], y.v[i]); });

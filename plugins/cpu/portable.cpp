@@ -5,7 +5,7 @@ namespace specbuild {
 namespace {
 
 struct Portable {
-  static constexpr bool kBytes = false;
+  static constexpr int kByteBits = 0;
   static constexpr int kRows = 1;
   struct Ints { int32_t lanes[kColumns]; };
   struct Floats { float lanes[kColumns]; };
@@ -21,6 +21,14 @@ struct Portable {
     Ints result;
     std::memcpy(&result, p, sizeof(result));
     return result;
+  }
+  static Ints signed_bytes(const uint8_t* p) {
+    return each<Ints>([=](int i) { return static_cast<int8_t>(p[i]); });
+  }
+  static Floats halves(const uint8_t* p) {
+    uint16_t all[kColumns];
+    std::memcpy(all, p, sizeof(all));
+    return each<Floats>([&](int i) { return from_half(all[i]); });
   }
   static Floats load(const float* p) {
     Floats result;
@@ -42,6 +50,13 @@ struct Portable {
   template <int kBits>
   static Ints right(Ints x) {
     return each<Ints>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.lanes[i]) >> kBits); });
+  }
+  template <int kBits>
+  static Ints left(Ints x) {
+    return each<Ints>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.lanes[i]) << kBits); });
+  }
+  static Ints either(Ints x, Ints y) {
+    return each<Ints>([&](int i) { return x.lanes[i] | y.lanes[i]; });
   }
   static Ints minus(Ints x, Ints y) {
     return each<Ints>([&](int i) { return x.lanes[i] - y.lanes[i]; });

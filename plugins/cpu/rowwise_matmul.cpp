@@ -1,7 +1,7 @@
-// RowwiseMatMul(x [..., K], codes uint8, scales, minima?) -> [..., N]: products.h.
-// RowwiseGather(ids int64 [...], codes, scales, minima?) -> [..., K]: columns of the same weights, in float32.
+// RowwiseMatMul(x [..., K], codes uint8, factors uint8?) -> [..., N]: products.h.
+// RowwiseGather(ids int64 [...], codes, factors?) -> [..., K]: columns of the same weights, in float32.
 //
-// Attributes: inner (K), columns (N), bits, block; of RowwiseMatMul also rounding (8, 16 or 32) and, for tests,
+// Attributes: inner (K), columns (N), bits, block, scale_bits, minimum_bits; of RowwiseMatMul also rounding (8, 16 or 32) and, for tests,
 // instructions: an index into `all_instructions`, -1 for the fastest that the processor has.
 #include <algorithm>
 #include <cstring>
@@ -23,24 +23,27 @@ struct Packing {
     weights.columns = attribute(info, "columns");
     weights.bits = static_cast<int>(attribute(info, "bits"));
     weights.block = static_cast<int>(attribute(info, "block"));
-    const int block = weights.block;
-    require(weights.bits == 4 || weights.bits == 8 || weights.bits == 32, "bits must be 4, 8 or 32");
+    weights.scale_bits = static_cast<int>(attribute(info, "scale_bits"));
+    weights.minimum_bits = static_cast<int>(attribute(info, "minimum_bits"));
+    const int bits = weights.bits, block = weights.block, scale = weights.scale_bits, minimum = weights.minimum_bits;
+    require(bits == 4 || bits == 5 || bits == 6 || bits == 8 || bits == 32, "bits must be 4, 5, 6, 8 or 32");
+    require(scale == 8 || scale == 16 || scale == 32, "scale_bits must be 8, 16 or 32");
+    require(minimum == 0 || minimum == 8 || (scale != 8 && (minimum == 16 || minimum == 32)),
+            "minimum_bits must be 0, 8, 16 or 32, and 0 or 8 beside scales of 8 bits");
     require(weights.inner > 0 && weights.columns > 0 && block > 0, "inner, columns and block must be positive");
     require(weights.inner <= kMostNumbers && weights.columns <= kMostNumbers, "inner or columns is too large");
-    require(weights.bits == 32 || (block <= 128 && block % 8 == 0), "block must be a multiple of 8 up to 128");
+    require(bits == 32 || block == 16 || block == 32 || block == 64 || block == 128, "block must be 16, 32, 64 or 128");
+    require(bits != 5 || block >= 32, "block must be 32 or more for codes of 5 bits");
     require(weights.inner % block == 0, "inner must be whole blocks");
   }
 
   Weights of(OrtKernelContext* context) const {
-    const Tensor codes = input(context, 1), scales = input(context, 2), minima = input(context, 3);
+    const Tensor codes = input(context, 1), factors = input(context, 2);
     Weights found = weights;
-    const int64_t blocks = found.panels() * found.blocks() * kColumns;
     require(product(codes.shape) == found.panels() * found.panel_bytes(), "codes are not as many as the attributes say");
-    require(found.bits == 32 || product(scales.shape) == blocks, "scales are not as many as the attributes say");
-    require(!minima.data || product(minima.shape) == blocks, "minima are not as many as the attributes say");
+    require(found.bits == 32 || product(factors.shape) == found.panels() * found.factor_bytes(), "factors are not as many as the attributes say");
     found.codes = static_cast<const uint8_t*>(codes.data);
-    found.scales = static_cast<const float*>(scales.data);
-    found.minima = static_cast<const float*>(minima.data);
+    found.factors = static_cast<const uint8_t*>(factors.data);
     return found;
   }
 
@@ -49,7 +52,7 @@ struct Packing {
 
 struct MatMul {
   static constexpr const char* kName = "RowwiseMatMul";
-  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtFloat, kOrtFloat};
+  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtUint8};
   static constexpr size_t kRequired = 2;
 
   explicit MatMul(const OrtKernelInfo* info)
@@ -77,7 +80,7 @@ struct MatMul {
     Rows rows{};
   };
 
-  int64_t word_bytes() const { return rounding == Rounding::kBits8 && uses.bytes ? 1 : 2; }
+  int64_t word_bytes() const { return rounding == Rounding::kBits8 && packing.weights.bits <= uses.byte_bits ? 1 : 2; }
 
   Rounded round(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows) const {
     Rounded rounded;
@@ -119,7 +122,7 @@ struct MatMul {
 
 struct Gather {
   static constexpr const char* kName = "RowwiseGather";
-  static constexpr OrtElementType kInputs[] = {kOrtInt64, kOrtUint8, kOrtFloat, kOrtFloat};
+  static constexpr OrtElementType kInputs[] = {kOrtInt64, kOrtUint8, kOrtUint8};
   static constexpr size_t kRequired = 2;
 
   explicit Gather(const OrtKernelInfo* info) : packing(info) {}
@@ -138,19 +141,43 @@ struct Gather {
   }
 
   static void copy(const Weights& w, int64_t column, float* y) {
-    const int64_t panel = column / kColumns, lane = column % kColumns, group = w.bits == 4 ? 8 : 4;
+    const int64_t panel = column / kColumns, lane = column % kColumns;
     const uint8_t* codes = w.codes + panel * w.panel_bytes() + 4 * lane;
     if (w.bits == 32) {
       for (int64_t k = 0; k < w.inner; ++k) std::memcpy(y + k, codes + 64 * k, 4);
       return;
     }
-    for (int64_t k = 0; k < w.inner; ++k) {
-      const uint8_t byte = codes[k / group * 64 + k % 4];
-      const int code = w.bits == 8 ? byte - 128 : (k % 8 < 4 ? byte & 15 : byte >> 4) - 8;
-      const int64_t at = (panel * w.blocks() + k / w.block) * kColumns + lane;
-      const float number = static_cast<float>(code) * w.scales[at];
-      y[k] = w.minima ? number - w.minima[at] : number;
+    for (int64_t step = 0, k = 0; step < w.steps(); ++step) {
+      const Places places(w, panel, step);
+      for (int64_t block = 0; block < places.blocks; ++block) {
+        float scale = factor(places.scales, w.scale_bits, block, lane);
+        if (w.scale_bits == 8) scale *= factor(places.step, 32, 0, lane);
+        float minimum = w.minimum_bits ? factor(places.minima, w.minimum_bits, block, lane) : 0;
+        if (w.minimum_bits == 8) minimum *= w.scale_bits == 8 ? factor(places.minimum_step, 32, 0, lane) : scale;
+        for (const int64_t end = k + w.block; k < end; ++k)
+          y[k] = static_cast<float>(code(codes, w.bits, k) - w.center()) * scale - minimum;
+      }
     }
+  }
+
+  static float factor(const uint8_t* numbers, int bits, int64_t block, int64_t lane) {
+    const uint8_t* at = numbers + (block * kColumns + lane) * bits / 8;
+    if (bits == 8) return static_cast<int8_t>(*at);
+    uint16_t half;
+    float number;
+    std::memcpy(&half, at, 2);
+    if (bits == 16) return from_half(half);
+    std::memcpy(&number, at, 4);
+    return number;
+  }
+
+  // The code of a column, whose bytes begin at `codes`.
+  static int code(const uint8_t* codes, int bits, int64_t k) {
+    const int of_group = group(bits), four = static_cast<int>(k % of_group) / 4;
+    codes += k / of_group * 2 * bits * of_group + k % 4;
+    if (bits == 8) return *codes;
+    const int low = codes[64 * (four / 2)] >> 4 * (four % 2) & 15;
+    return bits == 4 ? low : low | (codes[8 * of_group] >> four * (bits - 4) & ((1 << (bits - 4)) - 1)) << 4;
   }
 
   Packing packing;

@@ -1,9 +1,6 @@
 // The loops of every set of instructions: `V` has 16 lanes, one for each column of a panel.
 #pragma once
 
-#include <cmath>
-#include <cstring>
-
 #include "attention.h"
 #include "products.h"
 
@@ -22,22 +19,98 @@ typename V::Ints right(typename V::Ints x) {
   else return x;
 }
 
-// What is multiplied with 4 codes of k: `kWords` words of a row, each with a part of the codes. A byte of `packed` has a
-// code of `kBits` bits from bit `kFrom` on. The sums of a block begin with `start`.
+// The words of the rows of a tile: `at` is the first row's next one, `stride` the distance to the next row's.
+struct Words {
+  const void* words;
+  int64_t at, stride;
+  int32_t center;
+};
+
+// The codes of 4 k, one in each byte of a column's lane. `high` has the upper bits of a group's codes of 5 or 6 bits.
+template <class V, int kBits, int kFour>
+typename V::Ints four(const uint8_t* codes, typename V::Ints high) {
+  if constexpr (kBits == 8) return V::load(codes);
+  const auto low = V::both(right<V, 4 * (kFour % 2)>(V::load(codes + 64 * (kFour / 2))), 0x0f0f0f0f);
+  if constexpr (kBits == 4) return low;
+  constexpr int kFrom = kFour * (kBits - 4);
+  auto upper = high;
+  if constexpr (kFrom < 4) upper = V::template left<4 - kFrom>(high);
+  else upper = right<V, kFrom - 4>(high);
+  return V::either(low, V::both(upper, kBits == 5 ? 0x10101010 : 0x30303030));
+}
+
+template <class V, int kBits>
+typename V::Ints high_bits(const uint8_t* codes) {
+  return V::load(kBits == 5 || kBits == 6 ? codes + 8 * group(kBits) : codes);
+}
+
+// What codes are multiplied with: `kWords` words of a row for 4 of k. A block's sums begin with `start`, and `add` adds
+// the products of all rows with a group's codes, from its four `kFour` on. A call would keep the sums in memory.
 
 // Bytes: one instruction multiplies and adds all four.
 template <class V>
 struct Bytes {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
-  template <int kBits, int kFrom, int kPart>
-  static typename V::Ints part(typename V::Ints packed) {
-    return kBits == 8 ? packed : V::both(right<V, kFrom>(packed), 0x0f0f0f0f);
-  }
-  static Sum add(Sum sum, typename V::Ints codes, const void* words, int64_t at) {
-    return V::dot_bytes(sum, codes, V::broadcast(word_at(words, at)));
-  }
   static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
+
+  template <int kBits, int kRows, int kFour = 0>
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+    const auto bytes = four<V, kBits, kFour>(codes, high);
+    for (int row = 0; row < kRows; ++row)
+      sums[row] = V::dot_bytes(sums[row], bytes, V::broadcast(word_at(x.words, x.at + kFour + row * x.stride)));
+    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, x);
+  }
+};
+
+// Bytes, of codes below 64: products are added in pairs of 16 bits, as many of them as these can hold.
+template <class V>
+struct Shorts {
+  using Sum = typename V::Ints;
+  static constexpr int kWords = 1;
+  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
+
+  template <int kBits, int kRows, int kFour = 0>
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+    constexpr int kFours = group(kBits) / 4, kHeld = kBits == 6 ? 2 : 4, kEnd = kFour + kHeld < kFours ? kFour + kHeld : kFours;
+    typename V::Ints products[kRows];
+    multiply<kBits, kRows, kFour, kEnd, true>(products, codes, high, x);
+    for (int row = 0; row < kRows; ++row) sums[row] = V::add_pairs(sums[row], products[row]);
+    if constexpr (kEnd < kFours) add<kBits, kRows, kEnd>(sums, codes, high, x);
+  }
+
+  template <int kBits, int kRows, int kFour, int kEnd, bool kFirst>
+  __attribute__((always_inline)) static void multiply(typename V::Ints* products, const uint8_t* codes, typename V::Ints high, const Words& x) {
+    const auto bytes = four<V, kBits, kFour>(codes, high);
+    for (int row = 0; row < kRows; ++row) {
+      const auto product = V::multiply_bytes(bytes, V::broadcast(word_at(x.words, x.at + kFour + row * x.stride)));
+      products[row] = kFirst ? product : V::add_shorts(products[row], product);
+    }
+    if constexpr (kFour + 1 < kEnd) multiply<kBits, kRows, kFour + 1, kEnd, false>(products, codes, high, x);
+  }
+};
+
+// What takes numbers one part of 4 codes after the other, which keeps few of them in registers. `Part` has `kWords`.
+template <class V, class Part>
+struct Parts {
+  using Sum = typename Part::Sum;
+  static constexpr int kWords = Part::kWords;
+  static Sum start(const Rows& x, int64_t at) { return Part::start(x, at); }
+
+  template <int kBits, int kRows, int kFour = 0>
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+    constexpr bool kPacked = kBits == 4;  // two codes in a byte: taken apart with the parts
+    if constexpr (kPacked) add_part<4, 4 * (kFour % 2), kRows, kFour>(sums, V::load(codes + 64 * (kFour / 2)), x);
+    else add_part<8, 0, kRows, kFour>(sums, four<V, kBits, kFour>(codes, high), x);
+    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, x);
+  }
+
+  template <int kBits, int kFrom, int kRows, int kFour, int kPart = 0>
+  __attribute__((always_inline)) static void add_part(Sum* sums, typename V::Ints packed, const Words& x) {
+    const auto part = Part::template part<kBits, kFrom, kPart>(packed, x.center);
+    for (int row = 0; row < kRows; ++row) sums[row] = Part::add(sums[row], part, x.words, x.at + kFour * kWords + kPart + row * x.stride);
+    if constexpr (kPart + 1 < kWords) add_part<kBits, kFrom, kRows, kFour, kPart + 1>(sums, packed, x);
+  }
 };
 
 // Pairs of 16 bits, of the even codes and of the odd ones.
@@ -46,7 +119,7 @@ struct Pairs {
   using Sum = typename V::Ints;
   static constexpr int kWords = 2;
   template <int kBits, int kFrom, int kPart>
-  static typename V::Ints part(typename V::Ints packed) {
+  static typename V::Ints part(typename V::Ints packed, int32_t) {
     return V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 0x00ff00ff : 0x000f000f);
   }
   static Sum add(Sum sum, typename V::Ints codes, const void* words, int64_t at) {
@@ -61,9 +134,9 @@ struct Numbers {
   using Sum = typename V::Floats;
   static constexpr int kWords = 4;
   template <int kBits, int kFrom, int kPart>
-  static typename V::Floats part(typename V::Ints packed) {
+  static typename V::Floats part(typename V::Ints packed, int32_t center) {
     const auto codes = V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 255 : 15);
-    return V::to_float(V::minus(codes, V::broadcast(center(kBits))));
+    return V::to_float(V::minus(codes, V::broadcast(center)));
   }
   static Sum add(Sum sum, typename V::Floats codes, const void* words, int64_t at) {
     return V::fma(V::broadcast(static_cast<const float*>(words)[at]), codes, sum);
@@ -71,14 +144,39 @@ struct Numbers {
   static Sum start(const Rows&, int64_t) { return V::broadcast(0.0f); }
 };
 
-// Adds the products of all rows with one part of 4 codes after the other, which keeps few numbers in registers. A call
-// would keep the sums in memory.
-template <class V, class X, int kBits, int kFrom, int kRows, int kPart = 0>
-__attribute__((always_inline)) inline void add_parts(typename X::Sum* sums, typename V::Ints packed, const void* words, int64_t at, int64_t stride) {
-  const auto part = X::template part<kBits, kFrom, kPart>(packed);
-  for (int row = 0; row < kRows; ++row) sums[row] = X::add(sums[row], part, words, at + kPart + row * stride);
-  if constexpr (kPart + 1 < X::kWords) add_parts<V, X, kBits, kFrom, kRows, kPart + 1>(sums, packed, words, at, stride);
-}
+// The factors of the blocks of one step in float32, [blocks, 16] each: where they lie, or made from fewer bits.
+template <class V>
+struct Factors {
+  void read(const Weights& w, const Places& at) {
+    const float* const step = numbers(at.step);
+    scales = w.scale_bits == 8 ? multiples(at.scales, at.blocks, step, 0, made) : floats(at.scales, w.scale_bits, at.blocks, made);
+    if (!w.minimum_bits) return;
+    float* const to = made + kOfStep;
+    if (w.minimum_bits != 8) minima = floats(at.minima, w.minimum_bits, at.blocks, to);
+    else if (w.scale_bits == 8) minima = multiples(at.minima, at.blocks, numbers(at.minimum_step), 0, to);
+    else minima = multiples(at.minima, at.blocks, scales, kColumns, to);
+  }
+
+  static const float* numbers(const uint8_t* at) { return reinterpret_cast<const float*>(at); }
+
+  static const float* floats(const uint8_t* from, int bits, int64_t blocks, float* to) {
+    if (bits == 32) return numbers(from);
+    for (int64_t block = 0; block < blocks; ++block) V::store(to + block * kColumns, V::halves(from + block * 2 * kColumns));
+    return to;
+  }
+
+  static const float* multiples(const uint8_t* from, int64_t blocks, const float* of, int64_t stride, float* to) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const auto factors = V::to_float(V::signed_bytes(from + block * kColumns));
+      V::store(to + block * kColumns, V::times(factors, V::load(of + block * stride)));
+    }
+    return to;
+  }
+
+  const float* scales = nullptr;
+  const float* minima = nullptr;  // null: none
+  float made[2 * kOfStep];        // for the smallest blocks, of 16
+};
 
 template <class V>
 typename V::Floats in_float(typename V::Ints sum) {
@@ -109,32 +207,39 @@ typename V::Floats get_columns(const Weights& w, int64_t panel, const float* y) 
   return V::load(all);
 }
 
+constexpr int64_t kAhead = 4096;  // bytes: a processor's own prefetching stops at the end of a page
+
+// Asks for the bytes that are read after those from `at` on.
+inline void fetch(const uint8_t* at, int64_t size) {
+  for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(at + kAhead + line);
+}
+
 template <class V, class X, int kBits, int kRows>
 void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
-  constexpr int kCodes = kBits == 4 ? 8 : 4;  // codes of k in 64 bytes
+  constexpr int kGroup = group(kBits);
   const int64_t blocks = w.blocks(), row_words = w.inner / 4 * X::kWords;
   const uint8_t* codes = w.codes + panel * w.panel_bytes();
+  Words words{x.words, first * row_words, row_words, w.center()};
+  Factors<V> factors;
   typename V::Floats totals[kRows];
   for (auto& total : totals) total = V::broadcast(0.0f);
-  for (int64_t block = 0, word = first * row_words; block < blocks; ++block) {
-    const int64_t its = first * blocks + block;  // of the first row
-    typename X::Sum sums[kRows];
-    for (int row = 0; row < kRows; ++row) sums[row] = X::start(x, its + row * blocks);
-    for (int k = 0; k < w.block; k += kCodes, codes += 64) {
-      const auto packed = V::load(codes);
-      add_parts<V, X, kBits, 0, kRows>(sums, packed, x.words, word, row_words);
-      word += X::kWords;
-      if constexpr (kBits == 4) {
-        add_parts<V, X, kBits, 4, kRows>(sums, packed, x.words, word, row_words);
-        word += X::kWords;
+  for (int64_t step = 0, its = first * blocks; step < w.steps(); ++step) {  // `its`: the first row's block
+    const Places places(w, panel, step);
+    fetch(places.scales, kColumns * w.bytes_of(places.blocks));
+    factors.read(w, places);
+    for (int64_t block = 0; block < places.blocks; ++block, ++its) {
+      typename X::Sum sums[kRows];
+      for (int row = 0; row < kRows; ++row) sums[row] = X::start(x, its + row * blocks);
+      for (int k = 0; k < w.block; k += kGroup, codes += 2 * kBits * kGroup, words.at += kGroup / 4 * X::kWords) {
+        fetch(codes, 2 * kBits * kGroup);
+        X::template add<kBits, kRows>(sums, codes, high_bits<V, kBits>(codes), words);
       }
-    }
-    const int64_t at = (panel * blocks + block) * kColumns;
-    const auto scales = V::load(w.scales + at);
-    for (int row = 0; row < kRows; ++row) {
-      auto sum = V::times(scales, in_float<V>(sums[row]));
-      if (w.minima) sum = V::fma(V::broadcast(-x.sums[its + row * blocks]), V::load(w.minima + at), sum);
-      totals[row] = V::fma(V::broadcast(x.scales[its + row * blocks]), sum, totals[row]);
+      const auto scales = V::load(factors.scales + block * kColumns);
+      for (int row = 0; row < kRows; ++row) {
+        auto sum = V::times(scales, in_float<V>(sums[row]));
+        if (factors.minima) sum = V::fma(V::broadcast(-x.sums[its + row * blocks]), V::load(factors.minima + block * kColumns), sum);
+        totals[row] = V::fma(V::broadcast(x.scales[its + row * blocks]), sum, totals[row]);
+      }
     }
   }
   for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
@@ -150,7 +255,11 @@ void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_
 
 template <class V, class X>
 void tiles_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  (w.bits == 4 ? tiles<V, X, 4, V::kRows> : tiles<V, X, 8, V::kRows>)(w, panel, x, first, last, y);
+  const auto all = w.bits == 4   ? tiles<V, X, 4, V::kRows>
+                   : w.bits == 5 ? tiles<V, X, 5, V::kRows>
+                   : w.bits == 6 ? tiles<V, X, 6, V::kRows>
+                                 : tiles<V, X, 8, V::kRows>;
+  all(w, panel, x, first, last, y);
 }
 
 // Weights in float32: sums over k, in order, from `begin` to `end`; y has those before.
@@ -181,11 +290,13 @@ void panel_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int
       float_tiles<V, V::kRows>(w, panel, static_cast<const float*>(x.words), first, last, k, k + kInnerOfFloats < w.inner ? k + kInnerOfFloats : w.inner, y);
     return;
   }
-  if (rounding == Rounding::kNone) return tiles_of<V, Numbers<V>>(w, panel, x, first, last, y);
-  if constexpr (V::kBytes) {
+  if (rounding == Rounding::kNone) return tiles_of<V, Parts<V, Numbers<V>>>(w, panel, x, first, last, y);
+  if constexpr (V::kByteBits == 8) {
     if (rounding == Rounding::kBits8) return tiles_of<V, Bytes<V>>(w, panel, x, first, last, y);
+  } else if constexpr (V::kByteBits == 6) {
+    if (rounding == Rounding::kBits8 && w.bits <= 6) return tiles_of<V, Shorts<V>>(w, panel, x, first, last, y);
   }
-  tiles_of<V, Pairs<V>>(w, panel, x, first, last, y);
+  tiles_of<V, Parts<V, Pairs<V>>>(w, panel, x, first, last, y);
 }
 
 // Rounds to the nearest, halves to even; |x| < 2^22.
@@ -230,7 +341,7 @@ void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Wor
   for (int64_t block = 0; block < rows * w.blocks(); ++block) {
     const int32_t sum = round_block(x, block * w.block, w.block, limit, words, to.scales + block);
     to.sums[block] = static_cast<float>(sum);
-    to.offsets[block] = -center(w.bits) * sum;
+    to.offsets[block] = -w.center() * sum;
   }
 }
 
@@ -247,7 +358,7 @@ template <class V>
 void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, void* words, const Rows& to) {
   if (rounding == Rounding::kNone) return sum_rows(w, x, rows, to);
   const float limit = rounding == Rounding::kBits8 ? 127.0f : 32767.0f;
-  if (V::kBytes && rounding == Rounding::kBits8)
+  if (rounding == Rounding::kBits8 && w.bits <= V::kByteBits)
     round_rows(w, x, rows, limit, static_cast<int8_t*>(words), to);
   else
     round_rows(w, x, rows, limit, static_cast<int16_t*>(words), to);
@@ -255,7 +366,7 @@ void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding,
 
 template <class V>
 constexpr Instructions instructions(const char* name, bool (*usable)()) {
-  return {name, usable, V::kBytes, round_of<V>, panel_of<V>, attend<V>};
+  return {name, usable, V::kByteBits, round_of<V>, panel_of<V>, attend<V>};
 }
 
 }  // namespace

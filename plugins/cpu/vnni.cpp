@@ -5,7 +5,7 @@ namespace specbuild {
 namespace {
 
 struct Vnni : Avx512 {
-  static constexpr bool kBytes = true;
+  static constexpr int kByteBits = 8;
 
   static Ints dot_bytes(Ints sum, Ints codes, Ints x) { return _mm512_dpbusd_epi32(sum, codes, x); }
   static Ints dot_pairs(Ints sum, Ints x, Ints y) { return _mm512_dpwssd_epi32(sum, x, y); }

@@ -22,7 +22,7 @@ from specbuild.runtime.errors import BundleError
 
 from .backend import Backend, find_backend
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST, REPORT = "manifest.json", "report.json"
 GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, if it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out

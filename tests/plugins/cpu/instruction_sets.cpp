@@ -44,17 +44,39 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// Random numbers of so many bits, all of them finite.
+void put_factors(std::vector<uint8_t>& factors, size_t count, int bits) {
+  const auto floats = normal(count);
+  for (const float number : floats) {
+    uint8_t bytes[4];
+    std::memcpy(bytes, &number, 4);
+    if (bits < 32)
+      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(chance());
+    if (bits == 16 && (bytes[1] & 0x7c) == 0x7c) bytes[1] ^= 0x40;
+    factors.insert(factors.end(), bytes, bytes + bits / 8);
+  }
+}
+
 bool agrees(const Instructions& set) {
-  for (int draw = 0; draw < 60; ++draw) {
-    const int bits = draw % 3 == 0 ? 4 : draw % 3 == 1 ? 8 : 32, block = 16 << draw % 4;
-    const int64_t inner = block * (1 + draw % 7), columns = 1 + draw * 5 % 50, rows = 1 + draw % 13;
-    Weights w{nullptr, nullptr, nullptr, inner, columns, bits, bits == 32 ? static_cast<int>(inner) : block};
-    std::vector<uint8_t> codes(w.panels() * w.panel_bytes());
+  constexpr int kBits[] = {4, 8, 32, 5, 6}, kFactors[][2] = {{32, 0}, {16, 16}, {8, 8}, {16, 8}, {8, 0}, {32, 32}, {16, 0}};
+  for (int draw = 0; draw < 210; ++draw) {
+    const int bits = kBits[draw % 5], block = (bits == 5 ? 32 : 16) << draw % 3;
+    const auto [scale_bits, minimum_bits] = kFactors[draw % 7];
+    const int64_t inner = block * (1 + draw % 11), columns = 1 + draw * 5 % 50, rows = 1 + draw % 13;
+    Weights w{nullptr, nullptr, inner, columns, bits, bits == 32 ? static_cast<int>(inner) : block, scale_bits, minimum_bits};
+    std::vector<uint8_t> codes(w.panels() * w.panel_bytes()), factors;
     for (uint8_t& code : codes) code = static_cast<uint8_t>(chance());
-    const auto floats = normal(codes.size() / 4), scales = normal(w.panels() * w.blocks() * kColumns), minima = normal(scales.size());
+    for (int64_t panel = 0; bits != 32 && panel < w.panels(); ++panel) {
+      for (int64_t step = 0; step < w.steps(); ++step) {
+        put_factors(factors, w.blocks_of(step) * kColumns, scale_bits);
+        if (minimum_bits) put_factors(factors, w.blocks_of(step) * kColumns, minimum_bits);
+        if (scale_bits == 8) put_factors(factors, kColumns * (minimum_bits ? 2 : 1), 32);
+      }
+    }
+    const auto floats = normal(codes.size() / 4);
     w.codes = bits == 32 ? reinterpret_cast<const uint8_t*>(floats.data()) : codes.data();
-    w.scales = scales.data();
-    w.minima = draw % 2 && bits != 32 ? minima.data() : nullptr;
+    w.factors = factors.data();
+    if (bits != 32 && static_cast<int64_t>(factors.size()) != w.panels() * w.factor_bytes()) return false;
     const auto x = normal(rows * inner);
     for (Rounding rounding : {Rounding::kBits8, Rounding::kBits16, Rounding::kNone})
       if (!same(product(set, w, x, rows, rounding), product(kPortable, w, x, rows, rounding))) return false;
