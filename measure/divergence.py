@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.sampling.logprobs import log_softmax
 
-AT_ONCE = 1 << 22  # numbers converted to float64 at once: with a large vocabulary, all rows would take gigabytes
+AT_ONCE = 1 << 20  # numbers converted to float64 at once: with a large vocabulary, all rows would take gigabytes
 
 
 def divergences(

@@ -15,6 +15,7 @@ from specbuild.builder.config.build_config import CHECK_SLOTS
 from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.config.scheme import KEEP
 from specbuild.builder.frontend.checkpoint import encode
+from specbuild.builder.frontend.logits_file import LogitsFile
 from specbuild.builder.passes.spread_logits import LOWEST
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, Divergence, compare, plain
@@ -120,7 +121,7 @@ def check(
             decoded.append(expected)
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
         texts = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, decoded[0], strict=True)]
-        ours = [engine.text_logits(text) for text in texts]
+        ours = LogitsFile(engine.text_logits(text) for text in texts)
         manifest, precision = engine.manifest, engine.manifest.precision
     logits = reference(texts)
     gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from specbuild.builder.passes.spread_logits import LOWEST
 
 from .hidden_state_taps import decoder_layers
 from .lazy_weights import Cast, Weight, of_model, put, reading
+from .logits_file import Logits, LogitsFile
 
 ROWS = 1 << 14  # of a head at a time: it may be larger than all layers
+LOGITS = 1 << 24  # in memory, of several texts together
 Texts = Sequence[Sequence[int]]
 States = list[Any]  # each text's hidden states, None before the first layer
 
@@ -154,7 +157,7 @@ class LayeredModel:
                 undo.callback(self.head.register_forward_pre_hook(stop).remove)
             return self._run(len(self.layers), texts, hidden, take or (lambda output: None))
 
-    def logits(self, texts: Texts, columns: NDArray[np.int64] | None = None) -> list[NDArray[np.float32]]:
+    def logits(self, texts: Texts, columns: NDArray[np.int64] | None = None) -> LogitsFile:
         """Return the logits after each token of texts: `float32[T, V]` each, LOWEST where no column is a token's.
 
         Args:
@@ -167,26 +170,39 @@ class LayeredModel:
                 hidden = self.run(index, texts, hidden)
         return self.ends(texts, hidden, columns)
 
-    def ends(self, texts: Texts, hidden: States, columns: NDArray[np.int64] | None = None) -> list[NDArray[np.float32]]:
+    def ends(self, texts: Texts, hidden: States, columns: NDArray[np.int64] | None = None) -> LogitsFile:
         """Return the logits of hidden states after the last layer, as `logits` does, some columns at a time."""
-
-        def take(output: Any) -> NDArray[np.float32]:
-            logits: NDArray[np.float32] = output.logits[0].float().numpy()
-            return logits
-
         if self.head is None:
-            with self.reading(len(self.layers), texts):
-                found = self.run_rest(texts, hidden, take)
-            return found if columns is None else [each[:, columns] for each in found]
+            found = self._all_logits(texts, hidden)
+            return LogitsFile(found if columns is None else (each[:, columns] for each in found))
         count = self.weights[f"{self.names[self.head]}.weight"].shape[0]
         rows = np.arange(count) if columns is None else columns
         spreads = columns is None and self.tokens is not None
         places = np.asarray(self.tokens) if spreads else np.arange(len(rows))
-        found = [np.full((len(text), self.vocab_size if spreads else len(rows)), LOWEST, np.float32) for text in texts]
+        width = self.vocab_size if spreads else len(rows)
+        groups = _groups([width * len(text) for text in texts], LOGITS)
+        each = (self._logits_of(self.head, texts[some], hidden[some], rows, places, width) for some in groups)
+        return LogitsFile(chain.from_iterable(each))
+
+    def _all_logits(self, texts: Texts, hidden: States) -> list[Logits]:
+        with self.reading(len(self.layers), texts):
+            return self.run_rest(texts, hidden, _logits)
+
+    def _logits_of(
+        self,
+        head: nn.Module,
+        texts: Texts,
+        hidden: States,
+        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
+        width: int,
+    ) -> list[Logits]:
+        """Return logits by these rows of the head, at these places of `width`."""
+        found = [np.full((len(text), width), LOWEST, np.float32) for text in texts]
         with self.reading(len(self.layers), texts):
             for first in range(0, len(rows), ROWS):
-                with self._rows_of_head(self.head, rows[first : first + ROWS]):
-                    some = self.run_rest(texts, hidden, take)
+                with self._rows_of_head(head, rows[first : first + ROWS]):
+                    some = self.run_rest(texts, hidden, _logits)
                 for logits, part in zip(found, some, strict=True):
                     logits[:, places[first : first + ROWS]] = part
         return found
@@ -224,6 +240,22 @@ class LayeredModel:
                 if weight is not None:
                     put(head, key, self.weights[f"{self.names[head]}.{key}"].read(rows), undo)
             yield
+
+
+def _logits(output: Any) -> Logits:
+    logits: Logits = output.logits[0].float().numpy()
+    return logits
+
+
+def _groups(sizes: Sequence[int], largest: int) -> Iterator[slice]:
+    """Yield slices of neighbours whose sizes add up to `largest` at most, or that are one alone."""
+    first, total = 0, 0
+    for place, size in enumerate(sizes):
+        if first < place and total + size > largest:
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    yield slice(first, len(sizes))
 
 
 def _tokens(texts: Texts) -> NDArray[np.int64]:

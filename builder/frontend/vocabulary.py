@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -31,6 +30,7 @@ from specbuild.runtime.errors import CheckpointError, shown
 from .checkpoint import Checkpoint, encode, load
 from .layer_by_layer import LayeredModel
 from .lazy_weights import Picked, Weight, of_model, of_names, shape_only, skeleton
+from .logits_file import LogitsFile
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and the bytes that it stands for
@@ -271,7 +271,7 @@ def _mask(target: Checkpoint, draft: Checkpoint, sources: dict[int, int]) -> tup
     return token, token + 1
 
 
-def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> LogitsFile:
     """Return the logits that Hugging Face's modules compute in float32 after each token of texts, a layer at a time.
 
     They are `float32[T, rows]` by token, LOWEST where a row is no token's.
@@ -285,7 +285,8 @@ def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> 
     found = model.logits(texts, columns)
     if len(columns) == checkpoint.token_rows:
         return found
-    return [spread(torch.from_numpy(each), torch.from_numpy(columns), checkpoint.token_rows).numpy() for each in found]
+    tokens = torch.from_numpy(columns)
+    return LogitsFile(spread(torch.from_numpy(each), tokens, checkpoint.token_rows).numpy() for each in found)
 
 
 def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:

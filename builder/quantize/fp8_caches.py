@@ -20,6 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.logits_file import LogitsFile
 
 ATTENTION = "specbuild_cached"
 LARGEST = 448.0  # E4M3's largest number
@@ -55,9 +56,7 @@ def calibrate(model: LayeredModel, texts: Sequence[Sequence[int]]) -> Scales:
     return Scales(*((peak * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for peak in (key, value)))
 
 
-def cached_logits(
-    model: LayeredModel, texts: Sequence[Sequence[int]], scales: Scales | None
-) -> list[NDArray[np.float32]]:
+def cached_logits(model: LayeredModel, texts: Sequence[Sequence[int]], scales: Scales | None) -> LogitsFile:
     """Return the logits after each token of each text, `float32[T, V]`, over E4M3 caches with these scales.
 
     With `scales` None, caches have the model's own type.

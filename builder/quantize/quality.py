@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.logits_file import Logits
 from specbuild.measure.divergence import by_rows, kl
 from specbuild.runtime.sampling.logprobs import log_softmax
 
-Logits = NDArray[np.float32]
-MAX_LOGITS = 1 << 26  # maximum number of logits in memory
+MAX_LOGITS = 1 << 26  # maximum number of logits of held-out texts
 BEGINNING, NEW_TOKENS = 32, 64  # maximum tokens of a text's beginning and of its greedy continuation
 DEPTH = 4  # length of the chain with which a draft's acceptance length is measured
 
@@ -24,7 +24,7 @@ class Before:
     """A model's results in float32: the logits of held-out texts."""
 
     texts: list[list[int]]
-    logits: list[Logits]
+    logits: Sequence[Logits]
 
     @classmethod
     def of(cls, model: LayeredModel, texts: Sequence[Sequence[int]]) -> Before:

@@ -107,17 +107,18 @@ def _changes(
     for first in range(0, len(variants), at_once):
         some = range(first, min(first + at_once, len(variants)))
         inner = [number for number in some if not model.of_layers(variants[number])[1]]
-        ends = [states[number][0] for number in inner]
-        logits = dict(zip(inner, model.ends(texts * len(inner), ends) if inner else (), strict=True))
+        together = model.ends(texts * len(inner), [states[number][0] for number in inner]) if inner else []
         for number in some:
-            if number not in logits:
+            if number in inner:
+                logits = together[inner.index(number)]
+            else:
                 with simulated(model, variants[number]) as changed:
-                    (logits[number],) = changed.ends(texts, states[number])
+                    (logits,) = changed.ends(texts, states[number])
             if head in variants[number]:
                 (same,) = model.ends(texts, states[number])
-                both = (torch.from_numpy(each[:, columns]) for each in (logits[number], same))
+                both = (torch.from_numpy(each[:, columns]) for each in (logits, same))
                 _note(cosines[number], str(head), *both)
-            yield float(kl(exact, logits[number]).mean()), cosines[number]
+            yield float(kl(exact, logits).mean()), cosines[number]
 
 
 def _states(

@@ -82,7 +82,7 @@ def test_logits_that_differ_are_refused(bundle: Path, reference: Reference) -> N
     """Even where they change no choice."""
 
     def changed(texts: Any) -> Any:
-        found = reference(texts)
+        found = list(reference(texts))
         found[1][0, found[1][0].argmin()] -= 0.5
         return found
 
