@@ -23,6 +23,7 @@ DAMPING = 0.01  # fraction of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength; more would overfit the calibration texts
 _MAX_SMOOTH = 2.0**14  # bounds factors from above, its inverse from below: even a column without inputs fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
+_CACHED = 1024  # rows of which that many columns stay in a processor's cache
 _ROWS = 4096  # rows that are rounded at a time
 PARTS = "codes", "scales", "zeros", "offsets", "scale_steps", "offset_steps"
 _TINY = torch.finfo(torch.float32).tiny
@@ -194,7 +195,8 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
         return {name: _rounded(weight, scheme) for name, weight in weights.items()}
     assert inputs is not None
     if scheme.method == "gptq":
-        return {name: _gptq(weight, scheme, inputs.moments) for name, weight in weights.items()}
+        factors = [_inverse_factor(moment) for moment in inputs.moments]
+        return {name: _gptq(weight, scheme, factors) for name, weight in weights.items()}
     together = torch.cat(list(weights.values()))
     smooth, input_scale = None, None
     if scheme.method == "awq":
@@ -252,27 +254,42 @@ def _rounded_rows(weight: Tensor, scheme: Scheme, scale: Tensor | None) -> Quant
     return Quantized(scheme, codes.byte(), scales, None if zeros is None else zeros.byte())
 
 
-def _gptq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Quantized:
-    """Round column by column, correcting the columns that are not rounded yet for each error (GPTQ's algorithm 1)."""
+def _gptq(weight: Tensor, scheme: Scheme, factors: Sequence[Tensor]) -> Quantized:
+    """Round column by column, correcting the columns that are not rounded yet for each error (GPTQ's algorithm 1).
+
+    The steps are so small that a second thread would mostly wait, and for seconds where another program computes.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return joined([_gptq_rows(rows, scheme, factors) for rows in torch.split(weight, _CACHED)])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _gptq_rows(weight: Tensor, scheme: Scheme, factors: Sequence[Tensor]) -> Quantized:
     size, parts = scheme.block, list[Quantized]()
-    for columns, moment in zip(torch.split(weight, SPAN, 1), moments, strict=True):
-        left, factor = columns.clone(), _inverse_factor(moment)
-        codes, scales, zeros = torch.empty_like(left), [], []
+    for columns, factor in zip(torch.split(weight, SPAN, 1), factors, strict=True):
+        left, codes = columns.clone(), torch.empty(columns.shape, dtype=torch.uint8)
+        scales, zeros = [], []
         for start in range(0, left.shape[1], _STEP):
             stop = min(start + _STEP, left.shape[1])
-            errors = torch.empty_like(left[:, start:stop])
-            for k in range(start, stop):
+            some = left[:, start:stop].T.contiguous()  # a column's numbers side by side
+            errors, rounded = torch.empty_like(some), torch.empty_like(some)
+            for at, k in enumerate(range(start, stop)):
                 if k % size == 0:
-                    scale, zero = _grid(left[:, k : k + size], scheme)
+                    scale, zero = _grid(some[at : at + size].T, scheme)
                     scales.append(scale)
                     zeros.append(zero)
-                codes[:, k] = _codes(left[:, k : k + 1], scheme, scale, zero)[:, 0]
-                middle = float(1 << scheme.bits - 1) if zero is None else zero
-                errors[:, k - start] = (left[:, k] - (codes[:, k] - middle) * scale) / factor[k, k]
-                left[:, k:stop] -= errors[:, k - start, None] * factor[k, k:stop]
-            left[:, stop:] -= errors @ factor[start:stop, stop:]
+                    middle = float(1 << scheme.bits - 1) if zero is None else zero
+                code = _codes(some[at, :, None], scheme, scale, zero)[:, 0]
+                rounded[at] = code
+                errors[at] = (some[at] - (code - middle) * scale) / factor[k, k]
+                some[at:] -= factor[k, k:stop, None] * errors[at]
+            codes[:, start:stop] = rounded.T
+            left[:, stop:] -= errors.T.contiguous() @ factor[start:stop, stop:]
         zero_points = None if scheme.symmetric else torch.stack(zeros, 1).byte()  # type: ignore[arg-type]
-        blocks = codes.byte().reshape(len(codes), -1, size)
+        blocks = codes.reshape(len(codes), -1, size)
         parts.append(Quantized(scheme, blocks, torch.stack(scales, 1), zero_points))
     return joined(parts, 1)
 
