@@ -12,7 +12,7 @@ from host_device import HostDevice, QueuedModel
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 
 VOCAB, TEXT, BUCKETS, CHUNK = 97, 96, (1, 2, 4, 8, 16), 24
 CAPACITY, WINDOW = TEXT + BUCKETS[-1], 7
@@ -64,5 +64,5 @@ def executor(name: str, device: HostDevice, folder: Path, batch_size: int) -> St
     windows = (WINDOW,) if name == "windowed" else (0,)
     spec = ModelSpec(name, 2, 2, 16, VOCAB, CAPACITY, BUCKETS[-1], windows)
     stream = device.stream()
-    model = OrtModel(path, spec, device, batch_size, BUCKETS, CHUNK, "cpu", stream)
+    model = OrtModel(path, spec, RunContext(device, stream, "cpu", batch_size, BUCKETS, CHUNK))
     return StandardExecutor(device, QueuedModel(model, device), stream)

@@ -10,7 +10,7 @@ from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle.bundle import Bundle
 
-from .model import OrtModel
+from .model import OrtModel, RunContext
 from .parts_file import PARTS
 from .parts_model import Parts, PartsModel
 
@@ -23,10 +23,9 @@ def load(bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: i
     sizes = batch_size, manifest.buckets, min(PROMPT_CHUNK, manifest.max_seq_len)
     for spec in specs:
         name = next(iter(manifest.models[spec.name].graphs.values()))
-        graph, stream = GraphFile.of(bundle, name), device.stream()
+        graph, context = GraphFile.of(bundle, name), RunContext(device, device.stream(), "cuda", *sizes)
         if name.endswith(PARTS):
-            parts = Parts(graph, kernels, device.multiprocessors)
-            models.append(PartsModel(parts, spec, device, *sizes, "cuda", stream))
+            models.append(PartsModel(Parts(graph, kernels, device.multiprocessors), spec, context))
         else:
-            models.append(OrtModel(graph, spec, device, *sizes, "cuda", stream))
+            models.append(OrtModel(graph, spec, context))
     return models

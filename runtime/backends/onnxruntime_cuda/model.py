@@ -40,42 +40,48 @@ class Bound(NamedTuple):
     address: int
 
 
+class RunContext(NamedTuple):
+    """Where a model runs, and the sizes of its steps.
+
+    Attributes:
+        device: The device of `provider`.
+        stream: The stream to run on.
+        provider: ONNX Runtime's execution provider.
+        batch_size: The number of slots.
+        buckets: The node counts of steps of all slots, ascending.
+        chunk: Maximum number of nodes in a prefill step.
+    """
+
+    device: Device
+    stream: int
+    provider: Provider
+    batch_size: int
+    buckets: Sequence[int]
+    chunk: int
+
+
 class OrtModel:
     """See `Model`; it runs on `stream`: the one it was made with or, if a capture failed on that, a new one."""
 
     pages: Pages | None = None
     _tree_nodes = 0  # of TreeAttention, which only parts have
 
-    def __init__(
-        self,
-        graph: Path | GraphFile,
-        spec: ModelSpec,
-        device: Device,
-        batch_size: int,
-        buckets: Sequence[int],
-        chunk: int,
-        provider: Provider,
-        stream: int,
-    ) -> None:
+    def __init__(self, graph: Path | GraphFile, spec: ModelSpec, context: RunContext) -> None:
         """Load the graph, allocate the tensors, and run every bucket's step.
 
         Args:
             graph: The graph, or the path of one that this program wrote itself.
             spec: The model.
-            device: The device of `provider`.
-            batch_size: The number of slots.
-            buckets: The node counts of steps of all slots, ascending.
-            chunk: Maximum number of nodes in a prefill step.
-            provider: ONNX Runtime's execution provider.
-            stream: The stream to run on.
+            context: Where the model runs, and the sizes of its steps.
 
         Raises:
             BundleError: If the graph does not load, or ONNX Runtime has no such provider.
             ExecutionError: If the device's memory is too small, or a step fails.
         """
+        device, self.stream, provider, batch_size, buckets, chunk = context
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
-        self._graph, self._provider, self._device, self.stream = graph, provider, device, stream
+        self._graph, self._provider, self._device = graph, provider, device
         memory, largest = self._open(), self.buckets[-1]
         cache = device.empty((2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim), memory)
         self.tensors = StepTensors.allocate(device, spec, (batch_size, largest, chunk), cache, self._tree_nodes)

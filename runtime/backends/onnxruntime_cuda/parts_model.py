@@ -25,7 +25,7 @@ from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.errors import BundleError
 
-from .model import Bound, OrtModel, Provider, open_on
+from .model import Bound, OrtModel, RunContext, open_on
 from .parts_file import TYPES, AttentionRecord, PartsFile, Weight
 
 _STAGED = 4 << 20  # bytes of weights in an upload
@@ -46,17 +46,7 @@ class PartsModel(OrtModel):
 
     _tree_nodes = MAX_NODES
 
-    def __init__(
-        self,
-        parts: Parts,
-        spec: ModelSpec,
-        device: Device,
-        batch_size: int,
-        buckets: Sequence[int],
-        chunk: int,
-        provider: Provider,
-        stream: int,
-    ) -> None:
+    def __init__(self, parts: Parts, spec: ModelSpec, context: RunContext) -> None:
         """See `OrtModel`, whose graph the parts take the place of."""
         graph, self._kernels, self._processors = parts
         self._file = PartsFile.read(graph)
@@ -64,12 +54,12 @@ class PartsModel(OrtModel):
             raise BundleError(
                 f"{graph.path} has {len(self._file.attentions)} layers, not {spec.layers}: build it again"
             )
-        self._weights = _upload(self._file.weights, graph, device, stream)
+        self._weights = _upload(self._file.weights, graph, context.device, context.stream)
         self._bound_weights = {
             name: Bound(name, TYPES[each.dtype][1], tuple(each.shape), self._weights[name].address)
             for name, each in self._file.weights.items()
         }
-        super().__init__(graph, spec, device, batch_size, buckets, chunk, provider, stream)
+        super().__init__(graph, spec, context)
 
     def _open(self) -> np.dtype[Any]:
         """Open the graphs on the stream; return the dtype of the caches' memory, which is the queries'."""

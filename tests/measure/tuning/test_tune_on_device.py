@@ -22,7 +22,7 @@ from specbuild.runtime import Bundle, Engine, LoadOptions, SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import LoopOptions
@@ -68,7 +68,7 @@ def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest
         for name, record in manifest.models.items():
             shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size
             spec, stream = ModelSpec(name, *shape, ROWS, BUCKETS[-1]), device.stream()
-            model = OrtModel(graphs / name, spec, device, batch_size, BUCKETS, 64, "cpu", stream)
+            model = OrtModel(graphs / name, spec, RunContext(device, stream, "cpu", batch_size, BUCKETS, 64))
             executors.append(StandardExecutor(device, QueuedModel(model, device), stream))
         eos, options = frozenset(manifest.eos_token_ids), LoopOptions(prefix_caching=False)
         loop = DeviceLoop(*executors, HostQueue(host, device), eos, options=options, ahead=ahead)

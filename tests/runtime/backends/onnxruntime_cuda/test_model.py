@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Tensor
-from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 from specbuild.runtime.errors import BundleError, ExecutionError
 
 BATCH, BUCKETS, CHUNK, VOCAB, HIDDEN = 2, (1, 4), 6, 11, 3
@@ -76,7 +76,8 @@ class Toy:
         self.device = device or HostDevice()
         self.stream = self.device.stream()
         path = save(folder / "toy.onnx", cache)
-        self.model: Any = OrtModel(path, SPEC, self.device, BATCH, BUCKETS, CHUNK, provider, self.stream)  # type: ignore
+        context = RunContext(self.device, self.stream, provider, BATCH, BUCKETS, CHUNK)  # type: ignore
+        self.model: Any = OrtModel(path, SPEC, context)
 
     def part(self, name: str, *shape: int) -> NDArray[Any]:
         """The beginning of a tensor, as if that were its shape."""
@@ -267,7 +268,7 @@ def test_onnx_runtime_without_cuda_says_what_to_install() -> None:
         pytest.skip("this ONNX Runtime has CUDA")
     device = HostDevice()
     with pytest.raises(BundleError, match="pip install onnxruntime-gpu"):
-        OrtModel(Path("model.onnx"), SPEC, device, 1, BUCKETS, CHUNK, "cuda", device.stream())
+        OrtModel(Path("model.onnx"), SPEC, RunContext(device, device.stream(), "cuda", 1, BUCKETS, CHUNK))
 
 
 def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy: Toy, tmp_path: Path) -> None:
@@ -276,4 +277,4 @@ def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy: Toy, tmp_path: P
         toy.model.enqueue(1, toy.stream + 1)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"model\.onnx does not load in ONNX Runtime"):
-        OrtModel(tmp_path / "model.onnx", SPEC, device, 1, BUCKETS, CHUNK, "cpu", device.stream())
+        OrtModel(tmp_path / "model.onnx", SPEC, RunContext(device, device.stream(), "cpu", 1, BUCKETS, CHUNK))

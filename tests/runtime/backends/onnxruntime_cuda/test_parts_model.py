@@ -24,6 +24,7 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnx_graph import GraphFile
+from specbuild.runtime.backends.onnxruntime_cuda.model import RunContext
 from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS
 from specbuild.runtime.backends.onnxruntime_cuda.parts_model import Parts, PartsModel
 from specbuild.runtime.decoding.device.loop import DeviceLoop
@@ -55,7 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path, name: str, device: HostDevice, batch_size: int, host: KernelLibrary) -> StandardExecutor:
     """The model's executor, on a stream of its own."""
     stream, file = device.stream(), GraphFile.at(folder / name / PARTS)
-    model = PartsModel(Parts(file, host, PROCESSORS), spec(name), device, batch_size, BUCKETS, CHUNK, "cpu", stream)
+    context = RunContext(device, stream, "cpu", batch_size, BUCKETS, CHUNK)
+    model = PartsModel(Parts(file, host, PROCESSORS), spec(name), context)
     return StandardExecutor(device, QueuedModel(model, device), stream)
 
 
@@ -115,7 +117,7 @@ def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: An
     spoil(content)
     parts = Parts(good._replace(data=json.dumps(content).encode()), host, PROCESSORS)
     with pytest.raises(BundleError, match=message):
-        PartsModel(parts, spec("target"), device, 1, BUCKETS, CHUNK, "cpu", device.stream())
+        PartsModel(parts, spec("target"), RunContext(device, device.stream(), "cpu", 1, BUCKETS, CHUNK))
 
 
 def weight(file: Any) -> Any:

@@ -24,7 +24,7 @@ from specbuild.builder.passes.spread_logits import spread_logits
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel
+from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -86,7 +86,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
         else:
             path = tmp_path_factory.mktemp(name) / "model.onnx"
             ir.save(graph, path)
-            model = OrtModel(path, spec, device, 2, BUCKETS, CHUNK, "cpu", stream)
+            model = OrtModel(path, spec, RunContext(device, stream, "cpu", 2, BUCKETS, CHUNK))
         return StandardExecutor(device, QueuedModel(model, device), stream)
 
     def make(lowering: Any, kind: str, ahead: int = 0, rows: int = 0) -> Any:
