@@ -74,5 +74,5 @@ class Candidates:
 
     def _spec(self, largest: int) -> ModelSpec:
         layout, vocabulary = self.context.source.layouts["target"], self.context.source.target.token_rows
-        shape = layout.layers, layout.kv_heads, layout.head_dim, vocabulary, self.context.capacity
-        return ModelSpec("target", *shape, largest, tuple(sorted(set(layout.windows))))
+        shape = layout.spec | {"vocab_size": vocabulary, "capacity": self.context.capacity}
+        return ModelSpec("target", **shape, max_nodes=largest)

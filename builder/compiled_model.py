@@ -31,6 +31,7 @@ from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
 from .quantize.assignment import assign
+from .quantize.experts import QuantizeExperts, experts_scheme
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
 from .quantize.numbers import Numbers
@@ -223,6 +224,9 @@ def _lowered(context: BuildContext, loaded: LoadedModel, prepared: Prepared, sto
     with context.stage(f"{name}: lower"):
         found: Mapping[str, Numbers] = numbers.found if numbers else prepared.kept
         matched = prepared.matched | _rewrite(graph, found, Names.of(loaded.net)) if found else prepared.matched
+        if scheme := experts_scheme(config, name):
+            QuantizeExperts(scheme)(graph)
+            passes.clean(graph)
         precision = _precision(config, name, numbers)
         products = asdict(count(graph, memory_plan.item_bytes(precision)))
         caches = Caches(context.capacity, context.source.max_seq_len, scales)
@@ -264,10 +268,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
         architecture=checkpoint.architecture,
         parameters=loaded.parameters,
         precision=precision,
-        layers=layout.layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        windows=sorted(set(layout.windows)),
+        **layout.record,
         vocab_size=columns_of(context, loaded),
         capacity=context.capacity,
         max_positions=checkpoint.max_positions,

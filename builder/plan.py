@@ -127,7 +127,7 @@ class Plan:
                     "architecture": model.architecture,
                     "parameters": model.parameters,
                     "precision": config.precision_of(name),
-                    "layers": sources.layouts[name].layers,
+                    "layers": len(sources.layouts[name].attentions),
                 }
                 for name, model in sources.models.items()
             },
@@ -220,10 +220,7 @@ def _run_memory(config: BuildConfig, sources: Sources, name: str, weights: int) 
         architecture=model.architecture,
         parameters=model.parameters,
         precision=config.dtype_of(name),
-        layers=layout.layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        windows=sorted(set(layout.windows)),
+        **layout.record,
         vocab_size=len(sources.target.token_ids),
         capacity=capacity_of(config, sources.max_seq_len),
         max_positions=model.max_positions,

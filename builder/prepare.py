@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.quantize.assignment import assign, check_patterns
+from specbuild.runtime.bundle.backend import DEFAULT
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError
 
@@ -25,6 +26,7 @@ from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
 from .frontend.vocabulary import Vocabulary, reconcile
+from .quantize.experts import experts_scheme
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
 from .quantize.weight_sizes import weight_bytes
@@ -123,7 +125,7 @@ def prepare(config: BuildConfig) -> Sources:
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     if head:
-        layouts["draft"] = Layout(head.config.num_key_value_heads, head.config.head_dim, (0,))
+        layouts["draft"] = Layout.alike(head.config.num_key_value_heads, head.config.head_dim, (0,))
     weights = {name: _weight_shapes(checkpoint) for name, checkpoint in models.items()}
     names = {name: each.names for name, each in weights.items()}
     calibrated = False
@@ -134,7 +136,7 @@ def prepare(config: BuildConfig) -> Sources:
     if config.quantize.calibration_cache and not calibrated:
         raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
-        _check_head(config, name, layout.head_dim)
+        _check_layout(config, name, layout)
     # No engine brings its own attention.
     alone = config.architectures and (config.plugin or not config.descriptor.on_gpu) and not config.descriptor.compiles
     sources = models | ({"draft": head} if head else {})
@@ -201,7 +203,7 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint,
     if config.keeps(name) and isinstance(model, Checkpoint) and model.tensors:
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
     schemes = assign(config.quantize, name, precision, config.backend, weights.names)
-    return weight_bytes(weights.shapes, schemes, item) * 33 // 32
+    return weight_bytes(weights.shapes, schemes, item, experts_scheme(config, name)) * 33 // 32
 
 
 def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:
@@ -209,7 +211,7 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
     if config.descriptor.on_gpu:
         return {}
     rows, layouts = min(CHECK_TOKENS, capacity_of(config, sources.max_seq_len)), sources.layouts.values()
-    values = sum(2 * each.layers * each.kv_heads * each.head_dim for each in layouts)
+    values = sum(each.row_values for each in layouts)
     return {
         "the bundle's weights, in its check": weights,
         "caches of the check": CHECK_SLOTS * values * rows * 4,
@@ -234,8 +236,11 @@ def _check_head_types(config: BuildConfig) -> None:
         raise OptionError("an EAGLE-3 head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
 
 
-def _check_head(config: BuildConfig, name: str, size: int) -> None:
-    """Raise OptionError for a head size that the backend's attention does not support."""
+def _check_layout(config: BuildConfig, name: str, layout: Layout) -> None:
+    """Raise OptionError for attention that the backend does not have."""
+    if config.descriptor.on_gpu and (special := layout.special):
+        raise OptionError(f"the {name} has {special}, which a GPU's attention does not have yet: use {DEFAULT}")
+    size = layout.caches[0].key
     if config.plugin:
         try:
             nvrtc.Shape(size, "F16", "F16")
@@ -256,7 +261,7 @@ def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | EagleCheckpo
     computed = config.dtype_of(name) if config.plugin else checkpoint.config.dtype
     dtype = "F16" if computed in ("fp16", torch.float16) else "BF16"
     try:
-        return nvrtc.Shape(layout.head_dim, dtype, dtype)
+        return nvrtc.Shape(layout.caches[0].key, dtype, dtype)
     except OptionError as error:
         raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
 

@@ -84,7 +84,7 @@ class Products:
             cache_bytes: Bytes per number in the KV cache; None for the model's own type.
         """
         new = batch * nodes
-        row = 2 * record.kv_heads * record.head_dim * (cache_bytes or item_bytes(record.precision))
+        row = record.row_values * (cache_bytes or item_bytes(record.precision)) // record.layers  # on average
         moved = self.bytes + new * (record.vocab_size * _LOGIT_BYTES + _NODE_BYTES)
         products = new * self.parameters
         for experts in self.experts:

@@ -64,7 +64,7 @@ def fusion() -> dict[str, Any]:
     found = checkpoint.find(str(PAIR / "target"))
     model, layout = checkpoint.load(found, "eager"), probe(found.config, CAPACITY)
     graph = export(model, layout, CAPACITY, CAPACITY)
-    spec = ModelSpec("target", layout.layers, layout.kv_heads, layout.head_dim, found.vocab_size, CAPACITY, 64)
+    spec = ModelSpec("target", **layout.spec, vocab_size=found.vocab_size, capacity=CAPACITY, max_nodes=64)
     with tempfile.TemporaryDirectory() as folder:
         executors, counts = dict[str, Executor](), {}
         for name, level in levels.items():

@@ -14,6 +14,7 @@ from specbuild.measure.roofline import Attention, Experts, Products
 _PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul", "ScaledMatMul"}
 _LOOKUPS = {"Gather", "GatherND", "BlockGather"}
 _VIEWS = {"Transpose", "Reshape", "Cast"}  # operators that may lie between a weight and its product
+_CHOSEN = {"ExpertMatMul", "BlockExpertMatMul"}  # by experts that the rows choose
 _TABLES = 9  # TreeAttention's inputs from here on are rotary tables
 
 
@@ -32,6 +33,12 @@ def count(model: ir.Model, item_bytes: int) -> Products:
         if node.op_type == "TreeAttention":
             _, heads, _, head_dim = _sizes(node.inputs[0])
             attention[node.attributes["window"].as_int(), heads] += 1
+        if node.op_type in _CHOSEN:
+            count, one = _sizes(node.inputs[1])[0], math.prod(_sizes(node.inputs[1])[1:])
+            quantized = node.op_type != "ExpertMatMul"
+            one = one * 8 // node.attributes["bits"].as_int() if quantized else one
+            size = sum(_bytes(value, item_bytes) for value in node.inputs[1:-1] if value is not None) // count
+            experts[count, _sizes(node.inputs[-1])[-1], one, size] += 1
         for weight, lookup in _weights(node):
             sizes = _sizes(weight)
             if lookup is not None:
@@ -70,7 +77,7 @@ def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
 def _is_read(value: ir.Value) -> bool:
     """Return whether every step reads all of an initializer; shapes and indices (int64) do not count."""
     return value.dtype != ir.DataType.INT64 and any(
-        use.node.op_type not in {*_LOOKUPS, "BlockMatMul"}
+        use.node.op_type not in {*_LOOKUPS, *_CHOSEN, "BlockMatMul"}
         and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
         for use in value.uses()
     )
@@ -81,7 +88,7 @@ def _block_bytes(model: ir.Model, item_bytes: int) -> dict[str, int]:
     found = dict[str, int]()
     for node in model.graph:
         if node.op_type == "BlockMatMul":
-            form, (rows, blocks, *_) = BlockForm.of(node), _sizes(node.inputs[1])
+            form, (rows, blocks, *_) = BlockForm.of(node, node.inputs[2:]), _sizes(node.inputs[1])
             factors = form.factor_bytes(blocks) if item_bytes == 4 else blocks * item_bytes  # GPUs': scales alone
             found[str(node.inputs[1] and node.inputs[1].name)] = rows * (form.code_bytes(blocks) + factors)
     return found

@@ -8,69 +8,117 @@ express is refused here, within seconds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specbuild.runtime.bundle.manifest import CacheShape
 from specbuild.runtime.errors import CheckpointError, one_line, shown
 
 from . import portable_rotary
 
 PROBE = "specbuild_probe"
-_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
+_SINKS = "s_aux"  # transformers' name
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention of a model: its cache, and which positions a node sees.
+
+    Attributes:
+        cache: Its KV heads, and the sizes of their keys and values.
+        window: A node sees so many positions, its own included; 0: all; −c: those of its own chunk of c positions.
+        sinks: Whether a learned score for each head takes a part of the weights.
+    """
+
+    cache: CacheShape
+    window: int = 0
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of the KV caches, and each layer's window: how many positions a node sees (0: all)."""
+    """A model's attentions, in the order in which it computes them.
 
-    kv_heads: int
-    head_dim: int
-    windows: tuple[int, ...]
+    `by_layer` tells whether attention i is that of the model's layer i.
+    """
+
+    attentions: tuple[Attention, ...]
+    by_layer: bool = True
+
+    @classmethod
+    def alike(cls, kv_heads: int, head_dim: int, windows: Sequence[int]) -> Layout:
+        """Return the layout of layers that differ in their windows alone."""
+        return cls(tuple(Attention(CacheShape(kv_heads, head_dim, head_dim), window) for window in windows))
 
     @property
-    def layers(self) -> int:
-        """Number of layers, each of which has a KV cache."""
-        return len(self.windows)
+    def caches(self) -> tuple[CacheShape, ...]:
+        """Each attention's cache."""
+        return tuple(each.cache for each in self.attentions)
 
+    @property
+    def windows(self) -> list[int]:
+        """The numbers of positions that a node sees at most, each once; 0: all."""
+        return sorted({abs(each.window) for each in self.attentions})
 
-@dataclass
-class _Layer:
-    """The arguments that one layer passed to the attention interface."""
+    @property
+    def row_values(self) -> int:
+        """How many numbers a token has in all caches."""
+        return sum(each.heads * (each.key + each.value) for each in self.caches)
 
-    index: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    visible: Tensor | None
+    @property
+    def special(self) -> str | None:
+        """What only some backends' attention has; None if every backend's has all that this one needs."""
+        kinds = {
+            "attention sinks": any(each.sinks for each in self.attentions),
+            "attention in chunks": any(each.window < 0 for each in self.attentions),
+            "layers whose caches differ": len({*self.caches}) > 1,
+            "keys and values of different sizes": any(each.key != each.value for each in self.caches),
+        }
+        return next((kind for kind, present in kinds.items() if present), None)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The fields that a manifest's record of the model has."""
+        return self.spec | {"windows": self.windows, "caches": list(self.spec["caches"])}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The fields that an executor's description of the model has."""
+        first, *others = self.caches
+        alike = first.key == first.value and all(each == first for each in others)
+        shape = {"layers": len(self.caches), "kv_heads": first.heads, "head_dim": first.key}
+        return shape | {"windows": tuple(self.windows), "caches": () if alike else self.caches}
 
 
 @dataclass
 class _Probe:
-    """One probing run: its number of positions, and what the layers passed to the attention interface."""
+    """One probing run: its number of positions, and the attentions that it has come to with their layers."""
 
     positions: int
-    layers: list[_Layer] = field(default_factory=list)
+    attentions: list[tuple[int, Attention]] = field(default_factory=list)
 
 
 _probe = _Probe(0)  # the current run's
 
 
 @contextmanager
-def _probing(positions: int) -> Iterator[list[_Layer]]:
-    """Yield the list in which the interface functions below record what a model's layers pass to them."""
+def _probing(positions: int) -> Iterator[_Probe]:
+    """Yield the record in which the interface functions below note what a model's layers pass to them."""
     global _probe
     _probe = _Probe(positions)
     try:
-        yield _probe.layers
+        yield _probe
     finally:
         _probe = _Probe(0)
 
@@ -82,30 +130,38 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     """
     name, model = empty(config)
     try:
-        with torch.no_grad(), _probing(positions) as asked:
+        with torch.no_grad(), _probing(positions) as run:
             portable_rotary.check(model, positions)
+            _check_temperature(model.config.get_text_config(), positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
-            logits = model(input_ids=ids, position_ids=ids, attention_mask=ids, use_cache=False).logits
-            layers = sorted(asked, key=lambda layer: layer.index)
-            windows = tuple(_window(layer.visible) for layer in layers)
+            every = torch.ones(1, 3, dtype=torch.int64)  # on the CPU, where it has values
+            logits = model(input_ids=ids, position_ids=ids, attention_mask=every, use_cache=False).logits
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # a model's code may raise any type
         reason = one_line(error)
         reason = "what it computes depends on values" if "meta tensors" in reason else reason
         raise CheckpointError(f"{name} cannot be exported: {reason}") from None
-    wanted = config.get_text_config().num_hidden_layers
-    if [layer.index for layer in layers] != list(range(wanted)):
+    wanted, attending = config.get_text_config().num_hidden_layers, {layer for layer, _ in run.attentions}
+    if len(attending) < wanted:
         raise CheckpointError(
-            f"{name} has {wanted} layers, {len(layers)} of which use transformers' attention interface: recurrent and "
-            "custom layers are not supported"
+            f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface: recurrent "
+            "and custom layers are not supported"
         )
-    shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in layers}
-    if len(shapes) > 1 or layers[0].head_dim != layers[0].value_dim:
-        raise CheckpointError(f"{name} has keys and values of different sizes: not supported")
     if logits.shape[-1] != config.get_text_config().vocab_size:
         raise CheckpointError(f"{name} has a head of {logits.shape[-1]} rows, not one for each token: not supported")
-    return Layout(layers[0].kv_heads, layers[0].head_dim, windows)
+    by_layer = attending == {*range(wanted)} and len(run.attentions) == wanted
+    order = sorted(run.attentions, key=lambda each: each[0]) if by_layer else run.attentions
+    return Layout(tuple(each for _, each in order), by_layer)
+
+
+def _check_temperature(config: PreTrainedConfig, positions: int) -> None:
+    """Raise CheckpointError if queries are scaled by a position that the model counts from the step's first token."""
+    if getattr(config, "attn_temperature_tuning", False) and positions >= config.floor_scale:
+        fits = int(config.floor_scale) - 1
+        raise CheckpointError(
+            f"its attention scales queries by their position past {fits} tokens: build with --max-seq-len {fits}"
+        )
 
 
 def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
@@ -114,9 +170,6 @@ def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
     Raises CheckpointError if its layers or its attention are of an unsupported kind.
     """
     config = copy.deepcopy(config)
-    others = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_TYPES)
-    if others:
-        raise CheckpointError(f"{config.model_type!r} models with {others[0]} layers are not supported")
     check_interface(config)
     try:
         with torch.device("meta"):
@@ -146,14 +199,14 @@ def check_decoder(source: str, config: PreTrainedConfig) -> None:
 def check_interface(config: PreTrainedConfig) -> None:
     """Raise CheckpointError if the model's class does not use the attention interface."""
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not kind._supports_attention_backend:
+    if not kind._can_set_attn_implementation():
         raise CheckpointError(
             f"{kind.__name__} has no attention that goes through transformers' attention interface: not supported"
         )
 
 
 def set_experts(model: PreTrainedModel, implementation: str = "batched_mm") -> str | None:
-    """Set how a mixture of experts is computed; the default, matmuls of gathered weights, can be exported.
+    """Set how a mixture of experts is computed; the default needs no values of the tensors, which have none here.
 
     Returns the previous implementation, or None if the model has nothing to set.
     """
@@ -165,32 +218,47 @@ def set_experts(model: PreTrainedModel, implementation: str = "batched_mm") -> s
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Record what a layer passes to the attention interface, and return an output of the right shape."""
-    refuse_options(module, options)
-    index = getattr(module, "layer_idx", None)
-    if index is None:
-        raise CheckpointError("its attention does not say which layer it belongs to")
-    _probe.layers.append(_Layer(index, key.shape[1], key.shape[3], value.shape[3], mask))
+    sinks = take_sinks(module, options)
+    cache = CacheShape(key.shape[1], key.shape[3], value.shape[3])
+    layer: int = getattr(module, "layer_idx", len(_probe.attentions))
+    _probe.attentions.append((layer, Attention(cache, _window(attention_mask), sinks is not None)))
     batch, heads, nodes, _ = query.shape
     return query.new_empty(batch, nodes, heads, value.shape[3]), None
 
 
-def refuse_options(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raise CheckpointError if a layer asks for anything beyond plain causal attention."""
+def take_sinks(module: nn.Module, options: dict[str, Any]) -> Tensor | None:
+    """Return the sinks among a layer's options; raise CheckpointError if it asks for more than causal attention."""
     if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
         raise CheckpointError("its attention looks ahead")
     for option, value in options.items():
-        if isinstance(value, Tensor) and option not in _HARMLESS:
+        if isinstance(value, Tensor) and option not in _HARMLESS and option != _SINKS:
             raise CheckpointError(f"its attention takes {option}, which is not supported")
+    sinks: Tensor | None = options.get(_SINKS)
+    return sinks
 
 
 def _mask(mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
     """Return which positions a few sample queries see, as the mask interface: `bool[1, 1, few, positions]`."""
     zero, queries = torch.zeros(1, dtype=torch.int64), _queries(_probe.positions)
-    visible = mask_function(zero, zero, queries[:, None], torch.arange(_probe.positions)[None])
+    with _Unpadded():
+        visible = mask_function(zero, zero, queries[:, None], torch.arange(_probe.positions)[None])
     return visible.expand(len(queries), _probe.positions)[None, None]
+
+
+class _Unpadded(TorchFunctionMode):
+    """Takes 0 for every tensor without values: how many tokens pad a text's beginning."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        args, kwargs = tree_map_only(Tensor, _unpadded, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def _unpadded(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, device="cpu") if x.is_meta else x
 
 
 def _queries(positions: int) -> Tensor:
@@ -199,18 +267,22 @@ def _queries(positions: int) -> Tensor:
 
 
 def _window(visible: Tensor | None) -> int:
-    """Return a mask's window, 0 if all earlier positions are visible; raise CheckpointError for any other mask."""
+    """Return a mask's window, as `Attention` has it; raise CheckpointError for other masks."""
     if visible is None:
         return 0
     if visible.is_meta or visible.dtype != torch.bool or visible.shape[-2] != len(_queries(2)):
         raise CheckpointError("it makes its attention mask by itself, which is not supported")
     rows, keys = visible[0, 0], torch.arange(visible.shape[-1])
-    queries = _queries(len(keys))
-    distance = queries[:, None] - keys
+    queries = _queries(len(keys))[:, None]
+    distance = queries - keys
     width = int(rows[0].sum())
-    if not torch.equal(rows, (distance >= 0) & (distance < width)):
-        raise CheckpointError("its attention mask is neither causal nor a sliding window")
-    return width if width < len(keys) else 0
+    if torch.equal(rows, (distance >= 0) & (distance < width)):
+        return width if width < len(keys) else 0
+    starts = sorted({int(row.nonzero()[0]) for row in rows if row.any()})
+    for chunk in range(1, len(keys)) if len(starts) > 1 else ():
+        if torch.equal(rows, (distance >= 0) & (queries // chunk == keys // chunk)):
+            return -chunk
+    raise CheckpointError("its attention mask is neither causal nor a sliding window nor chunks")
 
 
 ALL_ATTENTION_FUNCTIONS.register(PROBE, _attention)

@@ -19,6 +19,7 @@ import contextlib
 import gc
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +36,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specbuild.runtime.errors import CheckpointError
 
 from . import portable_rotary
-from .attention_layout import Layout, refuse_options, set_experts
+from .attention_layout import Layout, set_experts, take_sinks
 from .eagle3_head import EagleHead
+from .experts import EXPERTS
 from .hidden_state_taps import Taps, layer_list
 from .layer_copies import NotRepeatedError, copy_layers
 from .lazy_weights import Weight, of_model
@@ -66,23 +68,25 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Pass a layer's query, key and value from the attention interface to `specbuild::tree_attention`."""
-    refuse_options(module, options)
+    sinks = take_sinks(module, options)
     assert _call is not None, "specbuild's attention runs inside PortableModel only"
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    at: int = module.layer_idx if _call.layout.by_layer else len(_call.present) // 2  # type: ignore[assignment]
+    layout = _call.layout.attentions[at]
     out, new_key, new_value = torch.ops.specbuild.tree_attention(
         query,
         key,
         value,
-        _call.past[2 * layer : 2 * layer + 2],
+        _call.past[2 * at : 2 * at + 2],
         _call.place,
+        sinks,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
-        _call.layout.windows[layer],
+        layout.window,
         softcap or 0.0,
     )
     _call.present += [new_key, new_value]
@@ -138,7 +142,7 @@ def portable(
             undo.enter_context(taps.watching(model))
         undo.callback(model.set_attn_implementation, model.config._attn_implementation)
         model.set_attn_implementation(ATTENTION)
-        if experts := set_experts(model):
+        if experts := set_experts(model, EXPERTS):
             undo.callback(set_experts, model, experts)
         portable_rotary.swap(model, positions, capacity, undo)
         undo.callback(model.train, model.training)
@@ -180,23 +184,24 @@ def export(
 def _repeated(module: PortableModel) -> Repeated | None:
     """The layers that need not be traced."""
     layers, layout = layer_list(module.model), module.layout
-    if layers is None or len(layers) != layout.layers:
+    if layers is None or not layout.by_layer:
         return None
     random = torch.Generator().manual_seed(0)
     tokens, _, parents, _, _, wanted, past = _example(layout)
     vocabulary: int = module.model.config.get_text_config().vocab_size
     tokens = torch.randint(vocabulary, tokens.shape, generator=random)
     places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    caches = [torch.randn(each.shape, generator=random) for each in past[:2]] * layout.layers  # the same for each layer
+    content = {each.shape: torch.randn(each.shape, generator=random) for each in past}  # the same for each layer
+    caches = [content[each.shape] for each in past]
     lengths = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     run = partial(module, tokens, places, parents, *lengths, wanted, caches)
-    return repeated(module, layers, list(layout.windows), run)
+    return repeated(module, layers, list(layout.attentions), run)
 
 
 def _example(layout: Layout) -> tuple[Any, ...]:
     """Inputs of any sizes but 0 and 1, which torch.export takes for constants."""
     batch, nodes, tree, wanted, rows = 2, 3, 5, 2, 7
-    cache = torch.zeros(batch, layout.kv_heads, rows, layout.head_dim)
+    sizes = [(each.heads, size) for each in layout.caches for size in (each.key, each.value)]
     return (
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.zeros(batch, nodes, dtype=torch.int64),
@@ -204,7 +209,7 @@ def _example(layout: Layout) -> tuple[Any, ...]:
         torch.zeros(batch, dtype=torch.int32),
         torch.zeros(batch, dtype=torch.int32),
         torch.arange(wanted),
-        [cache.clone() for _ in range(2 * layout.layers)],
+        [torch.zeros(batch, heads, rows, size) for heads, size in sizes],
     )
 
 
@@ -215,7 +220,7 @@ def _traced(module: PortableModel, found: Repeated | None, weights: Mapping[str,
     """
     layout, model = module.layout, module.model
     example: tuple[Any, ...] = _example(layout)
-    past = [f"past_{kind}.{layer}" for layer in range(layout.layers) for kind in ("key", "value")]
+    past = [f"past_{kind}.{layer}" for layer in range(len(layout.attentions)) for kind in ("key", "value")]
     dim = torch.export.Dim
     b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     dynamic: Any = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
@@ -226,7 +231,7 @@ def _traced(module: PortableModel, found: Repeated | None, weights: Mapping[str,
     hidden = ["hidden"] if head or module.taps else []
     names = ["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past]
     outputs = ["logits", *hidden, *(name.replace("past", "present") for name in past)]
-    places = found.traced if found else range(layout.layers)
+    places = found.traced if found else range(len(layout.attentions))
     with found.skipped() if found else contextlib.nullcontext():
         program = torch.onnx.export(
             module,
@@ -253,13 +258,23 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # torch.export raises many unrelated types
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, CheckpointError | MemoryError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:
+        if cause := next((each for each in _causes(error) if isinstance(each, CheckpointError | MemoryError)), None):
             raise cause from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        reason = next(filter(None, map(_missing, _causes(error))), None)
+        reason = reason or (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise CheckpointError(f"{type(model).__name__} cannot be exported by torch.onnx: {reason}") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _missing(error: BaseException) -> str | None:
+    """Return what an error says of an operator that ONNX lacks."""
+    found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
+    return f"ONNX has no {found[1]}" if found else None
 
 
 @contextmanager

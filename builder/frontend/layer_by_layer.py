@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -25,18 +25,19 @@ from .logits_file import Logits, LogitsFile
 ROWS = 1 << 14  # of a head at a time: it may be larger than all layers
 LOGITS = 1 << 24  # in memory, of several texts together
 Texts = Sequence[Sequence[int]]
-States = list[Any]  # each text's hidden states, None before the first layer
+States = list["State | None"]  # each text's, None before the first layer
 
 
 class _Stop(Exception):  # noqa: N818
     """Ends a forward pass early, after the layer that it was for."""
 
 
-class _At:
-    """A text's hidden states before the layer that runs, and that layer's result."""
+@dataclass
+class State:
+    """What a layer gives the next one for a text: its result, and what layers put into mappings that all are given."""
 
-    hidden: Any = None
     result: Any = None
+    shared: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class LayeredModel:
 
     def run(self, index: int, texts: Texts, hidden: States) -> States:
         """Run each text's hidden states through one layer, which has its weights, and return its outputs."""
-        return self._run(index, texts, hidden, lambda _: None)
+        return [state for state, _ in self._run(index, texts, hidden, lambda _: None)]
 
     def run_rest(self, texts: Texts, hidden: States, take: Callable[[Any], Any] | None = None) -> list[Any]:
         """Run what follows the last layer, and return what `take` takes of each text's output; None: up to the head."""
@@ -155,7 +156,8 @@ class LayeredModel:
         with ExitStack() as undo:
             if take is None and self.head is not None:
                 undo.callback(self.head.register_forward_pre_hook(stop).remove)
-            return self._run(len(self.layers), texts, hidden, take or (lambda output: None))
+            found = self._run(len(self.layers), texts, hidden, take or (lambda output: None))
+            return [result for _, result in found]
 
     def logits(self, texts: Texts, columns: NDArray[np.int64] | None = None) -> LogitsFile:
         """Return the logits after each token of texts: `float32[T, V]` each, LOWEST where no column is a token's.
@@ -207,15 +209,15 @@ class LayeredModel:
                     logits[:, places[first : first + ROWS]] = part
         return found
 
-    def _run(self, index: int, texts: Texts, hidden: States, take: Callable[[Any], Any]) -> list[Any]:
-        results = []
-        with torch.no_grad(), _alone(self.layers, index) as at:
-            for text, each in zip(texts, hidden, strict=True):
-                at.hidden, at.result = each, None
-                with suppress(_Stop):
-                    at.result = take(self.net(input_ids=torch.tensor([list(text)]), use_cache=False))
-                results.append(at.result)
-        return results
+    def _run(self, index: int, texts: Texts, hidden: States, take: Callable[[Any], Any]) -> list[tuple[State, Any]]:
+        """Return each text's state after a layer, and what `take` takes of the model's output if it comes to that."""
+        found = []
+        for text, before in zip(texts, hidden, strict=True):
+            result = None
+            with torch.no_grad(), suppress(_Stop), _alone(self.layers, index, before or State()) as after:
+                result = take(self.net(input_ids=torch.tensor([list(text)]), use_cache=False))
+            found.append((after, result))
+        return found
 
     @contextmanager
     def _looked_up(self, embedding: nn.Module, texts: Texts) -> Iterator[None]:
@@ -264,19 +266,23 @@ def _tokens(texts: Texts) -> NDArray[np.int64]:
 
 
 @contextmanager
-def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
-    """Make all layers but one return `hidden`; that layer computes its result and ends the forward pass."""
-    at = _At()
+def _alone(layers: Sequence[nn.Module], index: int, before: State) -> Iterator[State]:
+    """Make all layers but one return what the last one gave; that layer ends the forward pass, and fills the state."""
+    after = State()
     with ExitStack() as undo:
         for number, layer in enumerate(layers):
             run, forward = number == index, layer.forward
 
             def replaced(*args: Any, run: bool = run, forward: Any = forward, **kwargs: Any) -> Any:
                 if not run:
-                    return at.hidden
-                at.result = forward(*args, **kwargs)
+                    return before.result
+                mappings = {name: each for name, each in kwargs.items() if isinstance(each, MutableMapping)}
+                for name, each in mappings.items():
+                    each.update(before.shared.get(name, {}))
+                after.result = forward(*args, **kwargs)
+                after.shared = {name: dict(each) for name, each in mappings.items()}
                 raise _Stop
 
             layer.forward = replaced
             undo.callback(layer.__dict__.pop, "forward", None)
-        yield at
+        yield after

@@ -7,6 +7,7 @@ translates to one ONNX node, so the portable graph has a single node where the m
 | ------------------------- | ------------------------------------- |
 | specbuild::tree_attention | specbuild::TreeAttention, version 1   |
 | specbuild::rotary         | RotaryEmbedding, opset 23             |
+| specbuild::expert_matmul  | specbuild::ExpertMatMul, version 1    |
 """
 
 from __future__ import annotations
@@ -36,23 +37,42 @@ def _tree_attention_schema() -> onnx.defs.OpSchema:
         DOMAIN,
         1,
         doc="Attention of new tree nodes over the committed cache, their ancestors and themselves. With cos and sin, "
-        "tables by position, queries and keys are rotated first.",
+        "tables by position, queries and keys are rotated first. Sinks are scores that every node of a head sees.",
         inputs=[schema.FormalParameter(n, "T") for n in tensor]
         + [schema.FormalParameter("position_ids", "tensor(int64)")]
         + [schema.FormalParameter(n, "tensor(int32)") for n in index]
-        + [schema.FormalParameter(n, "T", param_option=optional) for n in ("cos", "sin")],
+        + [schema.FormalParameter(n, "T", param_option=optional) for n in ("cos", "sin", "sinks")],
         outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
         type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
         attributes=[
             schema.Attribute("scale", schema.AttrType.FLOAT, "scale of the scores", required=True),
-            schema.Attribute("window", onnx.helper.make_attribute("window", 0), "positions a node sees; 0: all"),
+            schema.Attribute(
+                "window", onnx.helper.make_attribute("window", 0), "positions a node sees; 0: all; −c: a chunk"
+            ),
             schema.Attribute("softcap", onnx.helper.make_attribute("softcap", 0.0), "bound of the scores; 0: none"),
         ],
     )
 
 
-if not onnx.defs.has("TreeAttention", DOMAIN):
-    onnx.defs.register_schema(_tree_attention_schema())
+def _expert_matmul_schema() -> onnx.defs.OpSchema:
+    """Return the schema of the products of rows with the weights that they chose."""
+    schema = onnx.defs.OpSchema
+    return schema(
+        "ExpertMatMul",
+        DOMAIN,
+        1,
+        doc="Row s of the output is row s · R / S of x by the weight of expert `chosen[s]`; `turned`: weights [K, N].",
+        inputs=[schema.FormalParameter(n, "T") for n in ("x", "weight")]
+        + [schema.FormalParameter("chosen", "tensor(int64)")],
+        outputs=[schema.FormalParameter("output", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and weights")],
+        attributes=[schema.Attribute("turned", onnx.helper.make_attribute("turned", 0), "whether weights are [K, N]")],
+    )
+
+
+for _schema in (_tree_attention_schema(), _expert_matmul_schema()):
+    if not onnx.defs.has(_schema.name, DOMAIN):
+        onnx.defs.register_schema(_schema)
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:
@@ -76,6 +96,7 @@ def tree_attention(
     value: Tensor,
     past: Sequence[Tensor],
     place: Sequence[Tensor],
+    sinks: Tensor | None,
     scale: float,
     window: int,
     softcap: float,
@@ -85,18 +106,19 @@ def tree_attention(
     Args:
         query: `[B, H, N, D]`, already rotated.
         key: `[B, Hkv, N, D]`, already rotated.
-        value: `[B, Hkv, N, D]`.
-        past: The key and the value cache, `[B, Hkv, S, D]` each.
+        value: `[B, Hkv, N, Dv]`.
+        past: The key and the value cache, `[B, Hkv, S, D]` and `[B, Hkv, S, Dv]`.
         place: position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`.
             The new nodes are nodes `tree_offset … tree_offset + N − 1` of the tree; node i goes to the cache row
             `cache_len + i`.
+        sinks: `[H]`: a further score of each head, of no value; None: none.
         scale: Factor of the scores.
-        window: How many positions a node sees, its own included; 0 for all. A committed row's position is its row
-            number, a node's is `cache_len` + its depth.
+        window: How many positions a node sees, its own included; 0: all; −c: those of its chunk of c positions. A
+            committed row's position is its row number, a node's is `cache_len` + its depth.
         softcap: Scores become `softcap · tanh(scores / softcap)`; 0 for no cap.
 
     Returns:
-        The output `[B, N, H, D]`, and both caches with the new rows in place.
+        The output `[B, N, H, Dv]`, and both caches with the new rows in place.
     """
     batch, heads, nodes, _ = query.shape
     new_key, new_value = (rows.clone() for rows in past)
@@ -110,23 +132,28 @@ def tree_attention(
         new_key[b, :, start:stop], new_value[b, :, start:stop] = key[b], value[b]
         visible[b, :, :committed] = True
         visible[b, :, committed:stop] = ancestors[b, offset : offset + nodes, : offset + nodes]
-        if window:
-            positions = torch.arange(capacity)
-            positions[committed:stop] = committed - 1 + ancestors[b].sum(1)[: offset + nodes]
+        positions = torch.arange(capacity)
+        positions[committed:stop] = committed - 1 + ancestors[b].sum(1)[: offset + nodes]
+        if window > 0:
             visible[b] &= position_ids[b, :, None] - positions < window
+        if window < 0:
+            visible[b] &= position_ids[b, :, None] // -window == positions // -window
     group = heads // key.shape[1]
     scores = query @ new_key.repeat_interleave(group, 1).transpose(2, 3) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None, None].expand(batch, -1, nodes, 1)), -1)
+    weights = scores.softmax(-1)[..., :capacity]
     out = weights @ new_value.repeat_interleave(group, 1)
     return out.transpose(1, 2).contiguous(), new_key, new_value
 
 
 @tree_attention.register_fake
 def _(query, key, value, past, *_):  # type: ignore[no-untyped-def]
-    batch, heads, nodes, size = query.shape
-    out = query.new_empty(batch, nodes, heads, size)
+    batch, heads, nodes, _ = query.shape
+    out = query.new_empty(batch, nodes, heads, value.shape[3])
     return out, *map(torch.empty_like, past)
 
 
@@ -144,9 +171,30 @@ def _(x, cos, sin):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("specbuild::expert_matmul", mutates_args=())
+def expert_matmul(x: Tensor, weight: Tensor, chosen: Tensor, turned: bool) -> Tensor:
+    """Multiply rows `x [R, K]` with the weights that they chose: `[S, N]`, row s of x's row s · R / S.
+
+    Args:
+        x: The rows.
+        weight: Each expert's weight, `[E, N, K]`, or `[E, K, N]` if `turned`.
+        chosen: `int64[R, S / R]`, each row's experts.
+        turned: See `weight`.
+    """
+    experts = weight if turned else weight.transpose(1, 2)
+    rows = x.repeat_interleave(chosen.numel() // x.shape[0], 0)
+    return torch.bmm(rows[:, None], experts[chosen.flatten()])[:, 0]
+
+
+@expert_matmul.register_fake
+def _(x, weight, chosen, turned):  # type: ignore[no-untyped-def]
+    return x.new_empty(chosen.shape[0] * chosen.shape[1], weight.shape[2 if turned else 1])
+
+
 def _onnx_tree_attention(*arguments: Any) -> Any:
-    *heads, past, place, scale, window, softcap = arguments
-    return _specbuild.TreeAttention(*heads, *past, *place, scale=scale, window=window, softcap=softcap)
+    *heads, past, place, sinks, scale, window, softcap = arguments
+    more = () if sinks is None else (None, None, sinks)  # after the rotary tables, which a pass puts in
+    return _specbuild.TreeAttention(*heads, *past, *place, *more, scale=scale, window=window, softcap=softcap)
 
 
 def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
@@ -154,8 +202,36 @@ def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
     return opset23.RotaryEmbedding(x, cos, sin, None, rotary_embedding_dim=0 if width == size else width)
 
 
+def _onnx_expert_matmul(x: Any, weight: Any, chosen: Any, turned: bool) -> Any:
+    return _specbuild.ExpertMatMul(x, weight, chosen, turned=int(turned))
+
+
+# The inverse of the error function in float32, by M. Giles (GPU Computing Gems, 2010): near 0, and elsewhere.
+_NEAR = [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503]
+_NEAR += [-0.00417768164, 0.246640727, 1.50140941]
+_FAR = [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613]
+_FAR += [0.00943887047, 1.00167406, 2.83297682]
+
+
+def _onnx_erf_inv(x: Any) -> Any:
+    op = opset23
+
+    def polynomial(factors: Sequence[float], y: Any) -> Any:
+        total = op.Constant(value_float=factors[0])
+        for factor in factors[1:]:
+            total = op.Add(op.Mul(total, y), op.Constant(value_float=factor))
+        return total
+
+    w = op.Neg(op.Log(op.Sub(op.Constant(value_float=1.0), op.Mul(x, x))))
+    near = polynomial(_NEAR, op.Sub(w, op.Constant(value_float=2.5)))
+    far = polynomial(_FAR, op.Sub(op.Sqrt(w), op.Constant(value_float=3.0)))
+    return op.Mul(x, op.Where(op.Less(w, op.Constant(value_float=5.0)), near, far))
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.specbuild.tree_attention.default: _onnx_tree_attention,
     torch.ops.specbuild.rotary.default: _onnx_rotary,
+    torch.ops.specbuild.expert_matmul.default: _onnx_expert_matmul,
+    torch.ops.prims.erf_inv.default: _onnx_erf_inv,  # torch's exporter has none
 }
-__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "rotary", "tree_attention"]
+__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "expert_matmul", "rotary", "tree_attention"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -19,10 +20,10 @@ class BlockForm:
     minimum_bits: int
 
     @classmethod
-    def of(cls, node: ir.Node) -> BlockForm:
-        """Choose the narrowest minima that hold the zero points and offsets of a `BlockMatMul` or `BlockGather`."""
+    def of(cls, node: ir.Node, factors: Sequence[ir.Value | None]) -> BlockForm:
+        """Choose the narrowest minima that hold the zero points and offsets behind the scales of a node in blocks."""
         bits, block, scale_bits = (node.attributes[name].as_int() for name in ("bits", "block", "scale_bits"))
-        zeros, offsets = (*node.inputs[3:5], None, None)[:2]
+        zeros, offsets = (*factors[1:3], None, None)[:2]
         if zeros is None:
             return cls(bits, block, scale_bits, 0)
         if offsets is not None:

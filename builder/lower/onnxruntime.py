@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +49,7 @@ INPUTS = {
     "past_value": "values.{layer}",
 }
 OUTPUTS = {"logits": "logits"}
+_Floats = NDArray[np.float32]
 _NO_FACTORS = {"scale_bits": 32, "minimum_bits": 0}
 
 
@@ -58,6 +60,8 @@ def pack(model: ir.Model) -> None:
     for node in list(graph):
         if node.op_type in ("BlockMatMul", "BlockGather"):
             _pack_blocks(graph, node, packed)
+        elif node.op_type in ("ExpertMatMul", "BlockExpertMatMul"):
+            _pack_experts(graph, node)
         elif node.op_type in ("MatMul", "MatMulNT") and _is_weight(node.inputs[1]):
             _pack_floats(graph, node, packed)
     for node in list(graph):
@@ -74,7 +78,7 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     x, codes, *factors = node.inputs
     assert codes is not None
     columns, blocks = (int(size) for size in dims(codes)[:2])  # type: ignore[index]
-    form = BlockForm.of(node)
+    form = BlockForm.of(node, factors)
     name = str(codes.name).removesuffix("_codes")
     if name not in packed:
         panels = -(-columns // COLUMNS)
@@ -98,16 +102,20 @@ def _panels(graph: ir.Graph, name: str, shape: Sequence[int], make: Callable[[],
 
 
 def _codes(codes: ir.Value, bits: int) -> NDArray[np.uint8]:
-    numbers = numbers_of(codes)
+    return _packed_codes(numbers_of(codes), bits)
+
+
+def _packed_codes(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return pack_codes(unpack(numbers.reshape(len(numbers), -1), bits), bits)
 
 
 def _factors(form: BlockForm, factors: Sequence[ir.Value | None]) -> NDArray[np.uint8]:
+    return _packed_factors(form, *(None if each is None else numbers_of(each) for each in factors))
+
+
+def _packed_factors(form: BlockForm, scales: _Floats, *others: NDArray[Any] | None) -> NDArray[np.uint8]:
     """Pack scales, and minima: what is taken off a block's products, in which code 0 is 0."""
-    scales, zeros, offsets, scale_steps, offset_steps = (
-        None if each is None else numbers_of(each) for each in (*factors, *[None] * (5 - len(factors)))
-    )
-    assert scales is not None
+    zeros, offsets, scale_steps, offset_steps = (*others, *[None] * (4 - len(others)))
     if form.scale_bits == 8:
         assert scale_steps is not None
         whole = [_multiples(scales, scale_steps)]
@@ -143,6 +151,53 @@ def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, **_NO_FACTORS}
     attributes |= {"rounding": 32, "instructions": -1}
     _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
+
+
+def _pack_experts(graph: ir.Graph, node: ir.Node) -> None:
+    """Pack the weights of all experts one after another, in blocks if they are quantized."""
+    x, weight, *factors, chosen = node.inputs
+    assert weight is not None
+    experts, rows, *rest = (int(size) for size in dims(weight) or ())
+    attributes = {name: each.as_int() for name, each in node.attributes.items()}
+    turned, bits = bool(attributes.pop("turned", 0)), attributes.setdefault("bits", 32)
+    if factors:
+        columns, inner = rows, rest[0] * attributes["block"]
+        form = BlockForm.of(node, factors)
+        made = [_Part("codes", form.code_bytes(rest[0]), partial(_packed_codes, bits=bits), [weight])]
+        made += [_Part("factors", form.factor_bytes(rest[0]), partial(_packed_factors, form), factors)]
+        attributes |= asdict(form)
+    else:
+        inner, columns = (rows, rest[0]) if turned else (rest[0], rows)
+        attributes |= {"block": inner, "rounding": 32, **_NO_FACTORS}
+        made = [_Part("floats", 4 * inner, partial(_packed_floats, turned=turned), [weight])]
+    panels, packed = -(-columns // COLUMNS), list[ir.Value | None]()
+    for part in made:
+        make = partial(_each, part.make, part.values)
+        packed.append(
+            _panels(graph, f"{weight.name}_panels_{part.name}", [experts, panels, COLUMNS * part.bytes], make)
+        )
+    packed += [None] * (2 - len(packed))
+    attributes |= {"inner": inner, "columns": columns, "instructions": -1}
+    new = insert(node, "RowwiseMatMul", [x, *packed, chosen], DOMAIN, attributes)
+    _put(graph, node, new.outputs[0])
+
+
+class _Part(NamedTuple):
+    """A part of packed weights, and what makes it of an expert's part of the values."""
+
+    name: str
+    bytes: int  # of a column
+    make: Callable[..., NDArray[Any]]
+    values: Sequence[ir.Value | None]
+
+
+def _each(make: Callable[..., NDArray[Any]], values: Sequence[ir.Value | None]) -> NDArray[Any]:
+    """Return what is made of each expert's part of the values."""
+    return np.stack([make(*of_expert) for of_expert in zip(*map(numbers_of, values), strict=True)])
+
+
+def _packed_floats(numbers: NDArray[np.float32], turned: bool) -> NDArray[np.uint8]:
+    return pack_floats(numbers.T if turned else numbers)
 
 
 def _floats(weight: ir.Value, turned: bool) -> NDArray[np.uint8]:
@@ -218,10 +273,10 @@ def _lower_attention(
         graph_input(f"{kind}.{layer}", ir.DataType.FLOAT, ["slots", kv_heads, capacity, width])
         for kind, width in kinds.items()
     ]
-    tables = list(node.inputs[9:11]) or [None, None]
+    tables, sinks = list(node.inputs[9:11]) or [None, None], node.inputs[11:]
     window = window_of(node)
     query_key_value = _packed([_rows(graph, node, each) for each in node.inputs[:3]])
-    inputs = [*query_key_value, *caches, *place, *tables, row_positions if window else None]
+    inputs = [*query_key_value, *caches, *place, *tables, row_positions if window else None, *sinks]
     attributes = {
         "heads": int(heads),
         "kv_heads": int(kv_heads),

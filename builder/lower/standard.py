@@ -86,7 +86,7 @@ def graph_input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Val
 
 
 def window_of(attention: ir.Node) -> int:
-    """Return how many positions a node of this attention sees; 0: all."""
+    """Return how many positions a node of this attention sees; 0: all; −c: those of its chunk of c positions."""
     return attention.attributes["window"].as_int()
 
 
@@ -172,6 +172,30 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "MatMul", [x, turned.outputs[0]]).outputs)
 
 
+def _expert_product(node: ir.Node) -> list[ir.Value]:
+    """Lower a product by chosen experts to one with their weights, gathered for each row."""
+    x, weight, chosen = node.inputs
+    graph, turned = node.graph, node.attributes["turned"].as_int()
+    assert graph is not None
+
+    def then(op_type: str, *values: ir.Value | None, **attributes: Any) -> ir.Value:
+        return insert(node, op_type, values, attributes=attributes).outputs[0]
+
+    def shape(*sizes: int) -> ir.Value:
+        return constant(graph, f"experts_{'_'.join(map(str, sizes))}", np.array(sizes, dtype=np.int64))
+
+    first, second = (int(size) for size in (dims(weight) or ())[1:])
+    inner, columns = (first, second) if turned else (second, first)
+    rows_of, of_experts = list(dims(x) or ()), list(dims(chosen) or ())
+    experts = int(of_experts[1])
+    flat = then("Reshape", chosen, shape(-1))
+    many = experts > 1 and rows_of[0] == of_experts[0]
+    repeated = then("Expand", then("Reshape", x, shape(-1, 1, inner)), shape(1, experts, 1)) if many else x
+    row = shape(-1, 1, inner) if turned else shape(-1, inner, 1)
+    rows, own = then("Reshape", repeated, row), then("Gather", weight, flat, axis=0)
+    return [then("Reshape", then("MatMul", *((rows, own) if turned else (own, rows))), shape(-1, columns))]
+
+
 def expand(graph: ir.Graph) -> None:
     """Replace specbuild's own operators, except attention, by standard ones."""
     for node in list(graph):
@@ -239,6 +263,7 @@ _LOWERED = {
     "AddRMSNorm": _residual_norm,
     "SwiGLU": swiglu,
     "MatMulNT": _transposed_product,
+    "ExpertMatMul": _expert_product,
     "BlockMatMul": block_product,
     "ScaledMatMul": scaled_product,
 }

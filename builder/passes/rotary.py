@@ -37,7 +37,7 @@ class FuseRotary(FusionPass):
         """See the class."""
         query, key, tables = found
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        inputs = [query, key, *node.inputs[2:], *tables]
+        inputs = [query, key, *node.inputs[2:9], *tables, *node.inputs[11:]]
         outputs = [ir.Value(name=old.name, shape=old.shape, type=old.type) for old in node.outputs]
         insert(node, "TreeAttention", inputs, node.domain, attributes, outputs)
         for old, new in zip(node.outputs, outputs, strict=True):

@@ -8,15 +8,22 @@ from math import ceil, prod
 from specbuild.builder.config.scheme import Scheme
 
 
-def weight_bytes(shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme], item: int) -> int:
+def weight_bytes(
+    shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme], item: int, experts: Scheme | None = None
+) -> int:
     """Return the bytes of a model's weights.
 
     Args:
         shapes: The shape of each weight by its name.
         schemes: The schemes of those that may be quantized, by their names without ".weight".
         item: Bytes of a number that is not quantized, and of a scale.
+        experts: The scheme of the weights of a mixture's experts; None if they are not quantized.
     """
-    return sum(_bytes(shape, schemes.get(name.removesuffix(".weight")), item) for name, shape in shapes.items())
+    total = 0
+    for name, shape in shapes.items():
+        scheme = experts if len(shape) == 3 else schemes.get(name.removesuffix(".weight"))
+        total += _bytes((prod(shape[:-1]), shape[-1]) if len(shape) == 3 else shape, scheme, item)
+    return total
 
 
 def _bytes(shape: tuple[int, ...], scheme: Scheme | None, item: int) -> int:

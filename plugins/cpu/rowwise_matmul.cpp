@@ -1,4 +1,6 @@
 // RowwiseMatMul(x [..., K], codes uint8, factors uint8?) -> [..., N]: products.h.
+// RowwiseMatMul(x [R, K], codes, factors?, experts int64 [S]) -> [S, N]: there is a weight for each expert, one after
+// another; row s is row s · R / S of x, by the weight of its expert. S is a multiple of R.
 // RowwiseGather(ids int64 [...], codes, factors?) -> [..., K]: columns of the same weights, in float32.
 //
 // Attributes: inner (K), columns (N), bits, block, scale_bits, minimum_bits; of RowwiseMatMul also rounding (8, 16 or 32) and, for tests,
@@ -6,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "operators.h"
 
@@ -37,11 +40,12 @@ struct Packing {
     require(weights.inner % block == 0, "inner must be whole blocks");
   }
 
-  Weights of(OrtKernelContext* context) const {
+  Weights of(OrtKernelContext* context, int64_t experts = 1) const {
     const Tensor codes = input(context, 1), factors = input(context, 2);
     Weights found = weights;
-    require(product(codes.shape) == found.panels() * found.panel_bytes(), "codes are not as many as the attributes say");
-    require(found.bits == 32 || product(factors.shape) == found.panels() * found.factor_bytes(), "factors are not as many as the attributes say");
+    const int64_t panels = experts * found.panels();
+    require(product(codes.shape) == panels * found.panel_bytes(), "codes are not as many as the attributes say");
+    require(found.bits == 32 || product(factors.shape) == panels * found.factor_bytes(), "factors are not as many as the attributes say");
     found.codes = static_cast<const uint8_t*>(codes.data);
     found.factors = static_cast<const uint8_t*>(factors.data);
     return found;
@@ -50,9 +54,16 @@ struct Packing {
   Weights weights{};
 };
 
+// The weight of one of several experts.
+Weights weight_of(Weights w, int64_t expert) {
+  w.codes += expert * w.panels() * w.panel_bytes();
+  if (w.factors) w.factors += expert * w.panels() * w.factor_bytes();
+  return w;
+}
+
 struct MatMul {
   static constexpr const char* kName = "RowwiseMatMul";
-  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtUint8};
+  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtUint8, kOrtInt64};
   static constexpr size_t kRequired = 2;
 
   explicit MatMul(const OrtKernelInfo* info)
@@ -62,14 +73,60 @@ struct MatMul {
   }
 
   void compute(OrtKernelContext* context) const {
+    const Tensor x = input(context, 0), chosen = input(context, 3);
+    if (chosen.data) return by_experts(context, x, chosen);
     const Weights w = packing.of(context);
-    const Tensor x = input(context, 0);
     require(!x.shape.empty() && x.shape.back() == w.inner, "the input's last axis must be `inner` long");
     std::vector<int64_t> shape = x.shape;
     shape.back() = w.columns;
     float* y = output(context, shape);
     const int64_t rows = product(x.shape) / w.inner;
     if (rows) multiply(context, w, static_cast<const float*>(x.data), rows, y);
+  }
+
+  // Brings rows of one expert together, so that each weight that is chosen is read once.
+  void by_experts(OrtKernelContext* context, const Tensor& x, const Tensor& chosen) const {
+    const int64_t inner = packing.weights.inner, columns = packing.weights.columns;
+    const Tensor codes = input(context, 1);
+    const int64_t experts = product(codes.shape) / (packing.weights.panels() * packing.weights.panel_bytes());
+    const Weights w = packing.of(context, experts);
+    const int64_t given = product(x.shape) / inner, rows = product(chosen.shape);
+    require(!x.shape.empty() && x.shape.back() == inner, "the input's last axis must be `inner` long");
+    require(given ? rows % given == 0 : !rows, "experts are not as many as the rows ask for");
+    float* y = output(context, {rows, columns});
+    if (!rows) return;
+    const auto* expert = static_cast<const int64_t*>(chosen.data);
+    std::vector<int64_t> ends(experts, 0), order(rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      require(expert[row] >= 0 && expert[row] < experts, "there is no such expert");
+      ++ends[expert[row]];
+    }
+    for (int64_t each = 1; each < experts; ++each) ends[each] += ends[each - 1];
+    for (int64_t row = rows; row--;) order[--ends[expert[row]]] = row;
+    const std::unique_ptr<float[]> sorted(new float[rows * inner]), products(new float[rows * columns]);
+    for (int64_t at = 0; at < rows; ++at) {
+      const float* from = static_cast<const float*>(x.data) + order[at] / (rows / given) * inner;
+      std::memcpy(sorted.get() + at * inner, from, inner * sizeof(float));
+    }
+    const Rounded rounded = round(context, w, sorted.get(), rows);
+    struct Part {
+      int64_t expert, first, last;
+    };
+    std::vector<Part> parts;
+    for (int64_t at = 0; at < rows; ++at) {
+      if (!at || expert[order[at]] != parts.back().expert) parts.push_back({expert[order[at]], at, at});
+      parts.back().last = at + 1;
+    }
+    const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes()), tasks = (w.panels() + panels - 1) / panels;
+    parallel(context, tasks * static_cast<int64_t>(parts.size()), [&](int64_t task) {
+      const Part& part = parts[task / tasks];
+      const Weights own = weight_of(w, part.expert);
+      const int64_t first = task % tasks * panels, last = std::min(w.panels(), first + panels);
+      for (int64_t panel = first; panel < last; ++panel)
+        uses.panel(own, panel, rounded.rows, part.first, part.last, rounding, products.get());
+    });
+    for (int64_t at = 0; at < rows; ++at)
+      std::memcpy(y + order[at] * columns, products.get() + at * columns, columns * sizeof(float));
   }
 
   // Rows of x as the instructions take them, in memory of its own.

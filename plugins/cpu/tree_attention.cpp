@@ -6,7 +6,8 @@
 // node sees, positions int64 [1, T], cos and sin [positions, n] (for heads whose first 2 n numbers are rotated by halves),
 // row_positions int32 [slots, capacity] (with a window alone), sinks [heads] -> [1, T, heads · value_size].
 //
-// Attributes: heads, kv_heads, key_size, value_size, window (positions; 0: all), scale, softcap, instructions.
+// Attributes: heads, kv_heads, key_size, value_size, window (positions; 0: all; −c: those of its chunk of c), scale,
+// softcap, instructions.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -155,7 +156,10 @@ struct TreeAttention {
     const int32_t slot = step.slot[node], committed = step.committed[slot];
     const int32_t* positions = window ? step.row_positions + slot * step.attention.capacity : nullptr;
     const bool* visible = step.visible + node * step.width;
-    const auto near = [&](int32_t row) { return !window || step.positions[node] - positions[row] < window; };
+    const int64_t own = step.positions[node];
+    const auto near = [&](int32_t row) {
+      return !window || (window > 0 ? own - positions[row] < window : own / -window == positions[row] / -window);
+    };
     rows.clear();
     for (int32_t row = 0; row < committed; ++row)
       if (near(row)) rows.push_back(row);

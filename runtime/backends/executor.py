@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.bundle.manifest import CacheShape, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ class ModelSpec:
     max_positions: int = 1 << 30  # of the model; drafted nodes may lie beyond, and are never emitted there
     hidden: int = 0  # width of the hidden states that it writes; 0: it writes none
     reads_hidden: bool = False  # whether it also reads hidden states of this width
+    caches: tuple[CacheShape, ...] = ()  # each layer's, if they are not all of `kv_heads` and `head_dim`
+
+    @property
+    def shapes(self) -> tuple[CacheShape, ...]:
+        """The cache of each layer."""
+        return self.caches or (CacheShape(self.kv_heads, self.head_dim, self.head_dim),) * self.layers
 
 
 @dataclass(slots=True)
@@ -128,4 +134,5 @@ def spec_of(manifest: Manifest, name: str) -> ModelSpec:
         max_positions=model.max_positions,
         hidden=model.hidden,
         reads_hidden=model.kind == "eagle3",
+        caches=tuple(model.caches),
     )

@@ -26,7 +26,8 @@ SCHEMA_VERSION = 5
 MANIFEST, REPORT = "manifest.json", "report.json"
 GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, if it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out
-_PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # defaults that a model's JSON leaves out
+# defaults that a model's JSON leaves out
+_PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None, "caches": []}
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # has a mask token, is a head
 MANIFEST_BYTES = 4 << 20
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]  # of bytes, or of a model's parameters
@@ -51,6 +52,15 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheShape:
+    """A layer's cache: its KV heads, and the sizes of their keys and values."""
+
+    heads: Dimension
+    key: Dimension
+    value: Dimension
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRecord:
     """A compiled model: where it came from, its shapes, and its graphs by batch size.
 
@@ -61,7 +71,8 @@ class ModelRecord:
     Fields that only some models have, and that the JSON of the others leaves out: `kind`, how a draft drafts ("model",
     token by token; "parallel", all levels in one pass, after `mask_token`; "eagle3", from the target's hidden states);
     `hidden`, the width of the hidden states that a target writes and a head reads; `tokens`, the JSON file with the
-    token id of each column of the logits, None if the column's number is the id.
+    token id of each column of the logits, None if the column's number is the id; `caches`, each layer's cache, if they
+    are not all of `kv_heads` and `head_dim`.
     """
 
     source: Text
@@ -83,6 +94,17 @@ class ModelRecord:
     hidden: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     mask_token: Token | None = None
     tokens: Name | None = None
+    caches: Annotated[list[CacheShape], Meta(max_length=1 << 12)] = field(default_factory=list)
+
+    @property
+    def shapes(self) -> tuple[CacheShape, ...]:
+        """The cache of each layer."""
+        return tuple(self.caches) or (CacheShape(self.kv_heads, self.head_dim, self.head_dim),) * self.layers
+
+    @property
+    def row_values(self) -> int:
+        """How many numbers a token has in all layers' caches."""
+        return sum(each.heads * (each.key + each.value) for each in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +276,8 @@ def _check_model(manifest: Manifest, name: str, model: ModelRecord) -> None:
     """Raise ValueError for a model that cannot be part of this bundle."""
     if KINDS.get(model.kind) != (model.mask_token is not None, model.hidden > 0 and name == "draft"):
         raise ValueError(f"the {name} is of kind {model.kind[:80]}")
+    if model.caches and (len(model.caches) != model.layers or manifest.descriptor.on_gpu):
+        raise ValueError(f"the {name} has {len(model.caches)} caches of its own for {model.layers} layers")
     longest = manifest.max_seq_len + manifest.buckets[-1]
     if not manifest.max_seq_len <= model.max_positions or not longest <= model.capacity < longest + 1024:
         raise ValueError(

@@ -187,7 +187,7 @@ def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Return the bytes of a token's keys and values and, on CPUs, hidden states (the host keeps a GPU's)."""
-    values = 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
+    values = record.row_values * cache_item_bytes(manifest, record)
     return values + (0 if manifest.descriptor.on_gpu else record.hidden * _ITEM_BYTES["fp32"])
 
 

@@ -16,6 +16,7 @@ from specbuild.builder.codegen.nvrtc import Shape
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.attention_layout import Layout
 from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.frontend.eagle3_head import save_head
 from specbuild.builder.plan import check_room
@@ -54,8 +55,7 @@ def test_a_pair_is_described(target: Path, draft: Path, make_checkpoint: Make, t
     """The bundle's size and the memory that it takes are bounds, and grow with the weights."""
     found = prepare(config(target, draft))
     assert (found.kind, found.shares_weights, found.max_seq_len) == ("model", False, 96)
-    layouts = {name: (each.layers, each.kv_heads, each.head_dim) for name, each in found.layouts.items()}
-    assert layouts == {"target": (2, 2, 16), "draft": (1, 1, 16)}
+    assert found.layouts == {"target": Layout.alike(2, 16, (0, 0)), "draft": Layout.alike(1, 16, (0,))}
     ours, theirs = ((folder / "model.safetensors").stat().st_size for folder in (target, draft))
     assert found.bundle_bytes > ours + theirs
     wide = prepare(config(make_checkpoint(tmp_path / "wide", hidden_size=64), draft))
@@ -148,7 +148,7 @@ def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_pa
     ):
         engine = EngineOptions(attention=attention)
         found = prepare(config(target, backend=backend, precision=precision, engine=engine))
-        assert str(found.layouts["target"].head_dim) == target.name
+        assert str(found.layouts["target"].caches[0].key) == target.name
 
 
 def test_memory_and_room_that_this_machine_has_not_are_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

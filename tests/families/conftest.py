@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import randomize
 
 BASE = {
     "vocab_size": 4096,
@@ -31,19 +32,10 @@ def make_family(pair: Path) -> Callable[..., Path]:
     """
 
     def make(folder: Path, model_type: str, noise: float = 0.0, **fields: Any) -> Path:
-        import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.for_model(model_type, **BASE | fields)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for weight in model.parameters():
-                centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
-                scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
-                weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
-                weight += noise * scale * torch.randn(weight.shape, generator=generator)
-        model.save_pretrained(folder)
+        randomize(AutoModelForCausalLM.from_config(config).eval(), noise).save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(pair / "target" / name, folder / name)
         return folder

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from specbuild.runtime.backends.cpu.kv_cache import KVCache
 from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
+from specbuild.runtime.bundle.manifest import CacheShape
 
 
 def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -34,6 +35,13 @@ def linear(pages: Array, table: Array) -> Array:
 
 
 @settings(max_examples=80)
+def random_cache(rng: np.random.Generator, shapes: list[CacheShape], batch: int, capacity: int) -> KVCache:
+    cache = KVCache(shapes, batch, capacity)
+    for each in cache.views:
+        each[:] = rng.random(each.shape, dtype=np.float32)
+    return cache
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     nodes=st.integers(1, 64),
@@ -81,10 +89,9 @@ def test_two_caches(
                 node_rows[b, node], row = row, row + 1
     caches = []
     for i in range(2):
-        cache = KVCache(layers + i, batch, heads, capacity, size * (i + 1) // 4)
-        cache.rows[:] = rng.random(cache.rows.shape, dtype=np.float32)
-        caches.append(cache)
-    rows = [caches[0].rows.copy(), caches[1].rows.copy()]
+        width = size * (i + 1) // 4
+        caches.append(random_cache(rng, [CacheShape(heads, width, width)] * (layers + i), batch, capacity))
+    rows = [np.stack(cache.views) for cache in caches]
     more: dict[str, Any] = {}
     if page_rows:
         rows[1], table = paged(rows[1], page_rows, rng)
@@ -108,8 +115,10 @@ def test_two_caches(
             caches[i].gather(b, [start + row for row in moved], start)
             assert out["kept"][i, b] == len(moved)
             assert lengths[i][b] == (start + len(moved) if moved else old[i][b])
-    assert rows[0].tobytes() == caches[0].rows.tobytes()
-    assert (linear(rows[1], more["page_table"]) if page_rows else rows[1]).tobytes() == caches[1].rows.tobytes()
+    assert rows[0].tobytes() == np.stack(caches[0].views).tobytes()
+    assert (linear(rows[1], more["page_table"]) if page_rows else rows[1]).tobytes() == np.stack(
+        caches[1].views
+    ).tobytes()
 
 
 def test_one_cache_alone(kernels: HostKernels) -> None:

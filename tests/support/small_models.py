@@ -69,13 +69,19 @@ def random_model(model_type: str, **fields: Any) -> Any:
     wide = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "gpt2": {"n_inner": 96}, "gptj": {"rotary_dim": 8}}
     llama = {"intermediate_size": 96, "num_key_value_heads": 2}
     config = AutoConfig.for_model(model_type, **size | wide.get(model_type, llama) | fields)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    return randomize(AutoModelForCausalLM.from_config(config).eval())
+
+
+def randomize(model: Any, noise: float = 0.0) -> Any:
+    """Give a model random weights; norms and biases random too. Noise tells it from another one."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
             scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
             weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
+            if noise:
+                weight += noise * scale * torch.randn(weight.shape, generator=generator)
     return model
 
 

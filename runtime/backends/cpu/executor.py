@@ -67,7 +67,7 @@ class OrtExecutor:
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec)
         try:
-            self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
+            self._cache = KVCache(spec.shapes, batch_size, spec.capacity)
             self._committed = np.zeros(batch_size, dtype=np.int32)
             self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
             self._rows = SlotRows(spec, batch_size)
@@ -129,9 +129,8 @@ class OrtExecutor:
         self._binding.bind_ortvalue_input("committed", _value(self._committed))
         if any(self.spec.windows):
             self._binding.bind_ortvalue_input("row_positions", _value(self._rows.positions))
-        for layer in range(self.spec.layers):
-            for value, kind in enumerate(("keys", "values")):
-                self._binding.bind_ortvalue_input(f"{kind}.{layer}", _value(self._cache.view(layer, bool(value))))
+        for at, view in enumerate(self._cache.views):
+            self._binding.bind_ortvalue_input(f"{('keys', 'values')[at % 2]}.{at // 2}", _value(view))
 
     def _bind(self, plan: _Plan) -> None:
         """Bind a plan's inputs and outputs, unless the last step used the same plan."""

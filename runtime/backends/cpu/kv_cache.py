@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.bundle.manifest import CacheShape
+
 
 class KVCache:
-    """`float32[2·layers, slots, heads, capacity, head_dim]`: keys of layer i at 2i, values at 2i + 1.
+    """Each layer's keys and values, `float32[slots, heads, capacity, size]`; those of one shape are one array.
 
     Rows past a sequence's committed length are garbage. Memory pages are mapped when first written, so rows that no
     text has reached take only address space.
     """
 
-    def __init__(self, layers: int, slots: int, heads: int, capacity: int, head_dim: int) -> None:
-        self.rows = _zeros((2 * layers, slots, heads, capacity, head_dim))
-        self.layers, self.slots, self.capacity = layers, slots, capacity
-
-    def view(self, layer: int, value: bool) -> NDArray[np.float32]:
-        """Return a view of one layer's keys or values: `[slots, heads, capacity, head_dim]`, contiguous."""
-        rows: NDArray[np.float32] = self.rows[2 * layer + value]
-        return rows
+    def __init__(self, shapes: Sequence[CacheShape], slots: int, capacity: int) -> None:
+        sizes = [(each.heads, size) for each in shapes for size in (each.key, each.value)]
+        counts = Counter(sizes)
+        arrays = {size: _zeros((count, slots, size[0], capacity, size[1])) for size, count in counts.items()}
+        unused = {size: iter(array) for size, array in arrays.items()}
+        self.views = [next(unused[size]) for size in sizes]  # keys of layer i at 2i, values at 2i + 1, all contiguous
+        self._arrays = list(arrays.values())
 
     def gather(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move `rows` to rows `start, start + 1, …` in every layer, which commits an accepted path."""
@@ -32,17 +34,19 @@ class KVCache:
         while stay < len(rows) and rows[stay] == start + stay:
             stay += 1
         if stay < len(rows):
-            moved = self.rows[:, slot, :, list(rows[stay:])]
-            self.rows[:, slot, :, start + stay : start + len(rows)] = moved.transpose(1, 2, 0, 3)
+            for array in self._arrays:
+                moved = array[:, slot, :, list(rows[stay:])]
+                array[:, slot, :, start + stay : start + len(rows)] = moved.transpose(1, 2, 0, 3)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy the first `rows` rows of slot `source` to `slot`."""
-        self.rows[:, slot, :, :rows] = self.rows[:, source, :, :rows]
+        for array in self._arrays:
+            array[:, slot, :, :rows] = array[:, source, :, :rows]
 
     @property
     def nbytes(self) -> int:
         """Size of the whole cache in bytes, all slots included."""
-        return self.rows.nbytes
+        return sum(array.nbytes for array in self._arrays)
 
 
 def _zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -12,7 +12,6 @@ Tensor = tuple[str, tuple[int | None, ...]]  # ONNX Runtime's type name, and a s
 
 def expected_tensors(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the inputs and the outputs that a graph must have, by name."""
-    cache = "tensor(float)", (None, spec.kv_heads, spec.capacity, spec.head_dim)
     hidden = "tensor(float)", (1, None, spec.hidden)
     inputs: dict[str, Tensor] = {
         **dict.fromkeys(("input_ids", "position_ids"), ("tensor(int64)", (1, None))),
@@ -22,8 +21,9 @@ def expected_tensors(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tens
         **({"row_positions": ("tensor(int32)", (None, spec.capacity))} if any(spec.windows) else {}),
         **({"hidden_in": hidden} if spec.reads_hidden else {}),
     }
-    for layer in range(spec.layers):
-        inputs |= dict.fromkeys((f"keys.{layer}", f"values.{layer}"), cache)
+    for layer, cache in enumerate(spec.shapes):
+        for kind, size in (("keys", cache.key), ("values", cache.value)):
+            inputs[f"{kind}.{layer}"] = "tensor(float)", (None, cache.heads, spec.capacity, size)
     outputs: dict[str, Tensor] = {"logits": ("tensor(float)", (1, None, spec.vocab_size))}
     return inputs, outputs | ({"hidden": hidden} if spec.hidden else {})
 

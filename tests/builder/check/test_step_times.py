@@ -20,7 +20,7 @@ def test_each_graph_is_timed_by_nodes(tmp_path: Path, largest: int, sizes: list[
     model = random_model("llama", num_hidden_layers=1)
     layout = probe(model.config, CAPACITY)
     save_plain(fused(model, CAPACITY).clone(), CAPACITY, tmp_path)
-    spec = ModelSpec("t", 1, layout.kv_heads, layout.head_dim, 97, CAPACITY, largest)
+    spec = ModelSpec("t", **layout.spec, vocab_size=97, capacity=CAPACITY, max_nodes=largest)
     found = step_times(dict.fromkeys("ab", tmp_path / PLAIN), spec, largest)
     assert {name: list(each) for name, each in found.items()} == {"a": sizes, "b": sizes}
     assert all(time > 0 for each in found.values() for time in each.values())

@@ -44,7 +44,7 @@ def attend(
     depths = ancestor_mask(parents).sum(-1) - 1
     positions = torch.stack([n + d[o : o + nodes] for n, d, o in zip(length, depths, offset, strict=True)])
     place = [positions, parents, length, offset]
-    out, keys, values = tree_attention(*tensors[:3], list(tensors[3:]), place, SCALE, window, softcap)
+    out, keys, values = tree_attention(*tensors[:3], list(tensors[3:]), place, None, SCALE, window, softcap)
     return out.flatten(2), keys, values
 
 

@@ -84,7 +84,7 @@ def run(name: str, graph: ir.Model, path: Path) -> np.ndarray:
     pack_panels(packed)
     ir.save(lower(packed, CAPACITY), path)
     layout = probe(model.config, CAPACITY)
-    spec = ModelSpec("t", layout.layers, layout.kv_heads, layout.head_dim, 97, CAPACITY, 16)
+    spec = ModelSpec("t", **layout.spec, vocab_size=97, capacity=CAPACITY, max_nodes=16)
     executor = OrtExecutor(path, spec, 1, threads=1)
     (logits,) = executor.step([StepInput(0, 0, 0, TEXT, range(len(TEXT)), None, len(TEXT))])
     logits = logits.copy()

@@ -106,7 +106,7 @@ def layers(draw: st.DrawFn) -> Layer:
         kv_heads=kv_heads,
         key_size=key_size,
         value_size=draw(st.sampled_from([key_size, 40])),
-        window=draw(st.sampled_from([0, 0, 5, 30])),
+        window=draw(st.sampled_from([0, 0, 5, 30, -5, -16])),  # −c: chunks
         softcap=draw(st.sampled_from([0.0, 0.0, 20.0])),
         rotated=draw(st.sampled_from([0, key_size // 4, key_size // 2])),
         packed=draw(st.booleans()),
@@ -170,8 +170,10 @@ def test_attention_is_the_weighted_mean_of_the_values(operator: Operator, layer:
     row_positions = np.tile(np.arange(CAPACITY, dtype=np.int32), (SLOTS, 1))
     places = [(1, row, row) for row in range(length)]
     found = layer.step(layer.session(operator), numbers, places, [0, 0], seen, row_positions)[0]
-    if layer.window:
+    if layer.window > 0:
         seen = seen & (positions[:, None] - positions < layer.window)
+    if layer.window < 0:
+        seen = seen & (positions[:, None] // -layer.window == positions // -layer.window)
     query, key, value = np.split(numbers.astype(np.float64), np.cumsum(layer.sizes)[:2], -1)
     query, key = (_rotate(layer, each.reshape(length, -1, layer.key_size)) for each in (query, key))
     value = value.reshape(length, layer.kv_heads, layer.value_size)

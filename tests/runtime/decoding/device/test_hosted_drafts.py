@@ -59,7 +59,7 @@ def head() -> Any:
 def lower_with(lowering: Any, name: str, page_rows: int) -> ir.Model:
     """target: with taps; head; draft: whose last token is the mask."""
     model = head() if name == "head" else torch_model(name)
-    layout = Layout(2, HEAD, (0,)) if name == "head" else probe(model.config, CAPACITY)
+    layout = Layout.alike(2, HEAD, (0,)) if name == "head" else probe(model.config, CAPACITY)
     taps = Taps(PLACES, head().fc) if name == "target" else None
     graph = export(model, layout, CAPACITY, CAPACITY, taps)
     run_portable(graph)
