@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,7 +94,9 @@ class Stored(Weight):
         try:
             start, entries = _places(self.path, self.path.stat().st_mtime_ns)
             dtype, (first, _) = _DTYPES[entries[self.name]["dtype"]], entries[self.name]["data_offsets"]
-            copied = "c" if isinstance(rows, slice) else "r"  # what is written to such a map counts as memory
+            copied: Literal["c", "r"] = (
+                "c" if isinstance(rows, slice) else "r"
+            )  # what is written to such a map counts as memory
             mapped = np.memmap(self.path, f"i{dtype.itemsize}", copied, start + first, self.shape or 1)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{self.path} cannot be read ({one_line(error)}): download it again") from None

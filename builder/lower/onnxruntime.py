@@ -110,12 +110,19 @@ def _packed_codes(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def _factors(form: BlockForm, factors: Sequence[ir.Value | None]) -> NDArray[np.uint8]:
-    return _packed_factors(form, *(None if each is None else numbers_of(each) for each in factors))
+    scales, *others = factors
+    return _packed_factors(form, numbers_of(scales), *(None if each is None else numbers_of(each) for each in others))
 
 
-def _packed_factors(form: BlockForm, scales: _Floats, *others: NDArray[Any] | None) -> NDArray[np.uint8]:
+def _packed_factors(
+    form: BlockForm,
+    scales: _Floats,
+    zeros: NDArray[np.uint8] | None = None,
+    offsets: _Floats | None = None,
+    scale_steps: _Floats | None = None,
+    offset_steps: _Floats | None = None,
+) -> NDArray[np.uint8]:
     """Pack scales, and minima: what is taken off a block's products, in which code 0 is 0."""
-    zeros, offsets, scale_steps, offset_steps = (*others, *[None] * (4 - len(others)))
     if form.scale_bits == 8:
         assert scale_steps is not None
         whole = [_multiples(scales, scale_steps)]
