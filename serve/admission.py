@@ -19,13 +19,19 @@ class Ticket:
 
     def __init__(self, admission: Admission, samples: int) -> None:
         self.samples, self.tokens, self._admission = samples, 0, admission
+        self.decoded = False  # whether its first chunk has come
 
     def read(self, tokens: int) -> None:
         """Reserve room for the tokens of the prompts, which have been tokenized. Raises ApiError."""
         self._admission.queue_tokens(self, tokens)
 
     def started(self) -> None:
-        """Free the room of the tokens: the first chunk has come, so none of them waits."""
+        """Note that the first chunk has come, so none of the tokens waits."""
+        self.decoded = True
+        self.free()
+
+    def free(self) -> None:
+        """Free the room of the tokens."""
         self._admission.tokens -= self.tokens
         self.tokens = 0
 
@@ -83,11 +89,12 @@ class Admission:
         try:
             yield ticket
         finally:
-            ticket.started()
+            ticket.free()
             self.samples, self.requests = self.samples - samples, self.requests - 1
             if not self.requests:
                 self.idle.set()
-            self._seconds += _WEIGHT * (self._clock() - began - self._seconds)
+            if ticket.decoded:  # what is refused at once says nothing of how long others take
+                self._seconds += _WEIGHT * (self._clock() - began - self._seconds)
 
     def queue_tokens(self, ticket: Ticket, tokens: int) -> None:
         """See `Ticket.read`."""

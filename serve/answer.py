@@ -114,8 +114,15 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
         served, way, draw = await service.canary.arm(served, body, state.tenant)
     state.told.update(model=served.name, user=body.user)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
-    tenant = None if options.share_prefix_cache else state.tenant
-    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end, way, options.reading)
+    caller = Caller(
+        state.tenant,
+        options.share_prefix_cache,
+        options.request_timeout,
+        speculates,
+        options.reasoning_end,
+        way,
+        options.reading,
+    )
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served,

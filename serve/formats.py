@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -67,9 +68,10 @@ class Format(ABC):
     async def response(self) -> dict[str, Any]:
         """Return the whole response; raises the generation's errors."""
         choices = dict[int, dict[str, Any]]()
-        async for chunk in self.generation.chunks(self.tokenize):
-            number = self.generation.choice(chunk)
-            choices[number] = {"index": number, **self.choice(number, chunk), **self._end(number, chunk)}
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                number = self.generation.choice(chunk)
+                choices[number] = {"index": number, **self.choice(number, chunk), **self._end(number, chunk)}
         results = [self.generation.results[number] for number in sorted(choices)]
         body = {**self.head, "object": self.whole, "choices": [choices[number] for number in sorted(choices)]}
         return {**body, **self._summary(results)}
@@ -84,16 +86,17 @@ class Format(ABC):
         head = {**self.head, "object": self.part}
         begun = False
         try:
-            async for chunk in self.generation.chunks(self.tokenize):
-                self._emitted += len(chunk.token_ids)
-                choice = self._part(chunk)
-                if choice is None:
-                    continue
-                told: dict[str, Any] = {**head, "choices": [choice]}
-                if wanted:
-                    told["usage"] = self._usage() if always else None
-                yield event(told)
-                begun = True
+            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+                async for chunk in chunks:
+                    self._emitted += len(chunk.token_ids)
+                    choice = self._part(chunk)
+                    if choice is None:
+                        continue
+                    told: dict[str, Any] = {**head, "choices": [choice]}
+                    if wanted:
+                        told["usage"] = self._usage() if always else None
+                    yield event(told)
+                    begun = True
             if wanted:
                 results = [result for _, result in sorted(self.generation.results.items())]
                 yield event({**head, "choices": [], **self._summary(results)})

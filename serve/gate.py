@@ -173,8 +173,9 @@ def origin_form(scope: Scope) -> Scope:
 
 def path_of(scope: Scope) -> str:
     """Return a request's path below the root path."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    below = path.removeprefix(root)
+    return below or "/" if below.startswith("/") or not below else path
 
 
 async def _body(headers: Headers, receive: Receive, seconds: float) -> bytes:

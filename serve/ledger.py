@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 from specbuild.measure.cost.rows import MachineRow, RequestRow, Row, line_of, now
@@ -34,6 +34,13 @@ MACHINE_SECONDS = 60.0  # seconds between two rows of the machine
 def today() -> date:
     """Return the day in UTC."""
     return datetime.now(timezone.utc).date()
+
+
+def _until_midnight() -> float:
+    """Return the seconds until the next day in UTC begins."""
+    moment = datetime.now(timezone.utc)
+    midnight = datetime.combine(moment.date() + timedelta(1), datetime.min.time(), timezone.utc)
+    return (midnight - moment).total_seconds()
 
 
 class Ledger:
@@ -82,11 +89,11 @@ class Ledger:
     async def run(self) -> None:
         """Sync, rotate and write rows of the machine until cancelled."""
         while True:
-            await asyncio.sleep(self._sync_seconds)
-            before, self._day = self._day, self._today()
-            midnight = before != self._day
+            await asyncio.sleep(min(self._sync_seconds, _until_midnight()))
+            midnight = self._today() != self._day
             if midnight or time.monotonic() - self._began >= self._machine_seconds:
                 self._write(self._machine())
+            self._day = self._today()
             if self._full(midnight):
                 await asyncio.to_thread(_close, self._rotate())
             elif self._dirty:
@@ -101,11 +108,12 @@ class Ledger:
             _close(self._file)
 
     def _machine(self) -> MachineRow:
-        """Return a machine row for the time since the last one."""
+        """Return a machine row for the time since the last one, of the day in which that time began."""
         before, began = self._busy, self._began
+        moment = now() if self._today() == self._day else f"{self._day}T23:59:59.999+00:00"
         self._began, self._busy = time.monotonic(), self._totals()
         return MachineRow(
-            time=now(),
+            time=moment,
             server=self._server,
             seconds=self._began - began,
             busy_seconds={name: max(total - before.get(name, 0.0), 0.0) for name, total in self._busy.items()},

@@ -142,7 +142,7 @@ class Window:
     def samples(self, since: float = -math.inf) -> list[Sample]:
         """Return the samples that are recent enough and got their slot at or after `since`."""
         oldest = self._clock() - SECONDS
-        return [each for each in self._samples if each.finished >= oldest and each.started >= since]
+        return [each for each in self._samples.copy() if each.finished >= oldest and each.started >= since]
 
     def times(self, objective: Objective, since: float = -math.inf) -> list[float]:
         """Return the times that an objective is compared with.

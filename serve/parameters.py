@@ -21,7 +21,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _SAME = (  # fields with the same name in SamplingParams
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
-    *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "session", "priority", "min_tokens", "skip_special_tokens"),
+    *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "priority", "min_tokens", "skip_special_tokens"),
 )
 _MAX_JSON = 1 << 20
 
@@ -31,7 +31,8 @@ class Caller:
     """The sender of a request, and the server's decisions about it.
 
     Args:
-        tenant: Whose prefix cache it uses; None shares the cache.
+        tenant: The hash of its API key; None: there are no keys.
+        shares: Whether it shares cached prompts with other keys.
         timeout: Seconds that the server allows.
         speculates: Whether anything may be drafted for it.
         reasoning_end: The server's token that ends a reasoning, see `structured`.
@@ -41,6 +42,7 @@ class Caller:
     """
 
     tenant: str | None = None
+    shares: bool = False
     timeout: float | None = None
     speculates: bool = True
     reasoning_end: str | None = None
@@ -85,12 +87,17 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         outputs = structured(body, caller.reading, caller.reasoning_end)
     if caller.shows or (outputs and outputs.after):
         given.setdefault("skip_special_tokens", False)  # so that the text shows where its reasoning ends
+    if body.session is not None:  # what is learned of a session stays with its key
+        given["session"] = salt_of(caller.tenant, body.session)
     deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
     ways = _speculation(body)
     given["speculation"] = (caller.speculation or next(iter(ways.values()), "auto")) if caller.speculates else "off"
     served = {
         **{"max_new_tokens": _max_new_tokens(body, room), "n": body.n or 1, "logprobs": _logprobs(body)},
-        **{"deadline": min(deadlines, default=None), "cache_salt": salt_of(caller.tenant, body.cache_salt)},
+        **{
+            "deadline": min(deadlines, default=None),
+            "cache_salt": salt_of(None if caller.shares else caller.tenant, body.cache_salt),
+        },
         "structured_outputs": outputs,
     }
     return _checked({**defaults, **served}, given, {"speculation": next(iter(ways), "speculation")})

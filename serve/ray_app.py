@@ -218,8 +218,9 @@ def app(args: Mapping[str, Any]) -> Application:
 
 
 def _stop_by_signals(stopping: threading.Event) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions, log: RequestLog) -> int:

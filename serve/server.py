@@ -224,9 +224,10 @@ class _Life:
     async def run(self) -> int:
         """Serve until a signal or the death of a worker; return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._signal, number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # supervisors send it for a log file, of which there is none
         serving = loop.create_task(self._uvicorn.serve([self._listening]))
         stopping = loop.create_task(self._stopping.wait())
         dying = loop.create_task(self._death())

@@ -153,9 +153,10 @@ class MessageFormat(ChatFormat):
 
     async def response(self) -> dict[str, Any]:
         """See `Format.response`."""
-        async for chunk in self.generation.chunks(self.tokenize):
-            for _ in self._add(chunk):
-                pass
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                for _ in self._add(chunk):
+                    pass
         return self._message() | self._ended()
 
     async def events(self) -> AsyncGenerator[bytes, None]:

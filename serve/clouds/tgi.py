@@ -78,10 +78,11 @@ class TgiFormat(CompletionFormat):
     async def response(self) -> dict[str, Any]:
         """See `Format.response`."""
         details, tokens = self._asked.details, list[dict[str, Any]]()
-        async for chunk in self.generation.chunks(self.tokenize):
-            self._add(chunk)
-            if details:
-                tokens += self._tokens(chunk)
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                self._add(chunk)
+                if details:
+                    tokens += self._tokens(chunk)
         told: dict[str, Any] = {"generated_text": self._generated()}
         return told | ({"details": self._details() | {"prefill": [], "tokens": tokens}} if details else {})
 

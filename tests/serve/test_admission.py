@@ -37,7 +37,11 @@ def test_retry_after_grows_with_what_requests_take() -> None:
     admission = Admission(1, 1, clock=lambda: now)
     assert admission.wait(1) == 1
     for _ in range(40):
-        with admission.room(1):
+        with admission.room(1) as ticket:
             now += 8
+            ticket.started()
+    for _ in range(40):
+        with pytest.raises(ApiError), admission.room(1):
+            raise ApiError(400, "refused before a token was decoded")
     with admission.room(2):
         assert (admission.wait(1), admission.wait(2)) == (8, 16)

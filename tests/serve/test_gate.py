@@ -9,7 +9,7 @@ import pytest
 from asgi import GONE, Message, call, part, scope_of
 from serving import Log
 
-from specbuild.serve.gate import Gate
+from specbuild.serve.gate import Gate, path_of
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -63,6 +63,13 @@ def test_keys(wanted: int) -> None:
     assert {status(gate("k1", "k2"), authorization=each) for each in given} == {wanted}
     paths = {200: "/health http://host:8000/health", 401: "/x /healthy /x/health http://host/x /http://host/health"}
     assert {status(gate("k1", "k2"), path=path) for path in paths[wanted].split()} == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("path", "below"), [("/llm", "/"), ("/llm/", "/"), ("/llm/x", "/x"), ("/llmx", "/llmx"), ("/x", "/x")]
+)
+def test_a_path_below_the_root_path_begins_with_a_slash(path: str, below: str) -> None:
+    assert path_of({"path": path, "root_path": "/llm"}) == below
 
 
 @pytest.mark.parametrize("started", [False, True])

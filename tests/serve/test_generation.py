@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from asgi import GONE, Message, call
 
-from specbuild.runtime import RequestMetrics, Result
+from specbuild.runtime import Chunk, RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
+from specbuild.serve.chat import ChatFormat
+from specbuild.serve.completions import CompletionFormat
 from specbuild.serve.errors import ApiError
 from specbuild.serve.generation import ClientGoneError, EventStream, checked, unless_gone
 from specbuild.serve.responses import metrics, usage
@@ -80,3 +83,31 @@ def test_events_end_with_their_reader(reads: bool) -> None:
     sent = call(EventStream(events()), {"type": "http"}, [] if reads else [GONE], True, None if reads else stuck)
     assert closed == [True]
     assert [message.get("body") for message in sent] == ([None, b"one"] if reads else [])
+
+
+@pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
+def test_a_format_that_fails_leaves_its_generation(form: Any) -> None:
+    """At once, and not when the garbage is collected: so its slot is free for the next request."""
+    closed = list[bool]()
+
+    async def chunks(tokenize: Any) -> AsyncGenerator[Chunk, None]:
+        try:
+            while True:
+                yield Chunk(0, 0, "x", [1], None, None)
+        finally:
+            closed.append(True)
+
+    def choice(chunk: Chunk) -> int:
+        raise KeyError(chunk.index)
+
+    body = SimpleNamespace(return_token_ids=True, stream_options=None, return_token_sources=False)
+    given = SimpleNamespace(chunks=chunks, body=body, served=SimpleNamespace(name="m"), choice=choice)
+
+    async def ask(streams: bool) -> list[bool]:
+        made = form(given, "id", "none", False)
+        with pytest.raises(KeyError):
+            await (anext(made.events()) if streams else made.response())
+        return closed[:]
+
+    assert asyncio.run(ask(streams=False)) == [True]
+    assert asyncio.run(ask(streams=True)) == [True, True]

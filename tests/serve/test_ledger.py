@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +152,18 @@ def test_a_file_that_is_full_or_of_yesterday_is_put_aside(make: Any, file: Path,
     assert names(*files) == [f"r{n}" for n in range(5)]
     assert all(read([each]).machines for each in files), "each can be priced alone"
     assert busy(*files) == 10.0
+
+
+def test_what_was_busy_before_midnight_is_of_the_day_before(make: Any, file: Path) -> None:
+    days = [datetime.now(timezone.utc).date() - timedelta(1), datetime.now(timezone.utc).date()]
+    ledger, model = make(today=lambda: days[0])
+    ledger.ended(ended(model))
+    run(ledger, lambda: len(read([file]).machines) == 1)
+    del days[0]
+    run(ledger, lambda: len(read([file]).machines) == 2)
+    ledger.close()
+    _, before, after = read([file]).machines
+    assert (before.day, before.busy_seconds, after.busy_seconds) == (days[0] - timedelta(1), {"m": 2.0}, {"m": 0.0})
 
 
 def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

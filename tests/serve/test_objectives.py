@@ -75,6 +75,19 @@ def test_a_sample_has_its_times() -> None:
     assert one.tpot is sample(first_token=None) is None
 
 
+def test_a_window_may_grow_while_another_thread_reads_it() -> None:
+    window = Window(lambda: 100.0)
+
+    class Adding(float):
+        def __ge__(self, other: float) -> bool:
+            window.add(Sample(90.0, 90.0, 95.0, 1.0, 0.0, None))
+            return True
+
+    for _ in range(2):
+        window.add(Sample(90.0, 90.0, Adding(95.0), 1.0, 0.0, None))
+    assert window.times(P99) == [1.0, 1.0]
+
+
 def test_a_window_has_the_latest_that_began_in_time() -> None:
     tpot, now = Objective("tpot", 1.0, 0.99), 100.0
     window = Window(lambda: now)

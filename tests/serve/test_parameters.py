@@ -48,6 +48,13 @@ def test_callers_have_a_deadline_and_caches_of_their_own() -> None:
     ]
     assert salts[0] is None
     assert len({*salts}) == 9
+    assert completion(Caller("a", shares=True), cache_salt="x").cache_salt == completion(cache_salt="x").cache_salt
+
+
+def test_sessions_of_two_keys_are_two() -> None:
+    sessions = [completion(Caller(tenant), session=name).session for tenant in (None, *"ab") for name in "xx"]
+    assert len({*sessions}) == 3
+    assert completion(Caller("a", shares=True), session="x").session == sessions[2]
 
 
 def with_generation_config(bundle: Path, text: str) -> Bundle:

@@ -91,6 +91,9 @@ def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> Non
     ):
         waiting = pool.submit(client.post, COMPLETIONS, json=SHORT)
         until(lambda: load(server)[1] == 2)
+        server.signal(signal.SIGHUP)
+        with server.client() as other:
+            assert other.get("/health/ready").status_code == 200, "it ends nothing"
         server.signal(signal.SIGTERM)
         with server.client() as other:
             until(lambda: other.get("/health/ready").status_code == 503)
