@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -240,7 +239,7 @@ def command(
     from specbuild.serve import logs, server
     from specbuild.serve.cost_options import CostOptions
     from specbuild.serve.models import names_of
-    from specbuild.serve.options import ServeOptions
+    from specbuild.serve.options import ServeOptions, environment_keys
     from specbuild.serve.turns.reading import Reading
 
     canary, drift = operating_flags.taken(given)
@@ -248,7 +247,9 @@ def command(
     cost = CostOptions(**{name: given.pop(name) for name in _SPENDS})
     reading = Reading(**{name: given.pop(name) for name in _READS})
     operating: dict[str, Any] = {"canary": canary, "drift": drift, "cost": cost, "reading": reading}
-    options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
+    options = ServeOptions(
+        **given, **operating, api_keys=api_key or environment_keys(), allowed_origins=_origins(allowed_origins)
+    )
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)
     named = names_of(list(bundles), served_model_name)
@@ -269,10 +270,6 @@ def command(
 
 command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]
 command.params += [*operating_flags.OPTIONS, *ray_flags.OPTIONS]
-
-
-def _keys(given: tuple[str, ...]) -> tuple[str, ...]:
-    return given or tuple(key.strip() for key in os.environ.get(API_KEYS, "").split(",") if key.strip())
 
 
 def _origins(given: str | None) -> tuple[str, ...]:

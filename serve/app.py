@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -30,7 +29,7 @@ from .chat import ChatFormat, chat_of, encoded
 from .completions import CompletionFormat, prompts_of
 from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .gate import Gate, RequestLog, path_of
+from .gate import RequestLog, behind_gate, path_of
 from .generation import ClientGoneError
 from .methods import Methods, allowed
 from .models import ServedModel
@@ -58,10 +57,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    gate: ASGIApp = Gate(Methods(app), log, options.api_keys, health_route=options.health_route, ui=options.ui)
-    if options.allowed_origins:
-        gate = CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])
-    return gate
+    return behind_gate(Methods(app), log, options)
 
 
 def _api(service: Service) -> APIRouter:

@@ -17,12 +17,14 @@ from typing import Any, Protocol
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import limits
 from .errors import ApiError, api_error
 from .generation import ClientGoneError
 from .logs import error_of
+from .options import ServeOptions
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _ABSOLUTE = re.compile("https?://[^/]*", re.IGNORECASE)
@@ -160,6 +162,14 @@ class _Answer:
         with anyio.fail_after(self._seconds):  # unlike asyncio.wait_for, makes no task per chunk
             await self._send(message)
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
+
+
+def behind_gate(app: ASGIApp, log: RequestLog, options: ServeOptions) -> ASGIApp:
+    """Return an application behind a gate, which pages of the allowed origins may call."""
+    gate = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
+    if not options.allowed_origins:
+        return gate
+    return CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])
 
 
 def origin_form(scope: Scope) -> Scope:

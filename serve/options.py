@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,8 +17,14 @@ from .cost_options import CostOptions
 from .drift import DriftOptions
 from .responses import SpecMetrics
 
+API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
 Extra = Literal["refuse", "ignore"]
 ShadowAction = Literal["log", "off"]
+
+
+def environment_keys() -> tuple[str, ...]:
+    """Return the API keys that the environment has."""
+    return tuple(key.strip() for key in os.environ.get(API_KEYS, "").split(",") if key.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

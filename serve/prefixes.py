@@ -20,13 +20,15 @@ OUTPUT = 128  # output tokens assumed for a request that does not say
 HELD = 1 << 16  # maximum number of blocks remembered per replica
 
 
-def chain(tokens: Sequence[int], scope: str) -> list[int]:
+def chain(tokens: Sequence[int], scope: str, known: Sequence[int] = ()) -> list[int]:
     """Return a 64-bit hash of each whole block of a prompt; each hash depends on all blocks before it.
 
-    scope: the model and the cache salt, outside of which no cached text is shared.
+    scope: the model and the cache salt, outside of which no cached text is shared. known: the first blocks' hashes.
     """
-    before, hashes = blake2b(scope.encode(), digest_size=8).digest(), list[int]()
-    for begin in range(0, len(tokens) - BLOCK + 1, BLOCK):
+    before, hashes = blake2b(scope.encode(), digest_size=8).digest(), list(known)
+    if known:
+        before = known[-1].to_bytes(8, "little")
+    for begin in range(BLOCK * len(known), len(tokens) - BLOCK + 1, BLOCK):
         block = b",".join(b"%d" % token for token in tokens[begin : begin + BLOCK])
         before = blake2b(before + block, digest_size=8).digest()
         hashes.append(int.from_bytes(before, "little"))

@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import anyio
 import ray
 from ray import serve
 from ray.serve import Application
@@ -30,7 +31,7 @@ from . import limits, listener, remote_bundle
 from .app import make_app
 from .logs import RequestLog
 from .models import ServedModel, names_of
-from .options import ServeOptions
+from .options import ServeOptions, environment_keys
 from .prefixes import chain
 from .ray_canary import Given, JudgeReplica, ReplicaCanary
 from .ray_front import Front, scope_of
@@ -39,6 +40,7 @@ from .ray_router import CACHED, Hint, PrefixRouter
 from .server import Named, make_service
 
 NAME = "specbuild"  # name of the application
+_QUEUED = 64  # messages of an answer that wait for the front
 _REPORT, _HEALTH = 1.0, 2.0  # seconds between reports of what a cache holds, and between health checks
 
 
@@ -47,34 +49,34 @@ class Replica:
 
     def __init__(self, name: str, app: ASGIApp, models: Sequence[ServedModel]) -> None:
         self._name, self._app, self._models = name, app, models
+        self._hashed = dict[tuple[str, int], tuple[str, list[int], list[int]]]()  # by slot: scope, tokens, hashes
 
     async def call(self, scope: Scope, body: bytes, hint: Hint) -> AsyncGenerator[list[Message], None]:
         """Yield ASGI messages that answer a request, as many at once as there are. Closing it cancels the work.
 
         `hint` is for the router only.
         """
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        sending, receiving = anyio.create_memory_object_stream[Message](_QUEUED)
         left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
             return left.pop() if left else await asyncio.Future()  # cancelled when the client leaves
 
         async def run() -> None:
-            try:
-                await self._app(scope, receive, messages.put)
-            finally:
-                messages.put_nowait(None)
+            with sending:
+                await self._app(scope, receive, sending.send)
 
         running = asyncio.ensure_future(run())
         try:
-            ended = False
-            while not ended:
-                found = [await messages.get()]
-                while found[-1] and (found[-1]["type"] == "http.response.start" or not messages.empty()):
-                    found.append(await messages.get())
-                ended = found[-1] is None
-                if told := [each for each in found if each]:
-                    yield [self._signed(each) for each in told]
+            with receiving:
+                async for message in receiving:
+                    found = [self._signed(message)]
+                    with suppress(anyio.EndOfStream, anyio.WouldBlock):
+                        if message["type"] == "http.response.start":
+                            found.append(await receiving.receive())
+                        while len(found) < _QUEUED:
+                            found.append(receiving.receive_nowait())
+                    yield found
             await running
         finally:
             running.cancel()
@@ -100,10 +102,19 @@ class Replica:
 
     def record_routing_stats(self) -> dict[str, list[int]]:
         """Return the hashes of the cached texts' blocks, for the router."""
-        texts = [(model.name, *text) for model in self._models for text in model.engine.engine.cached_texts]
-        return {
-            CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
-        }
+        blocks = set[int]()
+        for model in self._models:
+            for slot, (salt, tokens) in enumerate(model.engine.engine.cached_texts):
+                blocks.update(self._hashes((model.name, slot), scope_of(model.name, salt), tokens))
+        return {CACHED: sorted(blocks)}
+
+    def _hashes(self, place: tuple[str, int], scope: str, tokens: list[int]) -> list[int]:
+        """Return the hashes of a slot's text; what the slot held at the last report is not hashed again."""
+        before, known, hashes = self._hashed.get(place, ("", [], []))
+        goes_on = before == scope and tokens[: len(known)] == known
+        found = chain(tokens, scope, hashes if goes_on else ())
+        self._hashed[place] = scope, tokens, found
+        return found
 
 
 class LoadedReplica(Replica):
@@ -209,6 +220,7 @@ def app(args: Mapping[str, Any]) -> Application:
             raise OptionError(f"{', '.join(given)}: give bundles, serve, load and ray")
         for each in (serving, loading, scaling):
             each.update({name: tuple(value) for name, value in each.items() if isinstance(value, list)})
+        serving.setdefault("api_keys", environment_keys())
         if not bundles:
             raise OptionError("there are no bundles: give their paths or URLs")
         options, load, scale = ServeOptions(**serving), LoadOptions(**loading), RayOptions(**scaling)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,13 @@ from .observation import observed
 from .options import ServeOptions
 from .scoring import Score
 
-SECONDS = 2.0  # that a request waits for its arm; then it runs as it asks
+SECONDS = 2.0  # that a request waits for its arm; then it runs as it asks, and so do the next until the judge answers
+_ASK_AGAIN = 1.0  # seconds between two questions whether the judge is back
+_QUEUED = 4096  # requests that wait to be reported; more are dropped
 Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
+
+
+_UNANSWERED = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +108,19 @@ class ReplicaCanary:
         assert options.canary
         self._arms = Arms(models, options.canary, log, len(options.api_keys))
         self._judge, self._log, self._seconds = judge, log, seconds
-        self._told = asyncio.Queue[tuple[str, Draw, Any]]()
+        self._told = asyncio.Queue[tuple[str, Draw, Any]](_QUEUED)
+        self._silent = asyncio.Event()  # set while the judge does not answer
 
     async def arm(
         self, served: ServedModel, body: Sampling, tenant: str | None
     ) -> tuple[ServedModel, str | None, Draw | None]:
         """Return the model for a request, its speculation and its draw; without a judge it is the baseline's."""
-        if not self._arms.concerns(served, body):
+        if self._silent.is_set() or not self._arms.concerns(served, body):
             return served, None, None
         try:
-            drawn = self._judge.draw.remote(self._arms.key(body, tenant))
-            candidate, draw = await asyncio.wait_for(drawn, self._seconds)
-        except (RayError, RayServeException, TimeoutError, asyncio.TimeoutError) as error:
+            candidate, draw = await self._asked("draw", self._arms.key(body, tenant))
+        except _UNANSWERED as error:
+            self._silent.set()
             self._log.event("warning", "the canary's judge does not answer", **error_of(error))
             return served, None, None
         return *self._arms.placed(body, candidate), draw
@@ -125,18 +132,36 @@ class ReplicaCanary:
             return
         values = observed(generation)
         if values:
-            self._arms.score(generation, draw, lambda score: self._told.put_nowait(("note_score", draw, score)))
-        self._told.put_nowait(("note", draw, values))
+            self._arms.score(generation, draw, lambda score: self._report("note_score", draw, score))
+        self._report("note", draw, values)
+
+    def _report(self, what: str, draw: Draw, values: Any) -> None:
+        if not self._told.full():
+            self._told.put_nowait((what, draw, values))
+
+    async def _asked(self, what: str, *given: Any) -> Any:
+        """Return what the judge answers; raises one of _UNANSWERED."""
+        return await asyncio.wait_for(getattr(self._judge, what).remote(*given), self._seconds)
 
     async def run(self) -> None:
         """See `Watcher`; tells the judge of requests that have ended, and scores texts."""
         scoring = [self._arms.scorer.run()] if self._arms.scorer else []
-        await asyncio.gather(self._telling(), *scoring)
+        await asyncio.gather(self._telling(), self._waiting(), *scoring)
+
+    async def _waiting(self) -> None:
+        """Ask a judge that was silent until it answers, so that no request waits for it."""
+        while True:
+            await self._silent.wait()
+            await asyncio.sleep(_ASK_AGAIN)
+            with suppress(*_UNANSWERED):
+                await self._asked("ask", None)
+                self._silent.clear()
+                self._log.event("info", "the canary's judge answers again")
 
     async def _telling(self) -> None:
         while True:
             what, draw, values = await self._told.get()
             try:
-                await getattr(self._judge, what).remote(draw, values)
-            except (RayError, RayServeException) as error:
+                await self._asked(what, draw, values)
+            except _UNANSWERED as error:
                 self._log.event("warning", "the canary's judge was not told of a request", **error_of(error))

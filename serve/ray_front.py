@@ -37,7 +37,7 @@ from .completions import prompts_of
 from .errors import ApiError, json_response
 from .fields import ChatRequest, CompletionRequest
 from .formats import event
-from .gate import Gate, path_of
+from .gate import behind_gate, path_of
 from .generation import ClientGoneError, unless_gone
 from .logs import RequestLog, error_of
 from .methods import Methods
@@ -46,6 +46,7 @@ from .parameters import salt_of
 from .prefixes import chain
 from .ray_router import Hint
 
+BROADCAST_SECONDS = 5.0  # that all replicas have to answer one question
 TRIES = 3  # attempts for a request of which nothing was sent yet
 ANY = Hint([], 0, 0)  # no known prompt: the router goes by load
 
@@ -75,7 +76,18 @@ _READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     **dict.fromkeys(TGI_PATHS, _continued),
     **dict.fromkeys(("/invocations", "/predict"), _invoked),
 }
-_PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
+_PASSED = (
+    "type",
+    "client",
+    "asgi",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "root_path",
+)
 _SAMPLE = re.compile(r"^([\w:]+)(\{?)")  # a metric's name, and whether labels follow
 
 
@@ -108,7 +120,7 @@ class Front:
         routes = [Route(path, answer) for path, answer in own.items()]
         if self._judge:
             routes += [Route("/canary", self._canary), Route("/canary/{order}", self._canary, methods=["POST"])]
-        ours = Methods(Starlette(routes=routes))
+        ours = Methods(Starlette(routes=routes, exception_handlers={ApiError: _refused}))
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             passed = scope["type"] == "http" and path_of(scope) not in own
@@ -116,7 +128,7 @@ class Front:
                 passed = False
             await (self._pass if passed else ours)(scope, receive, send)
 
-        gate = Gate(app, _Quiet(self._log), self._options.api_keys, health_route=asked)
+        gate = behind_gate(app, _Quiet(self._log), self._options)
 
         async def outer(scope: Scope, receive: Receive, send: Send) -> None:
             await gate(scope, receive, _without_id(send))
@@ -154,9 +166,13 @@ class Front:
         """Return each replica's own answer to a request (status, content type, body), by replica name."""
         scope = _plain(request.scope, "")
         try:
-            found = await asyncio.to_thread(lambda: self._replicas.broadcast("whole", scope).results())
+            asking = self._replicas.broadcast("whole", scope)
+            found = await asyncio.to_thread(asking.results, timeout_s=BROADCAST_SECONDS)
         except DeploymentUnavailableError:  # there are no replicas now
             return {}
+        except TimeoutError:
+            told = f"a replica did not answer within {BROADCAST_SECONDS:g} s: try again"
+            raise ApiError(503, told, code="replica_slow") from None
         return dict(sorted(found))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,7 +204,7 @@ class Front:
                     await send(message)
                 if messages[-1]["type"] == "http.response.body" and not messages[-1].get("more_body"):
                     return  # the answer is whole, so a client that leaves now cancels nothing
-        except asyncio.CancelledError:
+        except BaseException:  # the client has left, or takes nothing: nobody reads the rest
             answers.cancel()
             raise
 
@@ -251,6 +267,11 @@ class _Quiet:
         """See `RequestLog`."""
         if told.get("status", 0) >= 400:
             self._log.ended(**told)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
 
 
 async def _live(request: Request) -> Response:

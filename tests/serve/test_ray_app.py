@@ -20,6 +20,7 @@ from serving import Server
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 from specbuild.serve import ray_app
+from specbuild.serve.options import ServeOptions
 from specbuild.serve.prefixes import BLOCK, chain
 from specbuild.serve.ray_app import Replica
 from specbuild.serve.ray_front import scope_of
@@ -83,6 +84,25 @@ def test_leaving_an_answer_cancels_what_makes_it() -> None:
     assert ended == [True]
 
 
+def test_an_answer_that_nobody_fetches_waits_where_it_is_made() -> None:
+    sent = list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        for number in range(10_000):
+            await send(part(b"a"))
+            sent.append(number)
+
+    async def run() -> int:
+        answers = replica(app).call(SCOPE, b"", NOTHING)
+        await anext(answers)
+        await asyncio.sleep(0.1)
+        await answers.aclose()
+        return len(sent)
+
+    assert asyncio.run(run()) < 1000
+
+
 def test_what_an_application_raises_reaches_the_front() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("a bug")
@@ -102,7 +122,7 @@ def test_health_is_the_workers() -> None:
             replica(None, model("idle"), model(state)).check_health()
 
 
-def test_reports_are_of_what_the_slots_hold(bundle: Path) -> None:
+def test_reports_are_of_what_the_slots_hold(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine.load(bundle, batch_size=2) as engine:
         tokens = engine.encode("def main(argv):\n    return parse_arguments(argv)\n" * 3)
         engine.generate([tokens])
@@ -112,6 +132,21 @@ def test_reports_are_of_what_the_slots_hold(bundle: Path) -> None:
         told = replica(None, model).record_routing_stats()[CACHED]
         assert {*chain(tokens, scope_of("pycode", None))} <= {*told}
         assert len(told) == len(held) // BLOCK
+        longer = [*held, *held]
+        texts = SimpleNamespace(cached_texts=[(None, held)])
+        model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=texts))
+        one, hashed = replica(None, model), list[int]()
+
+        def spy(tokens: Any, scope: str, known: Any = ()) -> list[int]:
+            hashed.append(len(tokens) // BLOCK - len(known))
+            return chain(tokens, scope, known)
+
+        monkeypatch.setattr(ray_app, "chain", spy)
+        for text in (held, held, longer, held):
+            texts.cached_texts = [(None, text)]
+            assert one.record_routing_stats()[CACHED] == sorted({*chain(text, scope_of("pycode", None))})
+        blocks = len(held) // BLOCK
+        assert hashed == [blocks, 0, len(longer) // BLOCK - blocks, blocks], "what is known is not hashed again"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +167,16 @@ def test_what_is_wrong_with_arguments_is_said(args: dict[str, Any], error: type[
 def test_an_application_is_made_of_plain_values(bundle: Path) -> None:
     asked = {"bundles": [f"m={bundle}"], "serve": {"api_keys": ["k"]}, "ray": {"autoscale": [0, 2]}}
     assert isinstance(ray_app.app(asked), Application)
+
+
+def test_keys_are_the_environments(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a manifest takes them from a secret."""
+    found = list[ServeOptions]()
+    monkeypatch.setattr(ray_app, "build", lambda named, options, load, scale: found.append(options))
+    monkeypatch.setenv("SPECBUILD_API_KEY", "a, b")
+    ray_app.app({"bundles": str(bundle)})
+    ray_app.app({"bundles": str(bundle), "serve": {"api_keys": ["c"]}})
+    assert [options.api_keys for options in found] == [("a", "b"), ("c",)]
 
 
 @pytest.mark.soak

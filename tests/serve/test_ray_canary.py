@@ -116,5 +116,24 @@ def test_without_a_judge_requests_run_as_they_ask(silent: bool) -> None:
         replica = ReplicaCanary(MODELS, canary_options(), log, handle, seconds=0.05)  # type: ignore[arg-type]
         assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
         assert log.lines[-1]["message"] == "the canary's judge does not answer"
+        before = len(log.lines)
+        for _ in range(20):
+            assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
+        assert len(log.lines) == before, "only the first waits for a judge that is gone"
 
     asyncio.run(work())
+
+
+def test_a_judge_that_comes_back_is_asked_again(bundle: Path) -> None:
+    async def work() -> None:
+        log, handle, options = Log(), Handle(None), canary_options()
+        given: Any = log, handle
+        replica = ReplicaCanary(MODELS, options, *given)
+        assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
+        handle.judge = await judge_of(bundle, options)
+        async with running(replica.run()):
+            while log.lines[-1]["message"] != "the canary's judge answers again":
+                await asyncio.sleep(0.05)
+        assert (await replica.arm(BASELINE, body(), None))[2]
+
+    asyncio.run(asyncio.wait_for(work(), 30))

@@ -73,7 +73,13 @@ class Replicas:
     def broadcast(self, name: str, scope: Any) -> Any:
         if not self.scripts:
             raise DeploymentUnavailableError(None)
-        return SimpleNamespace(results=lambda: self.scripts)
+
+        def results(timeout_s: float) -> Any:
+            if self.scripts == [None]:
+                raise TimeoutError(timeout_s)
+            return self.scripts
+
+        return SimpleNamespace(results=results)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +193,40 @@ def test_a_client_that_leaves_has_its_request_cancelled(tokenizer: Any) -> None:
     app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()  # type: ignore[arg-type]
     call(app, scope_of("POST", COMPLETIONS), [part(b'{"prompt": "a"}')], leaves=True)
     assert replicas.answers[0].cancelled
+
+
+def test_a_client_that_takes_nothing_has_its_request_cancelled(tokenizer: Any) -> None:
+    replicas: Any = Replicas([[START, BODY], None])
+    app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()  # type: ignore[arg-type]
+
+    async def stuck(message: Any) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        call(app, scope_of("POST", COMPLETIONS), [part(b'{"prompt": "a"}')], send=stuck)
+    assert replicas.answers[0].cancelled
+
+
+def test_pages_may_call_the_front_as_they_may_a_server(tokenizer: Any, ask: Ask) -> None:
+    options = ServeOptions(api_keys=("k",), allowed_origins=("https://here",), ui=True)
+    app = Front(Replicas(), {"pycode": tokenizer}, options, Log()).app()  # type: ignore[arg-type]
+    asked = scope_of("OPTIONS", COMPLETIONS, origin="https://here", access_control_request_method="POST")
+    (start, *_) = call(app, asked, [part(b"")])
+    assert (start["status"], dict(start["headers"])[b"access-control-allow-origin"]) == (200, b"https://here")
+    assert ask(Replicas(), "/", api_keys=("k",), ui=True).status_code == 200
+    assert ask(Replicas(), "/", api_keys=("k",)).status_code == 401
+
+
+def test_a_replica_that_does_not_answer_holds_no_scrape(ask: Ask) -> None:
+    for path in ("/metrics", "/load"):
+        response = ask(Replicas(None), path)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "replica_slow")
+
+
+def test_the_path_of_the_root_is_no_canary(tokenizer: Any) -> None:
+    app = Front(Replicas(), {"pycode": tokenizer}, ServeOptions(), Log(), Judge()).app()  # type: ignore[arg-type]
+    (start, *_) = call(app, scope_of("GET", "/llm") | {"root_path": "/llm"}, [part(b"")])
+    assert start["status"] == 200
 
 
 def test_metrics_and_loads_carry_the_replica(ask: Ask) -> None:
