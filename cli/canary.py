@@ -64,7 +64,7 @@ def _show(view: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    requests, verdict, texts = view["requests"], view["verdict"], view["divergence"]
+    requests, verdict = view["requests"], view["verdict"]
     share = f"{requests['candidate']} requests of {requests['candidate'] + requests['baseline']}"
     about = verdict["evidence"]["metric"]
     lines = [
@@ -79,8 +79,6 @@ def _show(view: dict[str, Any]) -> None:
         means = ["" if mean is None else f"{mean:.4g}" for mean in each["means"]]
         fine = "" if each["fine"] is None else f"{each['fine']:.3g}"
         table.add_row(each["metric"], *means, "{} + {}".format(*each["n"]), f"{each['harm']:.3g}", fine)
-    if texts:
-        lines.append(f"KL {texts['kl']:.4g} nats a token over {texts['texts']} texts")
     click.echo("\n".join(lines[:2]))
     Console().print(table)
     click.echo("\n".join(lines[2:]))

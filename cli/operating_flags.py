@@ -23,10 +23,10 @@ _CANARY: dict[str, dict[str, Any]] = {
     "canary-interval": {"type": float, "metavar": "SECONDS", "help": "Between two steps; 60 by default."},
     "canary-max-weight": {**_PERCENT, "help": "Where steps end; 50 by default."},
     "canary-alpha": {"type": float, "help": "Probability of rolling back what does no harm; 0.05 by default."},
-    "canary-margin": {"type": float, "help": "How much slower a candidate may be to be promoted; 0.1 by default."},
+    "canary-margin": {"type": float, "help": "How much slower what is promoted may be; 0.1 by default."},
     "canary-action": {
-        "type": click.Choice(["promote", "rollback", "both", "none"]),
-        "help": "What verdicts do on their own; rollback by default.",
+        "type": click.Choice(["rollback", "none"]),
+        "help": "What a verdict does on its own; rollback by default.",
     },
     "canary-sticky": {
         "type": click.Choice(["session", "request"]),
@@ -47,11 +47,6 @@ _CANARY: dict[str, dict[str, Any]] = {
 _DRIFT: dict[str, dict[str, Any]] = {
     "drift": {"type": _FILE, "metavar": "FILE", "help": "Watch drift, against the reference window that FILE keeps."},
     "drift-size": {"type": int, "metavar": "N", "help": "Values of each signal in the reference; 1000 by default."},
-    "drift-score": {
-        "type": float,
-        "metavar": "SHARE",
-        "help": "The share of texts that are scored in idle time; 0 by default.",
-    },
     "drift-sample": {"type": _FILE, "metavar": "FILE", "help": "Has live texts, for specbuild distill."},
     "drift-sample-share": {
         "type": float,

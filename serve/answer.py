@@ -26,6 +26,7 @@ from .models import Models, ServedModel
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import Caller
+from .supervision import Supervisor
 from .traces import Trace, Traces
 
 _TOKENIZING = 2  # threads
@@ -66,6 +67,7 @@ class Service:
     oracle: Oracle | None = None
     canary: CanarySide | None = None
     watchers: Sequence[Watcher] = ()  # including oracle and canary
+    supervisor: Supervisor | None = None  # of the watchers; None: nothing runs them
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 

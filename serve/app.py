@@ -141,7 +141,9 @@ def _operations(service: Service) -> APIRouter:
     async def ready() -> Response:
         states = _states(service)
         able = all(state in ("idle", "running", "exclusive") for state in states.values())
-        return json_response({"status": "ready" if able else "not ready", "models": states}, 200 if able else 503)
+        told = {"status": "ready" if able else "not ready", "models": states}
+        watchers = service.supervisor.states if service.supervisor else {}
+        return json_response(told | ({"watchers": watchers} if watchers else {}), 200 if able else 503)
 
     if route := service.options.health_route:
         router.add_api_route(route, ready, responses=health)

@@ -14,9 +14,9 @@ from specbuild.runtime.errors import OptionError, shown
 
 from . import ceilings
 
-Action = Literal["promote", "rollback", "both", "none"]
+Action = Literal["rollback", "none"]
 Sticky = Literal["session", "request"]
-METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance", "quality")
+METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance")
 KEYS = 16_384  # maximum keys whose first request is remembered; beyond that the oldest counts as new again
 
 
@@ -32,8 +32,8 @@ class CanaryOptions:
         interval: Seconds between two steps.
         max_weight: Maximum percent.
         alpha: Maximum probability of a rollback if the candidate is no worse.
-        margin: How much slower, as a share, a candidate may be and still be promoted.
-        action: Which verdicts are carried out without an operator.
+        margin: How much slower, as a share, a candidate may be and its verdict still be promote.
+        action: Whether a verdict against the candidate is carried out without an operator.
         sticky: Whether a session keeps its arm.
         ignore: Metrics that decide nothing.
         objective: Ceilings for the candidate, independent of the baseline, see `ceilings.parse`.

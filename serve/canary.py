@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from .arms import CanaryOptions, Draw
-from .comparison import arms_of, scorer_of
+from .comparison import arms_of
 from .fields import Sampling
 from .generation import Generation
 from .judge import Judge
 from .logs import RequestLog
 from .models import Models, ServedModel
 from .observation import observed
-from .scoring import Score
 
 
 class Arms:
@@ -23,13 +21,12 @@ class Arms:
     It concerns the first model that is not the candidate.
     """
 
-    def __init__(self, models: Models, options: CanaryOptions, log: RequestLog, tenants: int) -> None:
+    def __init__(self, models: Models, options: CanaryOptions, tenants: int) -> None:
         """Find both arms.
 
         Args:
             models: The served models.
             options: What is compared, and how.
-            log: The server's log.
             tenants: Number of API keys.
 
         Raises:
@@ -37,7 +34,6 @@ class Arms:
         """
         self.options, self._tenants = options, tenants
         self.baseline, self.candidate = arms_of(models.all, options)
-        self.scorer = scorer_of(self.baseline, self.candidate, options, log)
 
     def concerns(self, served: ServedModel, body: Sampling) -> bool:
         """Return whether a request takes part; one that chooses its own drafting does not, unless models differ."""
@@ -60,12 +56,6 @@ class Arms:
                 return f"{tenant}\0{kind}\0{name}"
         return tenant if self._tenants > 1 else None
 
-    def score(self, generation: Generation, draw: Draw, tell: Callable[[Score], None]) -> None:
-        """Have the request's first text scored under the baseline, if it counts and texts are scored."""
-        result = generation.results.get(0)
-        if result and draw.fresh and self.scorer:
-            self.scorer.offer(generation.prompts[0], result.token_ids, tell)
-
 
 class Canary(Judge):
     """A `Watcher` with a judge of its own: the canary of one server."""
@@ -79,10 +69,9 @@ class Canary(Judge):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Go on from the saved state, or begin; see `Arms` and `Judge`."""
-        self._arms = Arms(models, options, log, tenants)
+        self._arms = Arms(models, options, tenants)
         self.baseline, self.candidate = self._arms.baseline, self._arms.candidate
-        self._scorer = self._arms.scorer
-        super().__init__(self.baseline.name, options, self._scorer is not None, log, clock)
+        super().__init__(self.baseline.name, options, log, clock)
 
     async def arm(
         self, served: ServedModel, body: Sampling, tenant: str | None
@@ -101,15 +90,5 @@ class Canary(Judge):
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`."""
-        draw = generation.draw
-        if draw is None:
-            return
-        values = observed(generation)
-        if values and draw.number >= self._next:
-            self._arms.score(generation, draw, lambda score: self.note_score(draw, score))
-        self.note(draw, values)
-
-    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
-        """See `Watcher`; weighs ended requests, scores texts, takes steps, and saves the state."""
-        scoring = [self._scorer.run()] if self._scorer else []
-        await super().run(*scoring, *beside)
+        if generation.draw:
+            self.note(generation.draw, observed(generation))

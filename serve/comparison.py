@@ -12,12 +12,8 @@ from specbuild.runtime.errors import OptionError
 
 from . import ceilings
 from .arms import CanaryOptions
-from .logs import RequestLog
-from .models import ServedModel
-from .scoring import Scorer
 
 _ERRORS = 0.02  # a promotion must rule out that the share of failing requests grows by this
-_QUALITY = 0.1  # a promotion must rule out that the texts' log-probability falls by this, in nats per token
 
 
 class Described(Protocol):
@@ -42,8 +38,8 @@ class Described(Protocol):
 Model = TypeVar("Model", bound=Described)
 
 
-def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
-    """Return the metrics for comparing the arms; `quality`: whether texts are scored.
+def metrics_of(options: CanaryOptions) -> list[Metric]:
+    """Return the metrics for comparing the arms.
 
     Raises OptionError if every metric that could decide a promotion is ignored.
     """
@@ -59,8 +55,6 @@ def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
     ]
     if options.speculates_in_both:
         found.append(Metric("acceptance", "share", "lower"))
-    if quality:
-        found.append(Metric("quality", "number", "lower", _QUALITY))
     kept = [metric for metric in found if metric.name not in options.ignore]
     kept += [each.metric for each in ceilings.parse(options.objective)]
     if not any(metric.decides for metric in kept):
@@ -82,18 +76,3 @@ def arms_of(models: Sequence[Model], options: CanaryOptions) -> tuple[Model, Mod
         if way not in (None, "auto", "off"):
             TreeSpec.parse(way).check(model.manifest.buckets[-1])
     return served, candidate
-
-
-def scored(baseline: Described, candidate: Described, options: CanaryOptions) -> bool:
-    """Return whether texts of both arms are scored: the arms are two bundles with one tokenizer."""
-    manifests = [model.manifest for model in (baseline, candidate)]
-    return options.model is not None and len({each.files[each.tokenizer].sha256 for each in manifests}) == 1
-
-
-def scorer_of(baseline: ServedModel, candidate: ServedModel, options: CanaryOptions, log: RequestLog) -> Scorer | None:
-    """Return a scorer of both bundles' texts under the baseline; None if they are not scored."""
-    if scored(baseline, candidate, options):
-        return Scorer(baseline, log, candidate)
-    if options.model:
-        log.event("warning", "the canary's bundles have other tokenizers: quality is not compared")
-    return None

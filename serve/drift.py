@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -26,10 +26,10 @@ from .logs import RequestLog, error_of
 from .models import Models, ServedModel
 from .observation import observed
 from .sample import Sample
-from .scoring import Score, Scorer
 
 PREFIX = "specbuild:drift_"
-SIGNALS = ("tokens", "cut", "acceptance", *(f"acceptance_{depth}" for depth in range(1, 5)), "logprob", "entropy")
+SIGNALS = ("acceptance", "tokens", "cut", "logprob")
+MAX_SIZE = 20_000  # values of a reference: those of many models stay a file that a start reads
 QUEUED = 4096  # requests that wait to be examined; more are dropped
 KEEPS = 20  # number of times that a reference window is written while it fills
 _SIGNALS_OF = dict[str, Annotated[list[float], Meta(min_length=1)]]
@@ -43,7 +43,6 @@ class DriftOptions:
     Args:
         reference: File of the reference window, written as it fills.
         size: Values of each signal in the reference window.
-        score: Share of texts, 0 to 1, whose tokens are scored in idle time, for log-probability and entropy.
         sample: File for a sample of live texts; None: none.
         sample_share: Share of texts, 0 to 1, that go into the sample.
 
@@ -53,16 +52,14 @@ class DriftOptions:
 
     reference: Path
     size: int = 1000
-    score: float = 0.0
     sample: Path | None = None
     sample_share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 500 <= self.size <= 100_000:
-            raise OptionError(f"drift_size is 500…100000 values, not {shown(self.size)}")
-        for name in ("score", "sample_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"drift_{name} is a share of texts, 0 to 1, not {shown(getattr(self, name))}")
+        if not 500 <= self.size <= MAX_SIZE:
+            raise OptionError(f"drift_size is 500…{MAX_SIZE} values, not {shown(self.size)}")
+        if not 0 <= self.sample_share <= 1:
+            raise OptionError(f"drift_sample_share is a share of texts, 0 to 1, not {shown(self.sample_share)}")
         for path in (self.reference, self.sample):
             if path is not None and not path.resolve().parent.is_dir():
                 raise OptionError(f"{path} is in no folder that exists: make it, or give another file")
@@ -105,7 +102,6 @@ class Drift(Collector):
         full, filling = self._restore()
         self.watched = {name: Watched(options.size, full.get(name, {}), filling.get(name, {})) for name in self._models}
         self._ended = asyncio.Queue[_Ended](QUEUED)
-        self._scorers = {name: Scorer(model, log) for name, model in self._models.items()} if options.score else {}
         self._sample = Sample(options.sample) if options.sample else None
 
     def ended(self, generation: Generation) -> None:
@@ -117,36 +113,27 @@ class Drift(Collector):
         self._ended.put_nowait((generation.served.name, values, results, generation.prompts))
 
     async def run(self) -> None:
-        """See `Watcher`; examines requests that have ended, and scores texts."""
+        """See `Watcher`; examines requests that have ended, one by one; between two, the server's requests run."""
         try:
-            await asyncio.gather(self._looking(), *(each.run() for each in self._scorers.values()))
+            while True:
+                await self._look(*await self._ended.get())
+                self._ended.task_done()
+                await asyncio.sleep(0)
         finally:
-            self._save()
+            self._write(self._state())
 
     async def settled(self) -> None:
         """Wait until every request that has ended is examined; `run` must be running."""
         await self._ended.join()
 
-    async def _looking(self) -> None:
-        """Examine requests that have ended, one by one; between two, the server's requests run."""
-        while True:
-            name, values, results, prompts = await self._ended.get()
-            found = {signal: value for signal, value in values.items() if signal in SIGNALS}
-            if known := [each.logprob for result in results for each in result.logprobs or ()]:
-                found["logprob"] = sum(known) / len(known)
-            self.tell(name, found)
-            if results and prompts:
-                self._score(name, results[0], prompts[0], "logprob" not in found)
-                await self._keep(self._models[name], results[0], prompts[0])
-            self._ended.task_done()
-            await asyncio.sleep(0)
-
-    def _score(self, name: str, result: Result, prompt: list[int], logprob: bool) -> None:
-        def scored(score: Score) -> None:
-            self.tell(name, {"entropy": score.entropy, **({"logprob": score.logprob} if logprob else {})})
-
-        if self._scorers and self._draw.random() < self._options.score:
-            self._scorers[name].offer(prompt, result.token_ids, scored)
+    async def _look(self, name: str, values: dict[str, float], results: list[Result], prompts: list[list[int]]) -> None:
+        found = {signal: value for signal, value in values.items() if signal in SIGNALS}
+        if known := [each.logprob for result in results for each in result.logprobs or ()]:
+            found["logprob"] = sum(known) / len(known)
+        if self.tell(name, found):
+            await asyncio.to_thread(self._write, self._state())
+        if results and prompts:
+            await self._keep(self._models[name], results[0], prompts[0])
 
     async def _keep(self, model: ServedModel, result: Result, prompt: list[int]) -> None:
         """Put a text into the sample if it is drawn; an error is logged and ends the sample."""
@@ -159,16 +146,15 @@ class Drift(Collector):
             self._sample = None
             self._log.event("error", "no more texts are sampled", **error_of(error))
 
-    def tell(self, name: str, values: Mapping[str, float]) -> None:
-        """Add a request's values of signals; log alarms, and write references that have grown."""
+    def tell(self, name: str, values: Mapping[str, float]) -> bool:
+        """Add a request's values of signals and log alarms; return whether references have grown, to be written."""
         grown = False
         for signal, value in values.items():
             found = self.watched[name].add(signal, value)
             if isinstance(found, Alarm):
                 self._warn(name, signal, found)
             grown = grown or found is True
-        if grown:
-            self._save()
+        return grown
 
     def _warn(self, name: str, signal: str, alarm: Alarm) -> None:
         told = {"model": name, "signal": signal, **asdict(alarm)}
@@ -181,15 +167,18 @@ class Drift(Collector):
         else:
             self._log.event("warning", f"{signal} has drifted", **told)
 
-    def _save(self) -> None:
+    def _state(self) -> dict[str, Any]:
         full, filling = dict[str, _SIGNALS_OF](), dict[str, _SIGNALS_OF]()
         for name, each in self.watched.items():
             full[name] = {signal: each.collected[signal] for signal in each.signals}
             filling[name] = {
                 signal: values for signal, values in each.collected.items() if values and signal not in full[name]
             }
+        return {"models": full, "filling": filling}
+
+    def _write(self, body: dict[str, Any]) -> None:
         try:
-            state_file.store(self._options.reference, self._identity, {"models": full, "filling": filling})
+            state_file.store(self._options.reference, self._identity, body)
         except SpecbuildError as error:
             self._log.event("error", "the reference window could not be written", **error_of(error))
 

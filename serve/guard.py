@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from specbuild.runtime import Engine, Limits
 
 from .generation import Generation
-from .logs import RequestLog, error_of
+from .logs import RequestLog
 from .models import Models, ServedModel
 from .objectives import Objective, Sample
 from .steering import Steering, Step
@@ -55,13 +55,11 @@ class Guard(Collector):
                 self.steering[generation.served.name].window.add(sample)
 
     async def run(self) -> None:
-        """Call `look` regularly until cancelled; at the end, or after a bug, restore the operator's limits."""
+        """Call `look` regularly until cancelled; at the end, whatever ends it, restore the operator's limits."""
         try:
             while True:
                 await asyncio.sleep(self._look_seconds)
                 self.look()
-        except Exception as error:
-            self._log.event("error", "the SLA guard ended by a bug: report it", **error_of(error))
         finally:
             for name, limits in self._limits.items():
                 self._models[name].engine.engine.limits = limits

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from . import ceilings, state_file
 from .arms import KEYS, CanaryOptions, Draw, Draws
 from .comparison import metrics_of
 from .logs import RequestLog, error_of
-from .scoring import Score
+from .supervision import together
 
 Phase = Literal["running", "paused", "promoted", "rolled back"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -40,7 +40,6 @@ class Kept:
     salt: Text
     draws: Count
     seen: Annotated[list[Text], Meta(max_length=KEYS)]
-    divergences: Annotated[list[float], Meta(min_length=2, max_length=2)]
     verdict: Verdict | None
 
 
@@ -55,7 +54,6 @@ class Judge:
         self,
         model: str,
         options: CanaryOptions,
-        quality: bool,
         log: RequestLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,7 +62,6 @@ class Judge:
         Args:
             model: Name of the model whose requests are compared.
             options: What is compared, and how.
-            quality: Whether texts of both arms are scored.
             log: The server's log.
             clock: Returns seconds.
 
@@ -75,14 +72,13 @@ class Judge:
         self.phase: Phase = "running"
         self.weight, self.requests = options.weight, [0, 0]  # baseline, candidate
         self.verdict: Verdict | None = None  # the first other than hold; a rollback replaces a promotion
-        self.divergences = [0.0, 0.0]  # number of texts, and the sum of their KL
         self.draws = Draws(secrets.token_hex(8))
         self._held = dict[int, tuple[Draw, dict[str, float]] | None]()
         self._ready = asyncio.Queue[tuple[Draw, dict[str, float]]]()
         self._ceilings = ceilings.parse(options.objective)
-        self.trial = Trial(metrics_of(options, quality), options.alpha)
+        self.trial = Trial(metrics_of(options), options.alpha)
         self._restore()
-        self._next, self._stepped, self._saved = self.draws.count, clock(), clock()
+        self._next, self._stepped, self._saved, self._changed = self.draws.count, clock(), clock(), False
 
     def draw(self, key: str | None) -> tuple[bool, Draw | None]:
         """Return whether a request runs as the candidate, and its draw if it counts.
@@ -110,16 +106,13 @@ class Judge:
                 self._ready.put_nowait(found)
             self._next += 1
 
-    def note_score(self, draw: Draw, score: Score) -> None:
-        """Take the score of a request's text under the baseline, which is evidence of its own."""
-        self._ready.put_nowait((draw, {"quality": score.logprob}))
-        if score.divergence is not None and draw.candidate:
-            self.divergences = [self.divergences[0] + 1, self.divergences[1] + score.divergence]
-
-    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
-        """Weigh what has ended, take steps, and save the state, until cancelled; `beside`: what else runs meanwhile."""
+    async def run(self) -> None:
+        """Weigh what has ended, take steps, and save the state, until cancelled; a judge that fails rolls back."""
         try:
-            await asyncio.gather(self._weighing(), self._stepping(), *beside)
+            await together(self._weighing(), self._stepping())
+        except Exception:
+            self.turn("rolled back")
+            raise
         finally:
             self.save()
 
@@ -137,14 +130,15 @@ class Judge:
         while True:
             await asyncio.sleep(_TICK)
             self.tick()
+            if self._changed or self._clock() - self._saved >= _SAVE:
+                self._changed, self._saved = False, self._clock()
+                await asyncio.to_thread(self._write, self._state())
 
     def tick(self) -> None:
-        """Take the step and write the state, if they are due."""
+        """Take the step, if it is due."""
         now = self._clock()
         if self.phase == "running" and now - self._stepped >= self.options.interval:
             self.weight, self._stepped = min(self.weight + self.options.step_weight, self.options.max_weight), now
-        if now - self._saved >= _SAVE:
-            self.save()
 
     def weigh(self, draw: Draw, values: dict[str, float]) -> None:
         """Add a request's values as evidence, unless the canary is decided, and act on the verdict."""
@@ -162,18 +156,16 @@ class Judge:
         self._act()
 
     def _act(self) -> None:
-        """Carry out the verdict, if the options ask for it."""
-        if self.phase != "running" or self.verdict is None:
-            return
-        if self.options.action in (self.verdict.kind, "both"):
-            self.turn("promoted" if self.verdict.kind == "promote" else "rolled back")
+        """Roll back if that is the verdict, and the options ask for it; a promotion is an operator's."""
+        if self.phase == "running" and self.verdict and self.verdict.kind == self.options.action:
+            self.turn("rolled back")
 
     def turn(self, phase: Phase) -> None:
         """Enter another phase, by a verdict or an operator's order."""
         self.phase, self._stepped = phase, self._clock()
         self.weight = {"promoted": 100.0, "rolled back": 0.0}.get(phase, self.weight)
         self._log.event("info", f"the canary is {phase}", model=self.model, candidate=self.options.candidate)
-        self.save()
+        self._changed = True
         self._act()
 
     def _identity(self) -> dict[str, Any]:
@@ -184,10 +176,10 @@ class Judge:
         return told | {"alpha": options.alpha, "margin": options.margin, "metrics": names}
 
     def save(self) -> None:
-        """Write the state, if it is kept; an error is logged."""
-        self._saved = self._clock()
-        if self.options.state is None:
-            return
+        """Write the state, if it is kept; an error is logged. While the server runs, `run` writes it in a thread."""
+        self._write(self._state())
+
+    def _state(self) -> dict[str, Any]:
         body: dict[str, Any] = {
             "phase": self.phase,
             "weight": self.weight,
@@ -197,10 +189,14 @@ class Judge:
         body |= {
             "draws": self.draws.count,
             "seen": self.draws.seen,
-            "divergences": self.divergences,
             "trial": self.trial.state(),
         }
         body["verdict"] = self.verdict.to_dict() if self.verdict else None
+        return body
+
+    def _write(self, body: dict[str, Any]) -> None:
+        if self.options.state is None:
+            return
         try:
             state_file.store(self.options.state, self._identity(), body)
         except SpecbuildError as error:
@@ -218,11 +214,11 @@ class Judge:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise state_file.unusable(path, error) from None
         self.phase, self.weight, self.requests, self.verdict = kept.phase, kept.weight, kept.requests, kept.verdict
-        self.draws, self.divergences = Draws(kept.salt, kept.draws, kept.seen), kept.divergences
+        self.draws = Draws(kept.salt, kept.draws, kept.seen)
 
     def view(self) -> dict[str, Any]:
         """Return the response of `GET /canary`."""
-        options, texts = self.options, int(self.divergences[0])
+        options = self.options
         return {
             "model": self.model,
             "candidate": options.candidate,
@@ -236,7 +232,6 @@ class Judge:
             "requests": {"baseline": self.requests[0], "candidate": self.requests[1]},
             "verdict": (self.verdict or self.trial.verdict()).to_dict(),
             "evidence": [asdict(each) for each in self.trial.evidence()],
-            "divergence": {"texts": texts, "kl": self.divergences[1] / texts} if texts else None,
         }
 
 

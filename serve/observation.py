@@ -16,7 +16,7 @@ def observed(generation: Generation) -> dict[str, float] | None:
 
     `errors` is 1 or 0; if it is 1, there are no other values. Means over samples: `ttft`, `tpot`, `e2el` in seconds,
     `tokens`, and shares: `cut` (ended by a limit), `invalid` (structured outputs that did not end by themselves),
-    `acceptance` (of drafted tokens), `acceptance_d` (of rounds that drafted, those that accepted at least d tokens).
+    `acceptance` (of drafted tokens).
     """
     status = generation.status
     if status in _FAULTS or status >= 500:
@@ -43,12 +43,9 @@ def _metrics(results: list[Result]) -> dict[str, float]:
     return {name: sum(each) / len(each) for name, each in times.items() if each} | _acceptance(own)
 
 
-def _acceptance(own: list[RequestMetrics], depths: int = 4) -> dict[str, float]:
+def _acceptance(own: list[RequestMetrics]) -> dict[str, float]:
     stats = [each.speculative_decoding for each in own]
-    drafted, rounds = sum(each.num_draft_tokens for each in stats), sum(each.num_spec_steps for each in stats)
-    if not drafted or not rounds:
+    drafted = sum(each.num_draft_tokens for each in stats)
+    if not drafted:
         return {}
-    found = {"acceptance": sum(each.num_accepted_draft_tokens for each in stats) / drafted}
-    for depth in range(1, depths + 1):
-        found[f"acceptance_{depth}"] = sum(sum(each.acceptance_histogram[depth:]) for each in stats) / rounds
-    return found
+    return {"acceptance": sum(each.num_accepted_draft_tokens for each in stats) / drafted}

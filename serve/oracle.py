@@ -26,6 +26,7 @@ from .generation import Generation
 from .logs import RequestLog, error_of
 from .models import Models, ServedModel
 from .options import ServeOptions
+from .supervision import together
 
 WAITING = 64  # shadows per model; more are dropped and counted
 TRIES = 16  # attempts at a shadow that other requests interrupt
@@ -97,7 +98,7 @@ class Oracle:
 
     async def run(self) -> None:
         """Decode shadows until cancelled or until the engines close."""
-        await asyncio.gather(*(self._serve(model) for model in self._models.values()))
+        await together(*(self._serve(model) for model in self._models.values()))
 
     async def settled(self) -> None:
         """Wait until every queued shadow is settled; `run` must be running."""

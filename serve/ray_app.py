@@ -135,7 +135,7 @@ class LoadedReplica(Replica):
 
         service = await asyncio.to_thread(loaded)
         super().__init__(name, make_app(service, log), service.models.all)
-        self._watching = [asyncio.ensure_future(each.run()) for each in service.watchers]
+        self._watching = [asyncio.ensure_future(each.run()) for each in (service.supervisor,) if each]
 
     async def __del__(self) -> None:
         """Stop the watchers and close the engines, after Ray has drained the replica."""

@@ -21,7 +21,7 @@ from . import remote_bundle
 from .arms import Draw
 from .canary import Arms
 from .canary_routes import CanaryMetrics, obeyed
-from .comparison import arms_of, scored
+from .comparison import arms_of
 from .errors import ApiError
 from .fields import Sampling
 from .generation import Generation
@@ -30,7 +30,7 @@ from .logs import RequestLog, error_of
 from .models import Models, ServedModel
 from .observation import observed
 from .options import ServeOptions
-from .scoring import Score
+from .supervision import together
 
 SECONDS = 2.0  # that a request waits for its arm; then it runs as it asks, and so do the next until the judge answers
 _ASK_AGAIN = 1.0  # seconds between two questions whether the judge is back
@@ -62,8 +62,8 @@ class JudgeReplica:
         asked = options.canary
         assert asked
         bundles = [_Bundle(names, Bundle.open(remote_bundle.local(source)).manifest) for names, source in sources]
-        baseline, candidate = arms_of(bundles, asked)
-        self._judge = Judge(baseline.name, asked, scored(baseline, candidate, asked), log)
+        baseline, _ = arms_of(bundles, asked)
+        self._judge = Judge(baseline.name, asked, log)
         self._metrics = CollectorRegistry()
         self._metrics.register(CanaryMetrics(self._judge))
         self._running = asyncio.ensure_future(self._judge.run())
@@ -75,10 +75,6 @@ class JudgeReplica:
     async def note(self, draw: Draw, values: dict[str, float] | None) -> None:
         """See `Judge.note`."""
         self._judge.note(draw, values)
-
-    async def note_score(self, draw: Draw, score: Score) -> None:
-        """See `Judge.note_score`."""
-        self._judge.note_score(draw, score)
 
     async def ask(self, order: str | None) -> tuple[int, Any]:
         """Return the status and body of `GET /canary`, or of the route of an order."""
@@ -106,9 +102,9 @@ class ReplicaCanary:
     ) -> None:
         """Find both arms; see `Arms`. `judge`: Ray's handle of the `JudgeReplica`, which has `seconds` to draw."""
         assert options.canary
-        self._arms = Arms(models, options.canary, log, len(options.api_keys))
+        self._arms = Arms(models, options.canary, len(options.api_keys))
         self._judge, self._log, self._seconds = judge, log, seconds
-        self._told = asyncio.Queue[tuple[str, Draw, Any]](_QUEUED)
+        self._told = asyncio.Queue[tuple[Draw, Any]](_QUEUED)
         self._silent = asyncio.Event()  # set while the judge does not answer
 
     async def arm(
@@ -127,26 +123,16 @@ class ReplicaCanary:
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`; `run` tells the judge, for what a request asks of Ray ends with the request."""
-        draw = generation.draw
-        if draw is None:
-            return
-        values = observed(generation)
-        if values:
-            self._arms.score(generation, draw, lambda score: self._report("note_score", draw, score))
-        self._report("note", draw, values)
-
-    def _report(self, what: str, draw: Draw, values: Any) -> None:
-        if not self._told.full():
-            self._told.put_nowait((what, draw, values))
+        if generation.draw and not self._told.full():
+            self._told.put_nowait((generation.draw, observed(generation)))
 
     async def _asked(self, what: str, *given: Any) -> Any:
         """Return what the judge answers; raises one of _UNANSWERED."""
         return await asyncio.wait_for(getattr(self._judge, what).remote(*given), self._seconds)
 
     async def run(self) -> None:
-        """See `Watcher`; tells the judge of requests that have ended, and scores texts."""
-        scoring = [self._arms.scorer.run()] if self._arms.scorer else []
-        await asyncio.gather(self._telling(), self._waiting(), *scoring)
+        """See `Watcher`; tells the judge of requests that have ended."""
+        await together(self._telling(), self._waiting())
 
     async def _waiting(self) -> None:
         """Ask a judge that was silent until it answers, so that no request waits for it."""
@@ -160,8 +146,8 @@ class ReplicaCanary:
 
     async def _telling(self) -> None:
         while True:
-            what, draw, values = await self._told.get()
+            draw, values = await self._told.get()
             try:
-                await self._asked(what, draw, values)
+                await self._asked("note", draw, values)
             except _UNANSWERED as error:
                 self._log.event("warning", "the canary's judge was not told of a request", **error_of(error))

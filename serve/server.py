@@ -37,6 +37,7 @@ from .objectives import parse
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
+from .supervision import Supervisor
 from .warm_up import warm_up
 
 _LOOK = 0.1  # seconds between checks of the workers, and of what a drain waits for
@@ -110,7 +111,7 @@ def make_service(
         options: How the server answers.
         load: How bundles are loaded.
         log: The server's log.
-        closing: Closes the engines, the ledger and the traces when it is closed.
+        closing: Closes the engines and the ledger when it is closed.
         canary_of: Makes the canary, if there is one.
 
     Raises:
@@ -135,9 +136,9 @@ def make_service(
     if ledger:
         ledger.begin(models)
         watchers.append(ledger)
-    service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
-    closing.callback(service.traces.close)
-    return service
+    supervisor = Supervisor(watchers, log)
+    metrics.registry.register(supervisor)
+    return Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers, supervisor=supervisor)
 
 
 def _load(
@@ -231,7 +232,7 @@ class _Life:
         serving = loop.create_task(self._uvicorn.serve([self._listening]))
         stopping = loop.create_task(self._stopping.wait())
         dying = loop.create_task(self._death())
-        watching = [loop.create_task(watcher.run()) for watcher in self._service.watchers]
+        watching = [loop.create_task(each.run()) for each in (self._service.supervisor,) if each]
         self._log.event("info", f"serving at {listener.url(self._listening, self._service.options)}")
         await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -242,6 +243,7 @@ class _Life:
         status = 1 if dying.done() else 0
         for task in (stopping, dying, *watching):
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         return status
 
     def _signal(self, number: int) -> None:

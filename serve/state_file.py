@@ -8,7 +8,7 @@ from typing import Any
 
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.checked_json import JSON_BYTES, decode
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, OutputError
 
 
 def load(path: Path, of: dict[str, Any]) -> dict[str, Any] | None:
@@ -39,8 +39,14 @@ def load(path: Path, of: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def store(path: Path, of: dict[str, Any], body: dict[str, Any]) -> None:
-    """Write a state, and `of`, which identifies what it belongs to, with mode 0600; raises OutputError."""
-    write(path, (json.dumps({**of, **body}, allow_nan=False) + "\n").encode(), 0o600)
+    """Write a state, and `of`, which identifies what it belongs to, with mode 0600; raises OutputError.
+
+    A state that `load` could not read back is refused, so that the one before stays.
+    """
+    content = (json.dumps({**of, **body}, allow_nan=False) + "\n").encode()
+    if len(content) > JSON_BYTES:
+        raise OutputError(f"{path} would have {len(content) >> 20} MiB, more than {JSON_BYTES >> 20}: keep less")
+    write(path, content, 0o600)
 
 
 def unusable(path: Path, error: Exception) -> OptionError:

@@ -1,24 +1,18 @@
 """OpenTelemetry spans and metrics of generative servers; does nothing if its packages are not installed.
 
 Names are those of the semantic conventions for generative AI. The process's own providers are used, which
-`opentelemetry-instrument specbuild serve …` sets up. If there are none and OTEL_EXPORTER_OTLP_ENDPOINT is set, this
-module creates providers that export there, configured by the SDK's other variables.
+`opentelemetry-instrument specbuild serve …` sets up.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from specbuild.runtime import Result
 
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _NAME = "specbuild"
-_LOG = logging.getLogger(__name__)
 # The conventions' buckets, in seconds; an SDK's default buckets are meant for milliseconds.
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -48,18 +42,15 @@ class Traces:
         """Set up the tracer and the histograms.
 
         Args:
-            spans: Provider of tracers; None: the one that the module's docstring describes.
-            measures: Provider of meters; None: the one that the module's docstring describes.
+            spans: Provider of tracers; None: the process's.
+            measures: Provider of meters; None: the process's.
         """
         self._tracer: Any = None
-        self._ours: tuple[Any, ...] = ()
         try:
             from opentelemetry import metrics, propagate, trace
         except ImportError:
             return
-        self._ours = () if spans or measures else _otlp(trace)
-        given = spans or trace.get_tracer_provider(), measures or metrics.get_meter_provider()
-        spans, measures = self._ours or given
+        spans, measures = spans or trace.get_tracer_provider(), measures or metrics.get_meter_provider()
         self._propagate, self._kind, self._failed = propagate, trace.SpanKind.SERVER, trace.StatusCode.ERROR
         self._tracer, meter = spans.get_tracer(_NAME), measures.get_meter(_NAME)
         self._histograms = {
@@ -90,11 +81,6 @@ class Traces:
             f"{operation} {model}", parent, kind=self._kind, attributes=about | _parameters(asked)
         )
         return Trace(span, self._histograms, about, self._failed)
-
-    def close(self) -> None:
-        """Export the remaining data, if the providers were created here."""
-        for each in self._ours:
-            each.shutdown()
 
 
 class Trace:
@@ -132,37 +118,3 @@ def _parameters(asked: object) -> dict[str, Any]:
         for field, value in given.items()
         if value is not None and value <= _LARGEST
     }
-
-
-def _otlp(trace: Any) -> tuple[Any, ...]:
-    """Return providers of tracers and meters that export to OTEL_EXPORTER_OTLP_ENDPOINT.
-
-    Empty if the variable is not set, if the process has a provider, or, with a warning, if packages are missing.
-    """
-    if not os.environ.get(ENDPOINT) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return ()
-    kind = "grpc" if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc" else "http"
-    try:
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        exporters = [
-            import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter")
-            for signal in ("trace", "metric")
-        ]
-    except ImportError as error:
-        told = "%s is set, but there is no %s: install opentelemetry-sdk and opentelemetry-exporter-otlp, or unset it"
-        _LOG.warning(told, ENDPOINT, error.name)
-        return ()
-    service = Resource.create()
-    if str(service.attributes["service.name"]).startswith("unknown_service"):
-        service = service.merge(Resource({"service.name": _NAME}))
-    spans = TracerProvider(resource=service)
-    if os.environ.get("OTEL_TRACES_EXPORTER") != "none":
-        spans.add_span_processor(BatchSpanProcessor(exporters[0].OTLPSpanExporter()))
-    wanted = os.environ.get("OTEL_METRICS_EXPORTER") != "none"
-    readers = [PeriodicExportingMetricReader(exporters[1].OTLPMetricExporter())] if wanted else []
-    return spans, MeterProvider(readers, service)

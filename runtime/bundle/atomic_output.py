@@ -47,11 +47,17 @@ def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "b
 
 
 def write(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a whole file or none of it, by renaming a finished one made with `mode` into place. Raises OutputError."""
+    """Write a whole file or none of it, by renaming a finished one made with `mode` into place. Raises OutputError.
+
+    Its bytes are on the disk before it has its name: after a power failure the file is the new one or the old one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.touch(mode)
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror or error}): give another place") from error

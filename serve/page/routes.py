@@ -6,40 +6,21 @@ import base64
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.responses import Response
 
-from specbuild.runtime import ChatSession
-from specbuild.serve import limits
 from specbuild.serve.answer import Service
-from specbuild.serve.body import Body
-from specbuild.serve.errors import ErrorBody, blaming, json_response
+from specbuild.serve.errors import ErrorBody, json_response
 
 PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-class Said(Body):
-    """A message of a chat, as the page keeps it."""
-
-    role: Literal["user", "assistant"]
-    content: str
-
-
-class Line(Body):
-    """The body of /ui/line: a chat so far, and what was typed."""
-
-    system: str | None = None
-    said: Annotated[list[Said], Field(max_length=limits.MESSAGES, default_factory=list)]
-    line: Annotated[str, Field(min_length=1)]
-
-
 def routes(service: Service) -> APIRouter:
-    """`GET /`, `GET /ui/models` and `POST /ui/line`."""
-    router = APIRouter(responses={status: {"model": ErrorBody} for status in (400, 401, 404, 405, 500)})
+    """`GET /` and `GET /ui/models`."""
+    router = APIRouter(responses={status: {"model": ErrorBody} for status in (401, 405, 500)})
     page = PAGE.read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
 
@@ -51,16 +32,6 @@ def routes(service: Service) -> APIRouter:
     async def list_chatting_models() -> Response:
         served = service.models.all
         return json_response([{"name": each.name, "chats": each.engine.engine.tokenizer.chats} for each in served])
-
-    @router.post("/ui/line", response_model=dict[str, Any])
-    async def take_line(body: Line) -> Response:
-        service.check(body)
-        said = tuple({"role": each.role, "content": each.content} for each in body.said)
-        with blaming("line"):
-            turn = ChatSession(body.system, said).take(body.line)
-        chat = None if turn.chat is None else turn.chat.messages
-        session = {"system": turn.session.system, "said": turn.session.said}
-        return json_response({**session, "chat": chat, "notice": turn.notice})
 
     return router
 

@@ -47,7 +47,6 @@ def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.Mo
         "rolled back at 0 %",
         "80 requests of 200",
         "rollback: E 21.5 of 20, by ttft",
-        "KL 0.0123 nats a token over 7 texts",
     ):
         assert words in told.out
     monkeypatch.setenv("SPECBUILD_API_KEY", "right,other")

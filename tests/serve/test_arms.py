@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ended
 import pytest
-from serving import Log
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve import ceilings
 from specbuild.serve.arms import CanaryOptions, Draws
-from specbuild.serve.comparison import arms_of, metrics_of, scorer_of
-from specbuild.serve.models import Models
+from specbuild.serve.comparison import arms_of, metrics_of
 
 
 def test_a_key_keeps_its_arm_and_counts_once() -> None:
@@ -49,25 +47,16 @@ def test_the_first_model_is_compared_with_itself_or_with_another(line: str) -> N
 
 
 def test_what_is_compared() -> None:
-    """Acceptance and quality between bundles alone; what is ignored decides nothing."""
+    """Acceptance between bundles alone; what is ignored decides nothing."""
 
-    def names(quality: bool, candidate: str = "speculation=off", *ignore: str) -> list[str]:
-        return [each.name for each in metrics_of(CanaryOptions(candidate=candidate, ignore=ignore), quality)]
+    def names(candidate: str = "speculation=off", *ignore: str) -> list[str]:
+        return [each.name for each in metrics_of(CanaryOptions(candidate=candidate, ignore=ignore))]
 
-    assert names(False) == ["ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid"]
-    assert names(True, "model=b") == [*names(False), "acceptance", "quality"]
-    assert names(False, "speculation=off", "ttft", "invalid") == ["tpot", "e2el", "errors", "cut", "tokens"]
+    assert names() == ["ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid"]
+    assert names("model=b") == [*names(), "acceptance"]
+    assert names("speculation=off", "ttft", "invalid") == ["tpot", "e2el", "errors", "cut", "tokens"]
     with pytest.raises(OptionError, match="ignore fewer"):
-        names(False, "speculation=off", "ttft", "tpot", "errors")
-
-
-def test_other_tokenizers_have_no_quality(log: Log) -> None:
-    a, b = Models([ended.served("a"), ended.served("b", "another")]).all
-    options = CanaryOptions(candidate="model=b")
-    assert scorer_of(a, a, options, log) is not None  # type: ignore[arg-type]
-    assert not log.lines
-    assert scorer_of(a, b, options, log) is None  # type: ignore[arg-type]
-    assert "tokenizers" in log.lines[-1]["message"]
+        names("speculation=off", "ttft", "tpot", "errors")
 
 
 def test_ceilings_of_shares_and_times() -> None:

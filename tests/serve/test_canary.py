@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from serving import Log, running
 
 from specbuild.runtime.errors import OptionError
+from specbuild.serve import state_file
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.canary import Canary
 from specbuild.serve.fields import CompletionRequest
 from specbuild.serve.models import Models
-from specbuild.serve.scoring import Score
 
 
 def canary_of(
@@ -81,7 +82,7 @@ def test_what_an_arm_sticks_to(log: Log, given: dict[str, str], tenants: int, st
     assert sum(draw.fresh for draw in drawn) == (1 if sticks else 64)
 
 
-@pytest.mark.parametrize("action", ["rollback", "promote"])
+@pytest.mark.parametrize("action", ["rollback", "none"])
 def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, action: str) -> None:
     canary = canary_of(log, action=action)
     count = traffic(canary, 300, slower=2.0)
@@ -91,7 +92,7 @@ def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, act
     assert line["metric"] in ("ttft", "tpot", "e2el")
     assert line["candidate_mean"] > line["baseline_mean"]
     assert line["e"] >= 20
-    if action == "promote":
+    if action == "none":
         assert canary.phase == "running"
     else:
         assert (canary.phase, canary.weight, count < 200) == ("rolled back", 0, True)
@@ -99,11 +100,13 @@ def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, act
 
 
 @pytest.mark.slow
-def test_a_good_one_is_promoted_where_that_is_asked_for(log: Log) -> None:
-    canary = canary_of(log, action="promote", margin=0.5, objective=("ttft=5,p90", "errors=0.1"))
+def test_a_good_one_is_found_and_promoted_by_an_operator_alone(log: Log) -> None:
+    canary = canary_of(log, margin=0.5, objective=("ttft=5,p90", "errors=0.1"))
     traffic(canary, 1500, slower=0.7)
-    assert (canary.phase, canary.weight) == ("promoted", 100)
-    assert assigned(canary)[1:] == ("chain:4", None)
+    assert canary.verdict
+    assert (canary.verdict.kind, canary.phase) == ("promote", "running")
+    canary.turn("promoted")
+    assert (canary.weight, assigned(canary)[1:]) == (100, ("chain:4", None))
     assert [line["message"] for line in log.lines] == ["the canary's verdict is promote", "the canary is promoted"]
 
 
@@ -154,6 +157,7 @@ def test_a_restart_goes_on(log: Log, tmp_path: Path) -> None:
     traffic(canary, 10, session="s")
     assert (counted(canary), sum(canary.requests)) == (41, 50)
     canary.turn("paused")
+    canary.save()
     again = canary_of(log, state=state)
     assert again.view() == canary.view()
     traffic(again, 40)
@@ -161,6 +165,7 @@ def test_a_restart_goes_on(log: Log, tmp_path: Path) -> None:
     assert counted(again) == 81
     again.turn("running")
     traffic(again, 300, slower=2.0)
+    again.save()
     last = canary_of(log, state=state)
     assert (last.phase, last.verdict) == ("rolled back", again.verdict)
     with pytest.raises(OptionError, match="something else"):
@@ -196,20 +201,35 @@ def test_it_saves_when_it_is_cancelled(log: Log, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "canary.json").read_text())["phase"] == "running"
 
 
-def test_quality_is_evidence_between_bundles(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad, rng = [False], random.Random(3)
+def test_a_turn_is_written_soon_and_not_by_the_loop(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, threads, canary_run = tmp_path / "canary.json", list[int](), canary_of(log, state=tmp_path / "canary.json")
+    store = state_file.store
 
-    def offer(scorer: Any, prompt: list[int], tokens: list[int], tell: Any) -> bool:
-        tell(Score(rng.gauss(-2.0 if bad[-1] else -1.0, 0.3), 1.0, 0.25))
-        return True
+    def spy(*given: Any) -> None:
+        threads.append(threading.get_ident())
+        store(*given)
 
-    monkeypatch.setattr("specbuild.serve.scoring.Scorer.offer", offer)
-    canary = canary_of(log, candidate="model=b", models=ended.models("a", "b"))
-    while (found := assigned(canary))[2]:
-        bad.append(found[2].candidate)
-        ends(canary, found[2], ended.result(), model=found[0])
-        ended.settle(canary)
-        assert len(bad) < 200
-    assert canary.verdict
-    assert (canary.phase, canary.verdict.evidence.metric) == ("rolled back", "quality")
-    assert canary.view()["divergence"]["kl"] == pytest.approx(0.25)
+    async def run() -> None:
+        async with running(canary_run.run()):
+            canary_run.turn("paused")
+            while not state.exists():
+                await asyncio.sleep(0.01)
+            assert threading.get_ident() not in threads
+
+    monkeypatch.setattr(state_file, "store", spy)
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert json.loads(state.read_text())["phase"] == "paused"
+
+
+def test_a_canary_whose_judge_fails_is_rolled_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = canary_of(log)
+    monkeypatch.setattr(canary.trial, "add", lambda *given: 1 / 0)
+    _, _, draw = assigned(canary)
+    ends(canary, draw, ended.result())
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await canary.run()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert (canary.phase, assigned(canary)) == ("rolled back", (canary.baseline, None, None))

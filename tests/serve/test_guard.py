@@ -89,7 +89,6 @@ def test_the_operators_limits_are_left_behind_whatever_happens(
 
     asyncio.run(run())
     assert engine.limits == Limits(6, 1.5)
-    assert [line["level"] for line in log.lines] == ["error"] * fails
 
 
 @pytest.mark.soak

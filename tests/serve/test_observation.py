@@ -13,9 +13,8 @@ MODEL = ended.served()
 
 def test_means_over_its_samples() -> None:
     one, other = ended.result(0.1, 0.01, 11, accepted=(0, 2)), ended.result(0.3, 0.03, 21, "length", accepted=(4,))
-    depths = {f"acceptance_{depth}": share / 3 for depth, share in enumerate((2, 2, 1, 1), 1)}
     means = {"errors": 0, "ttft": 0.2, "tpot": 0.02, "e2el": 0.55, "tokens": 16, "cut": 0.5, "acceptance": 0.5}
-    assert observed(ended.generation(MODEL, one, other)) == pytest.approx(means | depths)
+    assert observed(ended.generation(MODEL, one, other)) == pytest.approx(means)
     short = observed(ended.generation(MODEL, ended.result(tokens=1)))
     assert short
     assert short.keys() == {"errors", "ttft", "e2el", "tokens", "cut"}, "neither a time per token nor a draft"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +16,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from specbuild.runtime import RequestMetrics, Result
-from specbuild.serve.traces import ENDPOINT, Traces
+from specbuild.serve.traces import Traces
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OWN = RequestMetrics(3, 1, "auto", num_output_tokens=2, submitted=1.0, started=1.0, first_token=1.5, finished=2.0)
 RESULT = Result("", [1, 2], "stop", OWN)
-
-
-@pytest.fixture(autouse=True)
-def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_TRACES_EXPORTER"):
-        monkeypatch.delenv(name, raising=False)
 
 
 class Collected:
@@ -68,7 +62,6 @@ def traced(
     begun = traces.begin("chat", "pycode", headers or {}, asked)
     assert begun
     begun.end(3, results, error)
-    traces.close()
     (span,) = exporter.get_finished_spans()
     return span
 
@@ -117,45 +110,3 @@ def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch, lack
     if "." in lacking:
         monkeypatch.delattr(sys.modules["opentelemetry"], "metrics")
     assert Traces().begin("chat", "m", {}) is None
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, InMemorySpanExporter]:
-    """Spans by the protocol that they were exported by; there is an endpoint."""
-    found = {kind: InMemorySpanExporter() for kind in ("http", "grpc")}
-    for kind, exporter in found.items():
-        for signal, name, made in (("trace", "OTLPSpanExporter", exporter), ("metric", "OTLPMetricExporter", None)):
-            module = ModuleType(f"{signal}_exporter")
-            setattr(module, name, lambda made=made: made)
-            monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter", module)
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    monkeypatch.setenv(ENDPOINT, "http://collector:4318")
-    return found
-
-
-@pytest.mark.parametrize(("protocol", "kind"), [("", "http"), ("http/protobuf", "http"), ("grpc", "grpc")])
-def test_an_endpoint_is_sent_to(
-    monkeypatch: pytest.MonkeyPatch, sent: dict[str, InMemorySpanExporter], protocol: str, kind: str
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine") if protocol else None
-    span = traced(Traces(), sent.pop(kind))
-    assert span.resource.attributes["service.name"] == ("mine" if protocol else "specbuild")
-    assert not [other for other in sent.values() if other.get_finished_spans()]
-
-
-def test_who_has_a_provider_keeps_it(
-    monkeypatch: pytest.MonkeyPatch, sent: dict[str, InMemorySpanExporter], collected: Collected
-) -> None:
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: collected.provider)
-    assert traced(Traces(), collected.exporter)
-    assert not sent["http"].get_finished_spans()
-
-
-def test_an_endpoint_without_an_exporter_is_told(
-    monkeypatch: pytest.MonkeyPatch, sent: dict[str, InMemorySpanExporter], logged: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    assert Traces().begin("chat", "m", {})
-    (record,) = logged()
-    assert "install opentelemetry-sdk and opentelemetry-exporter-otlp" in record.getMessage()

@@ -1,4 +1,4 @@
-"""The page's routes: what is sent, who may have it, and lines of a chat."""
+"""The page's routes: what is sent, and who may have it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,3 @@ def test_the_page_asks_nobody_else(make_client: Make) -> None:
     assert policy.startswith("default-src 'none'; ")
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
     assert "unsafe" not in policy
-
-
-def test_lines_of_a_chat(make_client: Make) -> None:
-    client, said = make_client(ui=True), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    asked = client.ask("/ui/line", system="s", said=said, line="c")
-    chat = [{"role": "system", "content": "s"}, *said, {"role": "user", "content": "c"}]
-    assert asked == {"system": "s", "said": said, "chat": chat, "notice": None}
-    reset = client.ask("/ui/line", system="s", said=said, line="/reset")
-    assert reset == {"system": "s", "said": [], "chat": None, "notice": None}
-    assert "/reset" in client.ask("/ui/line", line="/help")["notice"]
-    assert "/dance" in client.refusal("/ui/line", line="/dance")[1]["message"]
