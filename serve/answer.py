@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
+from .admission import Admission
 from .arms import Draw
 from .body import Body, check_known
 from .errors import ApiError, api_error, json_response
@@ -30,6 +31,7 @@ from .supervision import Supervisor
 from .traces import Trace, Traces
 
 _TOKENIZING = 2  # threads
+_TEXTS = 64  # requests of /tokenize and the like at once; more are refused
 _COMPILING = 8  # threads: one compiles while the others return grammars that are compiled already
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
 Done = Callable[[BaseException | None], None]
@@ -69,6 +71,8 @@ class Service:
     watchers: Sequence[Watcher] = ()  # including oracle and canary
     supervisor: Supervisor | None = None  # of the watchers; None: nothing runs them
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
+    text_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "specbuild-text"))
+    text_admission: Admission = field(default_factory=lambda: Admission(1, _TEXTS - 1))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 
     def drain(self) -> None:
@@ -81,9 +85,12 @@ class Service:
         if self.options.extra_fields == "refuse":
             check_known(body)
 
-    async def in_pool(self, work: Callable[[], Any]) -> Any:
-        """Run a function in the tokenizing threads and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+    async def tokenizing(self, work: Callable[[], Any]) -> Any:
+        """Run a function for a request that wants tokens and no text, beside generation; raises ApiError 429."""
+        with self.text_admission.room(1) as ticket:
+            found = await asyncio.get_running_loop().run_in_executor(self.text_pool, work)
+            ticket.started()
+            return found
 
     @property
     def requests(self) -> int:

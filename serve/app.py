@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -99,7 +100,7 @@ def _api(service: Service) -> APIRouter:
             told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
             return {**told, "token_strs": texts}
 
-        return json_response(await service.in_pool(work))
+        return json_response(await service.tokenizing(work))
 
     @router.post("/detokenize", response_model=responses.Detokenized)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
@@ -108,7 +109,7 @@ def _api(service: Service) -> APIRouter:
         size = engine.manifest.models["target"].vocab_size
         if any(token >= size for token in body.tokens):
             raise ApiError(400, f"tokens has an id outside the vocabulary of {size}", param="tokens")
-        return json_response({"prompt": await service.in_pool(partial(engine.decode, body.tokens, False))})
+        return json_response({"prompt": await service.tokenizing(partial(engine.decode, body.tokens, False))})
 
     return router
 
@@ -163,7 +164,7 @@ def _operations(service: Service) -> APIRouter:
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def metrics(request: Request) -> Response:
-        text, kind = await service.in_pool(partial(service.metrics.render, request.headers.get("accept", "")))
+        text, kind = await asyncio.to_thread(service.metrics.render, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
 
     return router

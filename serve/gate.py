@@ -28,6 +28,7 @@ from .options import ServeOptions
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _ABSOLUTE = re.compile("https?://[^/]*", re.IGNORECASE)
+_KEY_DIGITS = 12  # of the hash of an API key, by which the log names it
 _OPEN = "/health"  # this path and all below it need no API key
 
 
@@ -71,7 +72,7 @@ class Gate:
         self._body_seconds, self._send_seconds = body_seconds, send_seconds
         self._keys = [key.encode() for key in api_keys]
         self._probes, self._ui = (_OPEN, "/ping", health_route), ui
-        self.requests = 0  # in progress
+        self.requests = self.body_bytes = 0  # in progress, and of their bodies that are not small
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -109,23 +110,37 @@ class Gate:
                     path=scope["path"],
                     status=answer.status or 499,
                     seconds=time.perf_counter() - began,
+                    client=(scope.get("client") or (None,))[0],
+                    key=(scope["state"]["tenant"] or "")[:_KEY_DIGITS] or None,
                     **told,
                 )
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        body = _Body(self)
         try:
-            if sum(len(name) + len(value) for name, value in scope["headers"]) > limits.HEADER_BYTES:
-                told = f"the request's headers have more than {limits.HEADER_BYTES} bytes: send less"
-                raise ApiError(431, told, code="headers_too_large")
-            if not self._open(scope):
-                scope["state"]["tenant"] = self._tenant(headers)
-            body = await _body(headers, receive, self._body_seconds)
-        except ApiError as error:
-            scope["state"]["told"]["error"] = error.message
-            answer.closing = True  # the rest of the body is not read
-            await error.response()(scope, receive, answer)
+            try:
+                self._check(scope, headers)
+                await body.read(headers, receive, self._body_seconds)
+            except ApiError as error:
+                scope["state"]["told"]["error"] = error.message
+                answer.closing = True  # the rest of the body is not read
+                await error.response()(scope, receive, answer)
+                return
+            await self._app(scope, body.replay(receive), answer)
+        finally:
+            body.free()
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError for too many requests or headers, or a wrong API key; note whose the request is."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > limits.HEADER_BYTES:
+            told = f"the request's headers have more than {limits.HEADER_BYTES} bytes: send less"
+            raise ApiError(431, told, code="headers_too_large")
+        if self._open(scope):
             return
-        await self._app(scope, _replay(body, receive), answer)
+        if self.requests > limits.CONNECTIONS:
+            told = f"{limits.CONNECTIONS} requests are under way: try again later"
+            raise ApiError(503, told, code="too_many_requests")
+        scope["state"]["tenant"] = self._tenant(headers)
 
     def _open(self, scope: Scope) -> bool:
         """Return whether the path needs no API key."""
@@ -188,41 +203,59 @@ def path_of(scope: Scope) -> str:
     return below or "/" if below.startswith("/") or not below else path
 
 
-async def _body(headers: Headers, receive: Receive, seconds: float) -> bytes:
-    """Return the whole body; raises ApiError if it is too large or too slow, and ClientGoneError."""
-    length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > limits.BODY_BYTES:
-        raise _too_large()
-    try:
-        return await asyncio.wait_for(_read(receive), seconds)
-    except (TimeoutError, asyncio.TimeoutError):
-        told = f"the request's body took longer than {seconds:g} s: send it faster"
-        raise ApiError(408, told, code="slow_body") from None
+class _Body:
+    """A request's body, whose bytes count in its gate's until it is freed, unless they are few."""
 
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._parts, self._size, self._counted = gate, list[bytes](), 0, 0
 
-async def _read(receive: Receive) -> bytes:
-    parts, size = list[bytes](), 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limits.BODY_BYTES:
+    async def read(self, headers: Headers, receive: Receive, seconds: float) -> None:
+        """Read all of it; raises ClientGoneError, and ApiError if it is too large or too slow, or there is no room."""
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > limits.BODY_BYTES:
             raise _too_large()
-        if not message.get("more_body"):
-            return b"".join(parts)
+        try:
+            await asyncio.wait_for(self._read(receive), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            told = f"the request's body took longer than {seconds:g} s: send it faster"
+            raise ApiError(408, told, code="slow_body") from None
+
+    async def _read(self, receive: Receive) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            self._add(message.get("body", b""))
+            if not message.get("more_body"):
+                return
+
+    def _add(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > limits.BODY_BYTES:
+            raise _too_large()
+        if self._size > limits.SMALL_BODY_BYTES:
+            more = self._size - self._counted
+            if self._gate.body_bytes + more > limits.BODIES_BYTES:
+                told = f"large bodies under way have {limits.BODIES_BYTES} bytes, as many as may: try again later"
+                raise ApiError(429, told, code="body_bytes")
+            self._gate.body_bytes, self._counted = self._gate.body_bytes + more, self._size
+
+    def free(self) -> None:
+        """Give back the room of its bytes."""
+        self._gate.body_bytes -= self._counted
+        self._counted = 0
+
+    def replay(self, receive: Receive) -> Receive:
+        """Return a `receive` that first gives the body, then any further messages."""
+        left: list[Message] = [{"type": "http.request", "body": b"".join(self._parts), "more_body": False}]
+        self._parts.clear()
+
+        async def again() -> Message:
+            return left.pop() if left else await receive()
+
+        return again
 
 
 def _too_large() -> ApiError:
     return ApiError(413, f"the request has more than {limits.BODY_BYTES} bytes: send less", code="body_too_large")
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first gives a body that was read already, then any further messages."""
-    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Message:
-        return left.pop() if left else await receive()
-
-    return again

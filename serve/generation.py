@@ -132,7 +132,10 @@ class Generation:
         outputs = self.params.structured_outputs
         if outputs is None:
             return None
-        compiling = partial(self.engine.constraint, StructuredOutputs.of(outputs))
+        outputs = StructuredOutputs.of(outputs)
+        if known := self.engine.known_constraint(outputs):  # which waits for no other's
+            return known
+        compiling = partial(self.engine.constraint, outputs)
         return await asyncio.get_running_loop().run_in_executor(self.compiling, compiling)
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import time
@@ -60,11 +61,20 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
         ExecutionError: If a bundle's models cannot be loaded; before it serves.
     """
     listening = listener.listen(options)
+    _raise_open_files()
     try:
         with _loaded(named, options, load, log) as service:
             return asyncio.run(_Life(service, log, listening).run())
     finally:
         listener.close(listening, options)
+
+
+def _raise_open_files() -> None:
+    """Raise the process's limit of open files, which most systems set for programs with few connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, limits.OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def check(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> None:
@@ -213,7 +223,6 @@ class _Life:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=limits.CONNECTIONS,
                 timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_GRACE,
                 h11_max_incomplete_event_size=limits.HEADER_BYTES,

@@ -186,6 +186,14 @@ class Engine(EngineView):
         """
         return self._validator.constraint(outputs)
 
+    def known_constraint(self, outputs: StructuredOutputs) -> Constraint | None:
+        """Return what `constraint` would if it need not compile, without waiting; else None.
+
+        Args:
+            outputs: The structured output.
+        """
+        return self._validator.known_constraint(outputs)
+
     def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens.
 

@@ -127,6 +127,10 @@ class Validator:
         """Return the compiled constraint of a structured output, shared while anyone holds it; raises OptionError."""
         return self.grammars.constraint(outputs, self._tokenizer.token_id)
 
+    def known_constraint(self, outputs: StructuredOutputs) -> Constraint | None:
+        """Return the constraint of a structured output if it is compiled already; else None."""
+        return self.grammars.known(outputs, self._tokenizer.token_id)
+
     def _prediction(self, given: str | Seq[int] | None) -> list[int]:
         """Return the tokens of a prediction; raise OptionError if they are too many or out of vocabulary."""
         limit, vocab_size = self.max_model_len, self._manifest.models["target"].vocab_size

@@ -242,12 +242,26 @@ class Grammars:
             ExecutionError: The process that compiles did not start.
         """
         _check_installed()
-        (vocabulary, _), grammar = self._vocabulary(), self._compiled(outputs)
+        self._vocabulary()
+        return self._begun(self._compiled(outputs), outputs, ids)
+
+    def known(self, outputs: StructuredOutputs, ids: Callable[[str], int | None]) -> Grammar | Free | None:
+        """Return what `constraint` would if the output is cached; else None. It waits for no other's compilation.
+
+        Args:
+            outputs: The structured output.
+            ids: Returns the id of a special token's text, or None.
+        """
+        grammar = self._cached(outputs.key) if self._made else None
+        return self._begun(grammar, outputs, ids) if grammar else None
+
+    def _begun(self, grammar: Grammar, outputs: StructuredOutputs, ids: Callable[[str], int | None]) -> Grammar | Free:
+        """Return the constraint that begins where the output says."""
         if outputs.after is None:
             return grammar
         if (token := ids(outputs.after)) is None:
             raise OptionError(f"structured_outputs: after is {outputs.after!r}, which is no token of this model")
-        return Free(token, vocabulary.ends, grammar)
+        return Free(token, self._vocabulary()[0].ends, grammar)
 
     def _vocabulary(self) -> tuple[Vocabulary, Tokenizers]:
         with self._lock:
@@ -256,13 +270,18 @@ class Grammars:
                 self._made = vocabulary, Tokenizers(vocabulary)
             return self._made
 
-    def _compiled(self, outputs: StructuredOutputs) -> Grammar:
-        key = outputs.key
+    def _cached(self, key: str) -> Grammar | None:
         with self._lock:
             if (found := self._used.get(key)) and not found.spent:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                 return found
+        return None
+
+    def _compiled(self, outputs: StructuredOutputs) -> Grammar:
+        key = outputs.key
+        if found := self._cached(key):
+            return found
         text, size = self._compiler.check(outputs)
         vocabulary, tokenizers = self._vocabulary()
         try:

@@ -48,6 +48,13 @@ class Part(Body):
 Parts = Annotated[Annotated[str, TEXT] | Annotated[list[Part], LIST], told_apart("a string or a list of text parts")]
 
 
+class Summary(Body):
+    """A part of a reasoning's summary. Models here write none; it is accepted and changes nothing."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class Item(Body):
     """A message, a function call, a call's output, or reasoning; its type determines which other fields it has."""
 
@@ -60,7 +67,7 @@ class Item(Body):
     name: Label | None = None
     arguments: str | None = None
     output: Parts | None = None
-    summary: list[Any] | None = None
+    summary: Annotated[list[Summary], Field(max_length=limits.TOOLS)] | None = None
     encrypted_content: None = None
 
 

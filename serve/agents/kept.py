@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from specbuild.serve.errors import ApiError
+from specbuild.serve.limits import CONVERSATION_BYTES
 
 from .fields import Item
 from .store import Store
@@ -90,11 +91,20 @@ class Kept:
 
     async def conversation(self, tenant: str | None, last: str | None) -> list[Item]:
         """Return all items up to a response's output; raises ApiError if one of its responses is gone or failed."""
-        parts, number = list[list[Any]](), last
+        return list(await _in_thread(partial(self._conversation, tenant, last)))
+
+    def _conversation(self, tenant: str | None, last: str | None) -> list[Item]:
+        parts, number, size = list[list[Any]](), last, 0
         while number is not None:
             if len(parts) >= _LONGEST:
                 raise ApiError(400, f"the conversation has more than {_LONGEST} responses: begin another", param=_LAST)
-            row = await self._row(tenant, number, _LAST)
+            size += self.store.size(tenant, number)
+            if size > CONVERSATION_BYTES:
+                told = f"the conversation has more than {CONVERSATION_BYTES >> 20} MiB: begin another"
+                raise ApiError(400, told, param=_LAST)
+            row = self.store.get(tenant, number)
+            if row is None:
+                raise _unknown(number, _LAST)
             if row["response"]["status"] not in ("completed", "incomplete"):
                 raise ApiError(400, f"{number} is {row['response']['status']}: nothing goes on with it", param=_LAST)
             parts.append([*row["input"], *row["response"]["output"]])
@@ -105,10 +115,10 @@ class Kept:
             told = f"{last} cannot be read back: {error.errors()[0]['msg']}"
             raise ApiError(400, told, param=_LAST) from None
 
-    async def _row(self, tenant: str | None, number: str, param: str | None = None) -> dict[str, Any]:
+    async def _row(self, tenant: str | None, number: str) -> dict[str, Any]:
         if found := await _in_thread(partial(self.store.get, tenant, number)):
             return dict(found)
-        raise _unknown(number, param)
+        raise _unknown(number)
 
 
 def _unknown(number: str, param: str | None = None) -> ApiError:

@@ -35,6 +35,7 @@ def routes(service: Service) -> APIRouter:
         engine = service.models.pick(body.model).engine.engine
         with renaming(asked_name):
             asked = chat_of(body)
-        return json_response({"input_tokens": len(await service.in_pool(lambda: encoded(engine, asked_chat(asked))))})
+        tokens = await service.tokenizing(lambda: encoded(engine, asked_chat(asked)))
+        return json_response({"input_tokens": len(tokens)})
 
     return router

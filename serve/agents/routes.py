@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -30,7 +31,7 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
         before = await kept.conversation(request.state.tenant, body.previous_response_id)
         with renaming(asked_name):
-            chat, formats = chat_of(body, before), ResponseFormats(body, kept)
+            chat, formats = await asyncio.to_thread(chat_of, body, before), ResponseFormats(body, kept)
             chat.stream = True if body.background else chat.stream
             reply = await answer(service, request, chat, formats, 1)
         if not body.background:

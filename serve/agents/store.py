@@ -83,6 +83,13 @@ class Store:
             row = self._base.execute(query, (tenant or "", number)).fetchone()
         return msgspec.json.decode(row[0]) if row else None
 
+    def size(self, tenant: str | None, number: str) -> int:
+        """Return the bytes of a stored response; 0 if there is none or it is another tenant's."""
+        with self._lock:
+            query = "SELECT size FROM responses WHERE tenant = ? AND id = ?"
+            row = self._base.execute(query, (tenant or "", number)).fetchone()
+        return int(row[0]) if row else 0
+
     def delete(self, tenant: str | None, number: str) -> bool:
         """Delete a response; return whether there was one."""
         with self._lock, self._base:

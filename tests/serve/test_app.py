@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 from typing import Any
 
 import pytest
@@ -113,6 +115,44 @@ def test_tokens_there_and_back(client: RouteClient, engine: Engine) -> None:
     assert (told["tokens"], told["count"], "".join(told["token_strs"])) == (tokens, len(tokens), "def main(")
     assert client.ask("/detokenize", tokens=tokens) == {"prompt": "def main("}
     assert client.ask("/tokenize", messages=SAID)["tokens"] == engine.encode(Chat(SAID))
+
+
+TEXTS: dict[str, dict[str, Any]] = {
+    **{"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}},
+    "/v1/messages/count_tokens": {"messages": SAID},
+}
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_counting_tokens_has_a_queue_of_its_own_which_may_be_full(client: RouteClient, path: str) -> None:
+    """Generation that is busy does not hold it up, nor does it hold up generation or a scrape."""
+    free = Event()
+    held = [pool.submit(free.wait) for pool in [client.service.pool] * 2]
+    try:
+        with ThreadPoolExecutor(1) as asking:
+            for found in (asking.submit(client.ask, path, **TEXTS[path]), asking.submit(client.get, "/metrics")):
+                found.result(10)
+    finally:
+        free.set()
+        wait(held)
+    room = client.service.text_admission
+    with room.room(room.max_samples):
+        reply = client.post(path, json=TEXTS[path])
+        assert (reply.status_code, "retry-after" in reply.headers) == (429, True)
+        assert client.ask()
+
+
+@pytest.mark.slow
+def test_a_grammar_that_is_known_waits_for_none_that_is_not(client: RouteClient) -> None:
+    asked: dict[str, Any] = {"structured_outputs": {"regex": "[a-f]+"}}
+    text, free = client.ask(**asked)["choices"][0]["text"], Event()
+    held = [client.service.compiling.submit(free.wait) for _ in range(16)]
+    try:
+        with ThreadPoolExecutor(1) as asking:
+            assert asking.submit(client.ask, **asked).result(10)["choices"][0]["text"] == text
+    finally:
+        free.set()
+        wait(held)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,25 @@ class Hasty(Connection):
     """A client has little time."""
 
     header_seconds = 0.3
+    max_connections = 2
+
+
+def test_idle_connections_make_way_for_others() -> None:
+    """The one that has been idle longest; a request under way goes on."""
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = writer.get_extra_info("peername")[:2]
+        writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.2\r\n"))
+        await asyncio.sleep(0.05)
+        (first, idle), (second, asking) = [await asyncio.open_connection(*address) for _ in range(2)]
+        assert await asyncio.wait_for(first.read(), 5) == b""
+        asking.write(REQUEST)
+        for each in (second, reader):
+            assert (await each.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        for each in (idle, asking):
+            each.close()
+
+    serve(client)
 
 
 def serve(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from asgi import GONE, Message, call, part, scope_of
 from serving import Log
 
+from specbuild.serve import limits
 from specbuild.serve.gate import Gate, path_of
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -50,6 +51,31 @@ def test_bodies_and_headers_are_bounded() -> None:
     assert [status(gate(), part(bytes(LARGEST + more))) for more in (1, 0)] == [413, 200]
     assert status(gate(body_seconds=0.01), part(b"a", more=True)) == 408, "it never ends"
     assert status(gate(), x="y" * (64 << 10)) == 431
+
+
+def test_large_bodies_share_a_room_and_small_ones_have_their_own() -> None:
+    one = gate()
+    one.body_bytes = limits.BODIES_BYTES
+    large, small = part(bytes(limits.SMALL_BODY_BYTES + 1)), part(bytes(limits.SMALL_BODY_BYTES))
+    assert [status(one, body) for body in (large, small)] == [429, 200]
+    one.body_bytes = 0
+    assert (status(one, large), one.body_bytes) == (200, 0)
+
+
+def test_beyond_a_number_of_requests_probes_alone_are_answered() -> None:
+    one = gate()
+    one.requests = limits.CONNECTIONS
+    assert [status(one, path=path) for path in ("/x", "/health/live")] == [503, 200]
+
+
+def test_the_log_has_the_client_and_which_key_it_gave(log: Log) -> None:
+    for key in ("k1", "k2", "k1"):
+        ask(gate("k1", "k2", log=log), authorization=f"Bearer {key}")
+    ask(gate(log=log))
+    found = [line["key"] for line in log.lines]
+    assert (found[0] == found[2], len({*found}), found[3]) == (True, 3, None)
+    assert "k1" not in str(log.lines)
+    assert {line["client"] for line in log.lines} == {"127.0.0.1"}
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body(log: Log) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import signal
 import socket
 import ssl
@@ -79,6 +80,20 @@ def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
         with server.client() as client:
             assert client.post(COMPLETIONS, json=SHORT).json()["usage"]["completion_tokens"] == 12
         until(lambda: load(server)[0] == 0)  # what it does not read is kept for it, and no slot
+
+
+@pytest.mark.slow
+def test_idle_sockets_keep_no_probe_and_no_request_out(server: Server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    url = httpx.URL(server.url)
+    sockets = [socket.create_connection((url.host, url.port)) for _ in range(1100)]
+    with server.client() as client:
+        assert client.get("/health/live").status_code == 200
+        assert client.post(COMPLETIONS, json=SHORT).status_code == 200
+    for each in sockets:
+        each.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow

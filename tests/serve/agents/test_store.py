@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import sqlite3
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from specbuild.runtime.errors import OptionError
+from specbuild.serve.agents.kept import Kept
 from specbuild.serve.agents.store import Store
+from specbuild.serve.errors import ApiError
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -37,6 +40,19 @@ def test_it_is_bounded_by_number_and_bytes() -> None:
     assert [store.get("a", number) for number in ("4", "large")] == [None, None]
     assert store.get("a", "larger") == "x" * 95
     assert not store.put("a", "too large", "x" * 200)
+
+
+def test_a_conversation_is_bounded_by_its_bytes() -> None:
+    store, before = Store(), None
+    for number in range(30):
+        said = [{"type": "message", "role": "user", "content": "x" * (1 << 20)}]
+        response = {"status": "completed", "output": [], "previous_response_id": before}
+        store.put(None, f"r{number}", {"input": said, "response": response})
+        before = f"r{number}"
+    kept = Kept(store)
+    assert len(asyncio.run(kept.conversation(None, "r3"))) == 4
+    with pytest.raises(ApiError, match="begin another"):
+        asyncio.run(kept.conversation(None, "r29"))
 
 
 def test_a_file_is_its_owners_and_of_responses(tmp_path: Path) -> None:
