@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,22 +12,21 @@ import click
 from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.errors import ExecutionError, OptionError
 
-from .serve import API_KEYS
-
+ADMIN_KEY = "SPECBUILD_ADMIN_KEY"
 _SECONDS = 30.0
 
 
 @click.command(name="canary")
 @click.argument("url")
-@click.option("--api-key", metavar="KEY", help=f"The server's API key; by default the first of {API_KEYS}.")
+@click.option("--admin-key", envvar=ADMIN_KEY, metavar="KEY", help=f"The operator's key, or {ADMIN_KEY}.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(url: str, api_key: str | None, as_json: bool) -> None:
+def command(url: str, admin_key: str | None, as_json: bool) -> None:
     """Show the canary of a server: its weight, its verdict, and the evidence of each metric.
 
     \b
-    specbuild canary http://localhost:8000
+    specbuild canary http://localhost:9000
     """
-    view = _asked(url, api_key or os.environ.get(API_KEYS, "").split(",")[0].strip())
+    view = _asked(url, admin_key or "")
     if as_json:
         click.echo(json.dumps(view))
         return
@@ -54,7 +52,10 @@ def _asked(url: str, key: str) -> Any:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             return decode(answer.read(JSON_BYTES))
     except urllib.error.HTTPError as error:
-        what = {401: "wants an API key: give --api-key", 404: "has no canary: start it with --canary"}
+        what = {
+            401: "wants the operator's key: give --admin-key",
+            404: "has no canary: start it with --canary, and give the URL of its --admin-port",
+        }
         raise OptionError(f"{url} {what.get(error.code, f'answers {error.code} {error.reason}')}") from None
     except (OSError, ValueError) as error:
         raise ExecutionError(f"{url} cannot be asked ({getattr(error, 'reason', error)})") from None

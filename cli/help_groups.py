@@ -25,10 +25,11 @@ GENERATE = {
 SERVE = {
     "Listening": (
         *("host", "port", "uds", "ui", "health_route", "predict_route", "ssl_certfile", "ssl_keyfile", "root_path"),
-        *("allowed_origins", "api_key", "shutdown_timeout"),
+        *("allowed_origins", "api_key", "admin_host", "admin_port", "admin_uds", "admin_key", "shutdown_timeout"),
     ),
     "Requests": (
         *("served_model_name", "max_waiting", "max_queued_tokens", "request_timeout", "return_token_ids"),
+        *("requests_per_minute", "tokens_per_minute"),
         *("extra_fields", "response_store", "share_prefix_cache", "chat_template"),
     ),
     "Tools and reasoning": ("reasoning_end", "reasoning_parser", "tool_call_parser", "auto_tool_choice"),

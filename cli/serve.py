@@ -91,6 +91,10 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     help="The bundle's name in requests; may be repeated.",
 )
 @click.option("--api-key", multiple=True, help=f"Needed for all but health; may be repeated, or {API_KEYS}=A,B.")
+@click.option("--admin-host", default="127.0.0.1", show_default=True, help="The address of --admin-port.")
+@click.option("--admin-port", type=int, metavar="PORT", help="Operators' routes: metrics and health without a key.")
+@click.option("--admin-uds", type=click.Path(path_type=Path), metavar="FILE", help="A Unix socket for these instead.")
+@click.option("--admin-key", envvar="SPECBUILD_ADMIN_KEY", metavar="KEY", help="Needed for a canary's routes.")
 @click.option("--ssl-certfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
 @click.option("--ssl-keyfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
 @click.option("--allowed-origins", metavar="JSON", help='Web pages that may call: ["https://example.com"] or ["*"].')
@@ -106,6 +110,8 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option("--max-model-len", type=int, metavar="N", help="Tokens of a text at most, the bundle's by default.")
 @click.option("--max-waiting", type=int, default=256, show_default=True, help="Samples that wait for a slot at most.")
 @click.option("--max-queued-tokens", type=int, metavar="N", help="Tokens of prompts that wait at most.")
+@click.option("--requests-per-minute", type=int, metavar="N", help="Requests of each API key at most.")
+@click.option("--tokens-per-minute", type=int, metavar="N", help="Tokens of each API key at most.")
 @click.option(
     "--shutdown-timeout", type=float, default=30.0, show_default=True, help="Seconds that a drain takes at most."
 )

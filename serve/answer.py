@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -14,19 +13,21 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
+from . import limits, tools
 from .admission import Admission
 from .arms import Draw
 from .body import Body, check_known
 from .errors import ApiError, api_error, json_response
-from .fields import CompletionRequest, Sampling
+from .fields import ChatRequest, Sampling
 from .formats import Format
-from .generation import ClientGoneError, EventStream, Generation, Watcher, unless_gone
+from .generation import ClientGoneError, EventStream, Generation, Watcher, cancelled, unless_gone
 from .logs import error_of
 from .metrics import Metrics
 from .models import Models, ServedModel
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import Caller
+from .rate_limits import RateLimits
 from .supervision import Supervisor
 from .traces import Trace, Traces
 
@@ -34,6 +35,7 @@ _TOKENIZING = 2  # threads
 _TEXTS = 64  # requests of /tokenize and the like at once; more are refused
 _COMPILING = 8  # threads: one compiles while the others return grammars that are compiled already
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
+PING = b": ping\n\n"  # a comment of server-sent events, which no client shows
 Done = Callable[[BaseException | None], None]
 
 
@@ -69,6 +71,7 @@ class Service:
     oracle: Oracle | None = None
     canary: CanarySide | None = None
     watchers: Sequence[Watcher] = ()  # including oracle and canary
+    rates: RateLimits = field(default_factory=RateLimits)
     supervisor: Supervisor | None = None  # of the watchers; None: nothing runs them
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     text_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "specbuild-text"))
@@ -115,13 +118,18 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
     """
     options, state = service.options, request.state
     service.check(body)
+    try:
+        service.rates.begin(state.tenant)
+    finally:
+        state.headers = service.rates.headers(state.tenant)
+    body = tools.narrowed(body) if isinstance(body, ChatRequest) else body
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     state.request_id = body.request_id or state.request_id
     served, way, draw = service.models.pick(body.model), None, None
     if service.canary:
         served, way, draw = await service.canary.arm(served, body, state.tenant)
-    state.told.update(model=served.name, user=body.user)
+    state.told.update(model=served.name, user=body.user or body.safety_identifier)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
     caller = Caller(
         state.tenant,
@@ -132,13 +140,12 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
         way,
         options.reading,
     )
-    waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served,
         body,
         caller,
         count,
-        None if waits else service.pool,
+        service.pool,
         service.metrics,
         service.compiling,
         state.request_id,
@@ -148,11 +155,9 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
     trace = service.traces.begin(kind.operation, served.name, request.headers, body)
     done = partial(_done, service, state.told, form, trace)
+    if body.stream:
+        return await _streamed(request, form, done)
     try:
-        if body.stream:
-            events = form.events()
-            first = await unless_gone(request.receive, anext(events))
-            return EventStream(_with(first, events, done))
         response = json_response(await unless_gone(request.receive, form.response()))
     except (Exception, asyncio.CancelledError) as error:
         done(error)
@@ -161,17 +166,44 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
     return response
 
 
-async def _with(first: bytes, rest: Any, done: Done) -> Any:
-    """Yield an event that was awaited already, then the rest; report the end to `done`."""
+async def _streamed(request: Request, form: Format, done: Done) -> EventStream:
+    """Return the response of a stream once its first event is there, or has been waited for long enough."""
+    events = form.events()
+    first = asyncio.ensure_future(anext(events))
     try:
-        async with aclosing(rest):
-            yield first
-            async for event in rest:
-                yield event
+        await unless_gone(request.receive, asyncio.wait({first}, timeout=limits.FIRST_EVENT_SECONDS))
+        if first.done():
+            first.result()
     except BaseException as error:
+        await cancelled(first)
+        await events.aclose()
         done(error)
         raise
-    done(None)
+    return EventStream(_events(form, first, events, done))
+
+
+async def _events(
+    form: Format, first: asyncio.Future[bytes], events: AsyncGenerator[bytes, None], done: Done
+) -> AsyncGenerator[bytes, None]:
+    """Yield comments until the first event is there, then all events; an error becomes the last one."""
+    left: BaseException | None = None
+    try:
+        while not first.done():
+            yield PING
+            await asyncio.wait({first}, timeout=limits.PING_SECONDS)
+        yield first.result()
+        async for event in events:
+            yield event
+    except Exception as error:
+        form.failed = error
+        yield form.fault(error)
+    except BaseException as error:
+        left = error
+        raise
+    finally:
+        await cancelled(first)
+        await events.aclose()
+        done(left)
 
 
 def _done(
@@ -194,6 +226,7 @@ def _done(
     results = list(generation.results.values())
     told["prompt_tokens"] = sum(map(len, generation.prompts))
     told["output_tokens"] = sum(len(result.token_ids) for result in results)
+    service.rates.spend(generation.tenant, told["prompt_tokens"] + told["output_tokens"])
     told["finish_reason"] = ",".join(sorted({result.finish_reason for result in results})) or None
     own = [result.metrics for result in results if result.metrics]
     if own:

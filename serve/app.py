@@ -17,10 +17,8 @@ from specbuild.runtime import SpecbuildError
 from specbuild.serve.agents import message_routes
 from specbuild.serve.agents import routes as response_routes
 from specbuild.serve.agents.kept import Kept
-from specbuild.serve.agents.messages import error_body
 from specbuild.serve.agents.store import Store
 from specbuild.serve.clouds import routes as clouds
-from specbuild.serve.clouds import tgi
 from specbuild.serve.page import routes as page
 
 from . import canary_routes, responses
@@ -28,12 +26,14 @@ from .answer import Service, answer
 from .canary import Canary
 from .chat import ChatFormat, chat_of, encoded
 from .completions import CompletionFormat, prompts_of
+from .error_shapes import refusal
 from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .gate import RequestLog, behind_gate, path_of
 from .generation import ClientGoneError
 from .methods import Methods, allowed
 from .models import ServedModel
+from .options import ServeOptions
 
 _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -51,8 +51,20 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.include_router(clouds.routes(service, options.predict_route))
     if options.ui:
         app.include_router(page.routes(service))
+    return _guarded(app, log, options)
+
+
+def make_operators_app(service: Service, log: RequestLog) -> ASGIApp:
+    """Return the ASGI application for operators: health, load and metrics without a key, and the canary."""
+    app = FastAPI(title="specbuild, for operators", version=version("specbuild-trt"), docs_url=None, redoc_url=None)
+    app.include_router(_operations(service))
     if isinstance(service.canary, Canary):  # on Ray the front asks the judge of all replicas
         app.include_router(canary_routes.routes(service.canary))
+    return _guarded(app, log, service.options.operators or service.options)
+
+
+def _guarded(app: FastAPI, log: RequestLog, options: ServeOptions) -> ASGIApp:
+    """Return an application behind a gate, whose errors are the API's."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientGoneError, _left)
@@ -205,10 +217,4 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _reply(request: Request, told: ApiError) -> Response:
-    """Return the response of an error, in the shape of the API that was called."""
-    path = path_of(request.scope)
-    if path in tgi.PATHS and request.method == "POST":
-        return json_response(tgi.error_body(told), told.status, told.headers)
-    if path.startswith(message_routes.PATH):
-        return json_response(error_body(told), told.status, told.headers)
-    return told.response()
+    return refusal(request.scope, path_of(request.scope), told)

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from . import limits
 from .errors import ApiError
 
 TEXT, LIST, OBJECT = Tag("[text]"), Tag("[list]"), Tag("[object]")  # `field_error` leaves out what is in brackets
+
+
+Value = TypeVar("Value")
+
+
+class _First(FailFast):
+    """Pydantic's mark of a list whose first error is the only one, as a part of unions, which hash their parts."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+Every = Annotated[list[Value], _First()]  # of a long list the first wrong value is an error, and not each
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Return what refuses an object of more than `count` members before any of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError("too_long", "has more than {count} members", {"count": count})
+        return value
+
+    return BeforeValidator(check)
 
 
 class Body(BaseModel):

@@ -12,7 +12,7 @@ from specbuild.serve.turns.reasoning import Reasoning, ReasoningParser
 
 from . import logprobs, tools
 from .errors import ApiError, blaming
-from .fields import ChatRequest, Message, TextPart
+from .fields import ChatRequest, Message, NamedTool, TextPart
 from .formats import Format
 from .generation import Generation
 
@@ -36,7 +36,26 @@ def chat_of(
 
 def asked_chat(body: ChatRequest) -> Chat:
     """Return the chat of a request; raises ApiError."""
-    return chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt, tools.described(body))
+    variables = (body.chat_template_kwargs or {}) | template_fields(body)
+    return chat_of(body.messages, variables, body.add_generation_prompt, tools.described(body))
+
+
+def template_fields(body: ChatRequest) -> dict[str, Any]:
+    """Return the fields of a request that only a chat template can follow."""
+    given = {name: getattr(body, name) for name in ("reasoning_effort", "verbosity", "enable_thinking")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_template_fields(engine: Engine, body: ChatRequest, reasons: bool) -> None:
+    """Raise ApiError for a field that would change the text and that the model's template does not read.
+
+    `reasons`: whether the model may reason; one that does not has nothing to be told to leave out.
+    """
+    for name, value in template_fields(body).items():
+        with blaming("messages"):
+            reads = engine.tokenizer.template_reads(name)
+        if not reads and (reasons or value is not False):
+            raise ApiError(400, f"{name} is not read by this model's chat template: leave it out", param=name)
 
 
 def encoded(engine: Engine, chat: Chat) -> list[int]:
@@ -46,7 +65,7 @@ def encoded(engine: Engine, chat: Chat) -> list[int]:
         told = "this model has no chat template: serve it with --chat-template hermes, or a file, or use completions"
         raise ApiError(400, told, param="messages")
     with blaming("messages"):
-        reads = not chat.tools or tokenizer.reads_tools
+        reads = not chat.tools or tokenizer.template_reads("tools")
     with blaming("messages" if reads else "tools"):
         return engine.encode(chat)
 
@@ -59,7 +78,8 @@ def _plain(message: Message) -> dict[str, Any]:
         given["content"] = [{"type": part.type, "text": part.text} for part in message.content if _is_part(part)]
     if message.tool_calls is not None:
         given["tool_calls"] = tools.read_back(message.tool_calls)
-    return {"role": message.role, "content": None, **given}
+    role = "system" if message.role == "developer" else message.role
+    return {"content": None, **given, "role": role}
 
 
 def _is_part(part: object) -> bool:
@@ -80,6 +100,7 @@ class ChatFormat(Format):
         """See `Format.tokenize`."""
         body = self.generation.body
         assert isinstance(body, ChatRequest)
+        check_template_fields(engine, body, self.generation.caller.reading.reasoning is not None)
         return [encoded(engine, asked_chat(body))]
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
@@ -87,7 +108,8 @@ class ChatFormat(Format):
         self.read(number, chunk)
         turn = self._readers[number].turn
         calls = [tools.told(call) for call in turn.calls]
-        message: dict[str, Any] = {"role": "assistant", "content": turn.content if turn.content or not calls else None}
+        content = turn.content if turn.content or not calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if turn.reasoning:
             message["reasoning_content"] = turn.reasoning
         if calls:
@@ -130,9 +152,19 @@ class ChatFormat(Format):
 
     def _end(self, number: int, chunk: Chunk) -> dict[str, Any]:
         told = super()._end(number, chunk)
-        if told["finish_reason"] == "stop" and self._readers[number].turn.calls:
+        named = isinstance(self._body.tool_choice, NamedTool)  # as OpenAI says of a call that the client has chosen
+        if told["finish_reason"] == "stop" and self._readers[number].turn.calls and not named:
             told["finish_reason"] = "tool_calls"
         return told
+
+    def reasoning_tokens(self, number: int) -> int:
+        """See `Format.reasoning_tokens`."""
+        how, emitted = self.generation.caller.reading.reasoning, self.generation.results[number].token_ids
+        end = self.generation.engine.tokenizer.token_id(how.end) if how else None
+        if end in emitted:
+            return emitted.index(end) + 1
+        turn = self._readers[number].turn
+        return len(emitted) if turn.reasoning and not (turn.content or turn.calls) else 0
 
     @property
     def _body(self) -> ChatRequest:

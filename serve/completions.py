@@ -50,10 +50,9 @@ class CompletionFormat(Format):
         self._echo = self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
         self._told = dict[int, _Told]()  # by choice
         self.echoed = list[str]()  # texts of the prompts
-        self.echoed_logprobs = list[list[TokenLogprobs | None]]()
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
-        """See `Format.tokenize`; also keeps the echoed prompts' texts and log-probabilities."""
+        """See `Format.tokenize`; also keeps the echoed prompts' texts."""
         body = self.generation.body
         assert isinstance(body, CompletionRequest)
         given = prompts_of(body)
@@ -61,7 +60,7 @@ class CompletionFormat(Format):
         if self._echo:
             self.echoed = [each if isinstance(each, str) else engine.decode(each) for each in given]
             if body.logprobs is not None:
-                self.echoed_logprobs = [logprobs.of_prompt(engine, each, body.logprobs) for each in tokens]
+                logprobs.check_echo(engine, tokens)
         return tokens
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
@@ -83,7 +82,7 @@ class CompletionFormat(Format):
         """
         if chunk.logprobs is None:
             return None
-        told = self._told.get(number) or self._told.setdefault(number, self._begin(chunk.index))
+        told = self._told.get(number) or self._told.setdefault(number, self._begin(chunk))
         for token, each in zip(chunk.token_ids, chunk.logprobs, strict=True):
             told.waiting.append((token, each, told.begins + told.offsets.next(token)))
         told.length += len(chunk.text)
@@ -94,15 +93,15 @@ class CompletionFormat(Format):
         within = [(token, each, min(offset, told.length)) for token, each, offset in ready]
         return logprobs.completion(self.generation.engine, within)
 
-    def _begin(self, index: int) -> _Told:
+    def _begin(self, chunk: Chunk) -> _Told:
         """Return what is told of a sample before its first token: the echoed prompt, if it is asked for."""
-        tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[index]
+        tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[chunk.index]
         shows = not self.generation.params.skip_special_tokens
         offsets = logprobs.Offsets(tokenizer, prompt, lambda text, at: shows)
         if not self._echo:
             return _Told(offsets, 0, 0)
-        echoed = self.echoed[index]
+        echoed = self.echoed[chunk.index]
         before = logprobs.Offsets(tokenizer, (), lambda text, at: echoed.startswith(text, at))
-        given = zip(prompt, self.echoed_logprobs[index], strict=True)
+        given = zip(prompt, chunk.prompt_logprobs or [None], strict=True)  # a prompt of one token is not read
         waiting = [(token, each, min(before.next(token), len(echoed))) for token, each in given]
         return _Told(offsets, len(echoed), len(echoed), waiting)

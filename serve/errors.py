@@ -14,17 +14,8 @@ from typing_extensions import TypedDict
 
 from specbuild.runtime.errors import EngineClosedError, InputError, PromptError, QueueFullError, SpecbuildError
 
-KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    503: "service_unavailable_error",
-}
+_OURS = (408, 500, 503)  # statuses of the server's faults; of the others, but for 429, the request is to blame
+_TOKENS = ("queued_tokens", "tokens_per_minute")  # codes of 429 that tokens are the cause of, not requests
 STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # error statuses of text-generation requests
 _OBJECT = "Input should be an object"
 _MESSAGES = {  # in place of pydantic's, by its error types
@@ -74,7 +65,9 @@ class ApiError(Exception):
 
     def body(self) -> ErrorBody:
         """Return OpenAI's error object."""
-        kind = KINDS.get(self.status, "server_error")
+        kind = "server_error" if self.status in _OURS else "invalid_request_error"
+        if self.status == 429:
+            kind = "tokens" if self.code in _TOKENS else "requests"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property

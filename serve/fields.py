@@ -9,12 +9,17 @@ from pydantic import Discriminator, Field, Tag
 from specbuild.runtime.sampling.parameters import MAX_STOPS
 
 from . import limits
-from .body import LIST, OBJECT, TEXT, Body, json_type, told_apart
+from .body import LIST, OBJECT, TEXT, Body, Every, at_most, json_type, told_apart
 
 Label = Annotated[str, Field(min_length=1, max_length=limits.LABEL_CHARACTERS)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens = Annotated[list[Token], Field(max_length=limits.TOKENS)]
+Tokens = Annotated[Every[Token], Field(max_length=limits.TOKENS)]
 Document = Annotated[Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], told_apart("an object or a string")]
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(limits.METADATA)]
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-1e6, le=1e6)]],
+    at_most(limits.BIASES),
+]
 StopString = Annotated[str, Field(min_length=1)]
 Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stop = Annotated[Annotated[StopString, TEXT] | Annotated[Stops, LIST], told_apart("a string or a list of strings")]
@@ -51,7 +56,7 @@ class StructuredFields(Body):
 
     json_: Annotated[Document | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Every[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Document | None = None
@@ -70,7 +75,7 @@ class TextPart(Body):
 
 
 Content = Annotated[
-    Annotated[str, TEXT] | Annotated[list[TextPart], LIST], told_apart("a string or a list of text parts")
+    Annotated[str, TEXT] | Annotated[Every[TextPart], LIST], told_apart("a string or a list of text parts")
 ]
 
 
@@ -93,9 +98,7 @@ class Sampling(Body):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-1e6, le=1e6)]] | None
-    ) = None
+    logit_bias: Bias | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=limits.SAMPLES)] | None = None
@@ -111,6 +114,11 @@ class Sampling(Body):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    safety_identifier: Label | None = None
+    metadata: Metadata | None = None
+    store: Literal[False] | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
     session: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Field(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
@@ -144,8 +152,8 @@ _PROMPTS = "a string, token ids, a list of strings, or a list of lists of token 
 Prompt = Annotated[
     Annotated[str, TEXT]
     | Annotated[Tokens, _IDS]
-    | Annotated[list[str], Field(max_length=limits.PROMPTS), _TEXTS]
-    | Annotated[list[Tokens], Field(max_length=limits.PROMPTS), _ID_LISTS],
+    | Annotated[Every[str], Field(max_length=limits.PROMPTS), _TEXTS]
+    | Annotated[Every[Tokens], Field(max_length=limits.PROMPTS), _ID_LISTS],
     Discriminator(_prompt_kind, "wrong_type", f"Input should be {_PROMPTS}"),
 ]
 
@@ -204,20 +212,48 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class Allowed(Body):
+    """Which tools the model may call, and whether it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=limits.TOOLS)]
+
+
+class AllowedTools(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
 Choice = Annotated[Literal["none", "auto", "required"], TEXT]
-CHOICES = told_apart("none, auto, required, or an object that names a function")
-ToolChoice = Annotated[Choice | Annotated[NamedTool, OBJECT], CHOICES]
+ALLOWED = Tag("[allowed]")
+
+
+def _choice_kind(value: Any) -> str:
+    """Return the tag of a choice's kind."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return ALLOWED.tag if kind == "allowed_tools" else json_type(value)
+
+
+_CHOICES = "none, auto, required, or an object that names a function, or allowed_tools"
+CHOICES = Discriminator(_choice_kind, "wrong_type", f"Input should be {_CHOICES}")
+ToolChoice = Annotated[Choice | Annotated[NamedTool, OBJECT] | Annotated[AllowedTools, ALLOWED], CHOICES]
+Level = Annotated[str, Field(min_length=1, max_length=32)]  # such as low
 
 
 class ChatRequest(Sampling):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES)]
+    messages: Annotated[Every[Message], Field(min_length=1, max_length=limits.MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: Level | None = None
+    verbosity: Level | None = None
+    enable_thinking: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -228,7 +264,7 @@ class TokenizeRequest(Body):
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES)] | None = None
+    messages: Annotated[Every[Message], Field(min_length=1, max_length=limits.MESSAGES)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

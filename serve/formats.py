@@ -45,8 +45,10 @@ class Format(ABC):
         self.generation, self._metrics = generation, spec_metrics
         asked = generation.body.return_token_ids
         self.token_ids = token_ids if asked is None else asked
+        fingerprint = f"fp_{generation.served.manifest.digest[:12]}"
         self.head = {"id": request_id, "created": int(time.time()), "model": generation.served.name}
-        self.failed: Exception | None = None  # the error that occurred after the first event
+        self.head["system_fingerprint"] = fingerprint
+        self.failed: Exception | None = None  # the error that ended a stream which had begun
         self._emitted = 0
         self._begun = set[int]()
 
@@ -65,6 +67,10 @@ class Format(ABC):
         `first`: whether the chunk is its sample's first.
         """
 
+    def reasoning_tokens(self, number: int) -> int | None:
+        """Return how many tokens of a sample that has ended are its reasoning; None for a format that tells none."""
+        return None
+
     async def response(self) -> dict[str, Any]:
         """Return the whole response; raises the generation's errors."""
         choices = dict[int, dict[str, Any]]()
@@ -77,35 +83,28 @@ class Format(ABC):
         return {**body, **self._summary(results)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of all chunks, of the usage if asked for, and of the end.
-
-        An error before the first event is raised; a later one is an event.
-        """
+        """Yield the events of all chunks, of the usage if asked for, and of the end; raises the generation's errors."""
         options = self.generation.body.stream_options
         wanted, always = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
         head = {**self.head, "object": self.part}
-        begun = False
-        try:
-            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-                async for chunk in chunks:
-                    self._emitted += len(chunk.token_ids)
-                    choice = self._part(chunk)
-                    if choice is None:
-                        continue
-                    told: dict[str, Any] = {**head, "choices": [choice]}
-                    if wanted:
-                        told["usage"] = self._usage() if always else None
-                    yield event(told)
-                    begun = True
-            if wanted:
-                results = [result for _, result in sorted(self.generation.results.items())]
-                yield event({**head, "choices": [], **self._summary(results)})
-        except Exception as error:
-            if not begun:
-                raise
-            self.failed = error
-            yield event(api_error(error).body())
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                self._emitted += len(chunk.token_ids)
+                choice = self._part(chunk)
+                if choice is None:
+                    continue
+                told: dict[str, Any] = {**head, "choices": [choice]}
+                if wanted:
+                    told["usage"] = self._usage() if always else None
+                yield event(told)
+        if wanted:
+            results = [result for _, result in sorted(self.generation.results.items())]
+            yield event({**head, "choices": [], **self._summary(results)})
         yield DONE
+
+    def fault(self, error: Exception) -> bytes:
+        """Return what ends a stream whose `events` have raised an error."""
+        return event(api_error(error).body()) + DONE
 
     def _part(self, chunk: Chunk) -> dict[str, Any] | None:
         number = self.generation.choice(chunk)
@@ -150,7 +149,11 @@ class Format(ABC):
         emitted = sum(len(result.token_ids) for result in results)
         firsts = results[:: self.generation.samples]
         cached = sum(each.metrics.num_cached_tokens for each in firsts if each.metrics)
-        told: dict[str, Any] = {"usage": usage(sum(map(len, self.generation.prompts)), emitted, cached, results)}
+        reasoned = [self.reasoning_tokens(number) for number in self.generation.results]
+        whole = usage(sum(map(len, self.generation.prompts)), emitted, cached, results)
+        if counts := [each for each in reasoned if each is not None]:
+            whole.setdefault("completion_tokens_details", {})["reasoning_tokens"] = sum(counts)
+        told: dict[str, Any] = {"usage": whole}
         if own := metrics(results, self._metrics):
             told["metrics"] = own
         return told

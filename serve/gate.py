@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import limits
+from .error_shapes import refusal
 from .errors import ApiError, api_error
 from .generation import ClientGoneError
 from .logs import error_of
@@ -29,6 +30,7 @@ from .options import ServeOptions
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _ABSOLUTE = re.compile("https?://[^/]*", re.IGNORECASE)
 _KEY_DIGITS = 12  # of the hash of an API key, by which the log names it
+OPERATORS = "/canary"  # this path and all below it are the operator's
 _OPEN = "/health"  # this path and all below it need no API key
 
 
@@ -56,6 +58,7 @@ class Gate:
         send_seconds: float = limits.SEND_SECONDS,
         health_route: str | None = None,
         ui: bool = False,
+        admin_key: str | None = None,
     ) -> None:
         """Wrap an app.
 
@@ -67,10 +70,11 @@ class Gate:
             send_seconds: Seconds after which a client that reads nothing is cut off.
             health_route: Another path that needs no key.
             ui: Whether the page at `/` needs no key, either.
+            admin_key: The key that operators' routes need; None: they are refused.
         """
         self._app, self._log = app, log
         self._body_seconds, self._send_seconds = body_seconds, send_seconds
-        self._keys = [key.encode() for key in api_keys]
+        self._keys, self._admin_keys = [key.encode() for key in api_keys], [admin_key.encode()] if admin_key else []
         self._probes, self._ui = (_OPEN, "/ping", health_route), ui
         self.requests = self.body_bytes = 0  # in progress, and of their bodies that are not small
 
@@ -100,7 +104,7 @@ class Gate:
             if answer.status and not answer.whole:
                 raise
             if not answer.status:
-                await api_error(error).response()(scope, receive, answer)
+                await refusal(scope, path_of(scope), api_error(error))(scope, receive, answer)
         finally:
             self.requests -= 1
             if not (self._open(scope) and answer.status in (200, 204)):  # successful probes are not logged
@@ -124,7 +128,7 @@ class Gate:
             except ApiError as error:
                 scope["state"]["told"]["error"] = error.message
                 answer.closing = True  # the rest of the body is not read
-                await error.response()(scope, receive, answer)
+                await refusal(scope, path_of(scope), error)(scope, receive, answer)
                 return
             await self._app(scope, body.replay(receive), answer)
         finally:
@@ -140,24 +144,31 @@ class Gate:
         if self.requests > limits.CONNECTIONS:
             told = f"{limits.CONNECTIONS} requests are under way: try again later"
             raise ApiError(503, told, code="too_many_requests")
-        scope["state"]["tenant"] = self._tenant(headers)
+        if below(path_of(scope), OPERATORS):
+            _key(self._admin_keys, headers, "give the operator's key, by which the server was started with --admin-key")
+        elif self._keys:
+            scope["state"]["tenant"] = _key(self._keys, headers, "give one of the server's API keys")
 
     def _open(self, scope: Scope) -> bool:
         """Return whether the path needs no API key."""
         path = path_of(scope)
         page = self._ui and path == "/" and scope["method"] in ("GET", "HEAD")
-        return page or path in self._probes or path.startswith(f"{_OPEN}/")
+        return page or path in self._probes or below(path, _OPEN)
 
-    def _tenant(self, headers: Headers) -> str | None:
-        """Return the hash of the API key, None if there are no keys; raises ApiError if the key is missing or wrong."""
-        if not self._keys:
-            return None
-        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # as Anthropic's clients do
-        scheme, _, key = given.partition(" ")
-        right = [known for known in self._keys if hmac.compare_digest(known, key.strip().encode())]
-        if scheme.lower() != "bearer" or not right:
-            raise ApiError(401, "give one of the server's API keys: Authorization: Bearer KEY", code="invalid_api_key")
-        return hashlib.sha256(right[0]).hexdigest()
+
+def _key(keys: Sequence[bytes], headers: Headers, told: str) -> str:
+    """Return the hash of the key that a request gives; raises ApiError if it is missing or none of these."""
+    given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # as Anthropic's clients do
+    scheme, _, key = given.partition(" ")
+    right = [known for known in keys if hmac.compare_digest(known, key.strip().encode())]
+    if scheme.lower() != "bearer" or not right:
+        raise ApiError(401, f"{told}: Authorization: Bearer KEY", code="invalid_api_key")
+    return hashlib.sha256(right[0]).hexdigest()
+
+
+def below(path: str, top: str) -> bool:
+    """Return whether a path is another one or below it."""
+    return path == top or path.startswith(f"{top}/")
 
 
 class _Answer:
@@ -172,6 +183,7 @@ class _Answer:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self._state["request_id"]
+            headers.update(self._state.get("headers", {}))
             if self.closing:
                 headers["Connection"] = "close"
         with anyio.fail_after(self._seconds):  # unlike asyncio.wait_for, makes no task per chunk
@@ -181,7 +193,14 @@ class _Answer:
 
 def behind_gate(app: ASGIApp, log: RequestLog, options: ServeOptions) -> ASGIApp:
     """Return an application behind a gate, which pages of the allowed origins may call."""
-    gate = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
+    gate = Gate(
+        app,
+        log,
+        options.api_keys,
+        health_route=options.health_route,
+        ui=options.ui,
+        admin_key=options.admin_key,
+    )
     if not options.allowed_origins:
         return gate
     return CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])

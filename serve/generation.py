@@ -40,14 +40,15 @@ class Observes(Protocol):
 class Generation:
     """A request whose prompts become texts.
 
-    prompts, params: set when it has been tokenized. results: the samples that have ended.
+    prompts, params: set when it has been tokenized. queued: whether nothing of it can be refused any more. results: the
+    samples that have ended.
     """
 
     served: ServedModel
     body: Sampling
     caller: Caller
     count: int  # number of prompts
-    pool: ThreadPoolExecutor | None  # threads for tokenizing; None: asyncio's own, for work that may wait long
+    pool: ThreadPoolExecutor  # threads for tokenizing
     observer: Observes | None = None
     compiling: ThreadPoolExecutor | None = None  # threads for compiling structured outputs; None: asyncio's own
     request_id: str = ""
@@ -56,6 +57,7 @@ class Generation:
     status: int = 200  # HTTP status, once it has ended; 499: the client left
     prompts: list[list[int]] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
+    queued: bool = False
     results: dict[int, Result] = field(default_factory=dict)  # by number of the choice
 
     @property
@@ -92,7 +94,7 @@ class Generation:
             self.params = sampling(self.body, self.served.defaults, max(room, 1), self._caller())
             with blaming(structure, "structured_outputs"):
                 held = await self._compiled()
-            last = dict[int, float]()
+            last, self.queued = dict[int, float](), True
             async with aclosing(self._run()) as chunks:
                 async for chunk in chunks:
                     ticket.started()
@@ -156,7 +158,8 @@ class Generation:
         results = await self.served.engine.generate(self.prompts, self.params)
         for number, result in enumerate(results):
             index, sample = divmod(number, self.samples)
-            yield Chunk(index, sample, result.text, result.token_ids, result.logprobs, result, result.drafted)
+            own = result.token_ids, result.logprobs, result, result.drafted, result.prompt_logprobs
+            yield Chunk(index, sample, result.text, *own)
 
 
 class Watcher(Protocol):
@@ -205,10 +208,10 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value] | Await
             return working.result()
         raise ClientGoneError
     finally:
-        await _cancel(working, leaving)
+        await cancelled(working, leaving)
 
 
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until they have cleaned up; what they raise is ignored."""
     for task in tasks:
         task.cancel()

@@ -15,21 +15,13 @@ from .responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 LOWEST = -9999.0  # vLLM's stand-in for minus infinity, which JSON lacks
 
 
-def of_prompt(engine: Engine, tokens: Sequence[int], count: int) -> list[TokenLogprobs | None]:
-    """Return log-probabilities of a prompt's tokens, None for the first; waits until nothing else runs.
-
-    Raises ApiError if the prompt's logits would take too much memory.
-    """
-    size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size
-    if size > ECHOED_LOGITS:
-        told = (
-            f"echo with logprobs takes {size >> 20} MiB for this prompt, of {ECHOED_LOGITS >> 20} at most: shorten it"
-        )
-        raise ApiError(400, told, param="logprobs")
-    if len(tokens) < 2:
-        return [None] * len(tokens)
-    rows = engine.text_logits(tokens[:-1])
-    return [None, *(TokenLogprobs.of(row, token, count) for row, token in zip(rows, tokens[1:], strict=True))]
+def check_echo(engine: Engine, prompts: Iterable[Sequence[int]]) -> None:
+    """Raise ApiError if a prompt's logits are more than a request may ask for."""
+    for tokens in prompts:
+        size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size
+        if size > ECHOED_LOGITS:
+            told = f"echo with logprobs takes {size >> 20} MiB of logits, of {ECHOED_LOGITS >> 20} at most: shorten it"
+            raise ApiError(400, told, param="logprobs")
 
 
 class Offsets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,6 +18,7 @@ from .drift import DriftOptions
 from .responses import SpecMetrics
 
 API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
+ADMIN_KEY = "SPECBUILD_ADMIN_KEY"  # environment variable: the operator's key
 Extra = Literal["refuse", "ignore"]
 ShadowAction = Literal["log", "off"]
 
@@ -36,6 +37,10 @@ class ServeOptions:
         port: Port to listen on; 0 is any free one.
         uds: Unix socket to listen on instead.
         api_keys: Keys, one of which every request except health probes needs; without any, no key is needed.
+        admin_host: Address on which operators' routes listen, if admin_port is given.
+        admin_port: Their port; 0 is any free one, None: there is none.
+        admin_uds: Unix socket of the operators' routes instead.
+        admin_key: Key that the routes of a canary need; None: they are refused.
         ssl_certfile: Certificate in PEM, for TLS.
         ssl_keyfile: The certificate's key in PEM.
         allowed_origins: Origins of web pages that may call the server (CORS).
@@ -43,6 +48,8 @@ class ServeOptions:
         max_num_seqs: Maximum sequences that share a step; None: what each bundle was built for.
         max_waiting: Maximum samples of each model that wait for a slot.
         max_queued_tokens: Maximum prompt tokens of each model that wait for their first token; None: any number.
+        requests_per_minute: Maximum requests of each API key in a minute; None: any number.
+        tokens_per_minute: Maximum tokens of each API key in a minute, of prompts and texts; None: any number.
         shutdown_timeout: Maximum seconds of a drain.
         request_timeout: Maximum seconds of a request, its time in the queue included; None: any.
         cost: What the machine costs, and where its ledger is.
@@ -74,6 +81,10 @@ class ServeOptions:
     port: int = 8000
     uds: Path | None = None
     api_keys: tuple[str, ...] = ()
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    admin_uds: Path | None = None
+    admin_key: str | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     allowed_origins: tuple[str, ...] = ()
@@ -81,6 +92,8 @@ class ServeOptions:
     max_num_seqs: int | None = None
     max_waiting: int = 256
     max_queued_tokens: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     shutdown_timeout: float = 30.0
     request_timeout: float | None = None
     cost: CostOptions = field(default_factory=CostOptions)
@@ -105,15 +118,19 @@ class ServeOptions:
     predict_route: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise OptionError(f"port must be 0…65535, not {shown(self.port)}")
+        for name in ("port", "admin_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise OptionError(f"{name} must be 0…65535, not {shown(getattr(self, name))}")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise OptionError("TLS needs both: give --ssl-certfile and --ssl-keyfile")
         for path in (self.ssl_certfile, self.ssl_keyfile):
             if path is not None and not path.is_file():
                 raise OptionError(f"{path} is not a file: give a certificate and its key in PEM")
-        if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
-            raise OptionError("an API key has printable ASCII characters, at least one: give another")
+        keys = (*self.api_keys, *(() if self.admin_key is None else (self.admin_key,)))
+        if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
+            raise OptionError("an API key, or admin_key, has printable ASCII characters, at least one: give another")
+        if self.admin_key in self.api_keys:
+            raise OptionError("admin_key is one of the API keys: give operators a key of their own")
         for name in ("shutdown_timeout", "request_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -122,8 +139,9 @@ class ServeOptions:
             raise OptionError("request_timeout must be above 0: leave it out for none")
         if self.max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
-        if self.max_queued_tokens is not None and self.max_queued_tokens < 1:
-            raise OptionError(f"max_queued_tokens must be at least 1, not {shown(self.max_queued_tokens)}")
+        for name in ("max_queued_tokens", "requests_per_minute", "tokens_per_minute"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise OptionError(f"{name} must be at least 1, not {shown(value)}")
         if self.metrics_prefix not in ("specbuild:", "vllm:"):
             raise OptionError(f"metrics_prefix is specbuild: or vllm:, not {shown(self.metrics_prefix)}")
         kinds = (self.spec_metrics, SpecMetrics), (self.extra_fields, Extra), (self.shadow_action, ShadowAction)
@@ -148,3 +166,11 @@ class ServeOptions:
                 raise OptionError(f"a route begins with /, unlike {shown(route)}")
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")
+
+    @property
+    def operators(self) -> ServeOptions | None:
+        """The options of the operators' listener; None if there is none."""
+        if self.admin_port is None and self.admin_uds is None:
+            return None
+        own = replace(self, api_keys=(), allowed_origins=(), root_path="", ui=False)
+        return replace(own, host=self.admin_host, port=self.admin_port or 0, uds=self.admin_uds)

@@ -94,9 +94,10 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
     given["speculation"] = (caller.speculation or next(iter(ways.values()), "auto")) if caller.speculates else "off"
     served = {
         **{"max_new_tokens": _max_new_tokens(body, room), "n": body.n or 1, "logprobs": _logprobs(body)},
+        "prompt_logprobs": body.logprobs if isinstance(body, CompletionRequest) and body.echo else None,
         **{
             "deadline": min(deadlines, default=None),
-            "cache_salt": salt_of(None if caller.shares else caller.tenant, body.cache_salt),
+            "cache_salt": salt_of(None if caller.shares else caller.tenant, cache_key(body)),
         },
         "structured_outputs": outputs,
     }
@@ -184,6 +185,12 @@ def _chain(tokens: int | None) -> str | None:
     if tokens is None:
         return None
     return f"chain:{tokens}" if tokens else "off"
+
+
+def cache_key(body: Sampling) -> str | None:
+    """Return what separates a request's cached prompts: `cache_salt`, OpenAI's `prompt_cache_key`, or both."""
+    keys = [each for each in (body.cache_salt, body.prompt_cache_key) if each is not None]
+    return json.dumps(keys) if len(keys) > 1 else next(iter(keys), None)
 
 
 def salt_of(tenant: str | None, salt: str | None) -> str | None:

@@ -7,6 +7,7 @@ This module is imported only if Ray is asked for.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -31,7 +32,7 @@ from . import limits, listener, remote_bundle
 from .app import make_app
 from .logs import RequestLog
 from .models import ServedModel, names_of
-from .options import ServeOptions, environment_keys
+from .options import ADMIN_KEY, ServeOptions, environment_keys
 from .prefixes import chain
 from .ray_canary import Given, JudgeReplica, ReplicaCanary
 from .ray_front import Front, scope_of
@@ -221,6 +222,7 @@ def app(args: Mapping[str, Any]) -> Application:
         for each in (serving, loading, scaling):
             each.update({name: tuple(value) for name, value in each.items() if isinstance(value, list)})
         serving.setdefault("api_keys", environment_keys())
+        serving.setdefault("admin_key", os.environ.get(ADMIN_KEY))
         if not bundles:
             raise OptionError("there are no bundles: give their paths or URLs")
         options, load, scale = ServeOptions(**serving), LoadOptions(**loading), RayOptions(**scaling)

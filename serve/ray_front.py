@@ -37,12 +37,12 @@ from .completions import prompts_of
 from .errors import ApiError, json_response
 from .fields import ChatRequest, CompletionRequest
 from .formats import event
-from .gate import behind_gate, path_of
+from .gate import OPERATORS, behind_gate, below, path_of
 from .generation import ClientGoneError, unless_gone
 from .logs import RequestLog, error_of
 from .methods import Methods
 from .options import ServeOptions
-from .parameters import salt_of
+from .parameters import cache_key, salt_of
 from .prefixes import chain
 from .ray_router import Hint
 
@@ -123,9 +123,7 @@ class Front:
         ours = Methods(Starlette(routes=routes, exception_handlers={ApiError: _refused}))
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            passed = scope["type"] == "http" and path_of(scope) not in own
-            if passed and self._judge and path_of(scope).split("/")[1] == "canary":
-                passed = False
+            passed = scope["type"] == "http" and path_of(scope) not in own and not below(path_of(scope), OPERATORS)
             await (self._pass if passed else ours)(scope, receive, send)
 
         gate = behind_gate(app, _Quiet(self._log), self._options)
@@ -226,7 +224,7 @@ class Front:
             asked = body.max_completion_tokens or asked
         else:
             prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]
-        salt = salt_of(None if self._options.share_prefix_cache else tenant, body.cache_salt)
+        salt = salt_of(None if self._options.share_prefix_cache else tenant, cache_key(body))
         count = sum(map(len, prompts))
         return Hint(chain(prompts[0], scope_of(name, salt)), count, asked and asked * (body.n or 1))
 

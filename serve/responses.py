@@ -20,10 +20,11 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
-    """Tokens of predictions that came true in the output of every sample, and those that did not."""
+    """Of every sample: tokens of its reasoning, and of predictions that came true and that did not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class Usage(TypedDict):
@@ -97,6 +98,7 @@ class ChatMessage(TypedDict):
 
     role: Literal["assistant"]
     content: str | None
+    refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, Any]]]
 
@@ -115,6 +117,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
     metrics: NotRequired[dict[str, Any]]
@@ -127,6 +130,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     metrics: NotRequired[dict[str, Any]]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
 from specbuild.runtime.bundle.memory_plan import plan
@@ -23,7 +24,7 @@ from specbuild.runtime.errors import OptionError, shown
 from . import limits, listener
 from .admission import Admission
 from .answer import CanarySide, Service
-from .app import make_app
+from .app import make_app, make_operators_app
 from .canary import Canary
 from .canary_routes import CanaryMetrics
 from .connection import Connection
@@ -38,11 +39,13 @@ from .objectives import parse
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
+from .rate_limits import RateLimits
 from .supervision import Supervisor
 from .warm_up import warm_up
 
 _LOOK = 0.1  # seconds between checks of the workers, and of what a drain waits for
 _GRACE = 5  # seconds for sending responses whose texts have ended
+Place = tuple[ServeOptions, socket.socket]
 Named = Sequence[tuple[tuple[str, ...], Path]]
 
 
@@ -60,13 +63,13 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
         BundleError: If a bundle is wrong; before it serves.
         ExecutionError: If a bundle's models cannot be loaded; before it serves.
     """
-    listening = listener.listen(options)
     _raise_open_files()
-    try:
+    with contextlib.ExitStack() as closing:
+        places = [(each, listener.listen(each)) for each in (options, options.operators) if each]
+        for each, listening in places:
+            closing.callback(listener.close, listening, each)
         with _loaded(named, options, load, log) as service:
-            return asyncio.run(_Life(service, log, listening).run())
-    finally:
-        listener.close(listening, options)
+            return asyncio.run(_Life(service, log, places).run())
 
 
 def _raise_open_files() -> None:
@@ -148,7 +151,10 @@ def make_service(
         watchers.append(ledger)
     supervisor = Supervisor(watchers, log)
     metrics.registry.register(supervisor)
-    return Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers, supervisor=supervisor)
+    rates = RateLimits(options.requests_per_minute, options.tokens_per_minute)
+    return Service(
+        served, options, metrics, rates=rates, oracle=oracle, canary=canary, watchers=watchers, supervisor=supervisor
+    )
 
 
 def _load(
@@ -206,30 +212,34 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+def _uvicorn(app: ASGIApp, options: ServeOptions) -> _Uvicorn:
+    return _Uvicorn(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACE,
+            h11_max_incomplete_event_size=limits.HEADER_BYTES,
+            ssl_certfile=options.ssl_certfile,
+            ssl_keyfile=options.ssl_keyfile,
+        )
+    )
+
+
 class _Life:
     """A server from its first request to its last."""
 
-    def __init__(self, service: Service, log: RequestLog, listening: socket.socket) -> None:
-        self._service, self._log, self._listening = service, log, listening
-        options = service.options
+    def __init__(self, service: Service, log: RequestLog, places: Sequence[Place]) -> None:
+        self._service, self._log, self._places = service, log, places
         self._stopping = asyncio.Event()
-        self._uvicorn = _Uvicorn(
-            uvicorn.Config(
-                make_app(service, log),
-                http=Connection,
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_GRACE,
-                h11_max_incomplete_event_size=limits.HEADER_BYTES,
-                ssl_certfile=options.ssl_certfile,
-                ssl_keyfile=options.ssl_keyfile,
-            )
-        )
+        apps = make_app(service, log), make_operators_app(service, log)
+        self._servers = [_uvicorn(app, service.options) for app in apps[: len(places)]]
 
     async def run(self) -> int:
         """Serve until a signal or the death of a worker; return the exit status."""
@@ -238,17 +248,20 @@ class _Life:
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._signal, number)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # supervisors send it for a log file, of which there is none
-        serving = loop.create_task(self._uvicorn.serve([self._listening]))
+        pairs = zip(self._servers, self._places, strict=True)
+        serving = [loop.create_task(each.serve([listening])) for each, (_, listening) in pairs]
         stopping = loop.create_task(self._stopping.wait())
         dying = loop.create_task(self._death())
         watching = [loop.create_task(each.run()) for each in (self._service.supervisor,) if each]
-        self._log.event("info", f"serving at {listener.url(self._listening, self._service.options)}")
-        await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+        for told, (options, listening) in reversed([*zip(("serving", "operators"), self._places, strict=False)]):
+            self._log.event("info", f"{told} at {listener.url(listening, options)}")
+        await asyncio.wait({*serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             await self._drain()
         self._service.drain()
-        self._uvicorn.should_exit = True
-        await serving
+        for each in self._servers:
+            each.should_exit = True
+        await asyncio.gather(*serving)
         status = 1 if dying.done() else 0
         for task in (stopping, dying, *watching):
             task.cancel()
@@ -261,7 +274,8 @@ class _Life:
             self._stopping.set()
             return
         self._log.event("warning", f"stopped at once by a second {signal.Signals(number).name}")
-        listener.close(self._listening, self._service.options)
+        for options, listening in self._places:
+            listener.close(listening, options)
         os._exit(1)
 
     async def _drain(self) -> None:

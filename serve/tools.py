@@ -19,7 +19,20 @@ from specbuild.serve.turns.pieces import Call, Parser, Piece
 from specbuild.serve.turns.reading import Plain, Reading
 
 from .errors import ApiError
-from .fields import ChatRequest, Function, NamedTool
+from .fields import AllowedTools, ChatRequest, Function, NamedTool
+
+
+def narrowed(body: ChatRequest) -> ChatRequest:
+    """Return a request whose `tool_choice` names no subset of its tools: it has these alone. Raises ApiError."""
+    choice = body.tool_choice
+    if not isinstance(choice, AllowedTools):
+        return body
+    allowed = choice.allowed_tools
+    names, tools = {each.function.name for each in allowed.tools}, body.tools or []
+    if unknown := names - {each.function.name for each in tools}:
+        raise ApiError(400, f"tool_choice names {min(unknown)!r}, which is no tool", param="tool_choice")
+    kept = [each for each in tools if each.function.name in names]
+    return body.model_copy(update={"tools": kept, "tool_choice": allowed.mode})
 
 
 def described(body: ChatRequest) -> list[dict[str, Any]] | None:

@@ -75,6 +75,8 @@ class Admission:
     def common(self, sequence: Sequence, slot: int) -> int:
         """Return how many cached rows of a slot a sequence can reuse; not its last token's, whose logits are needed."""
         last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
+        if sequence.params.prompt_logprobs is not None:  # a cached row has no logits
+            return 0
         if not last or not limit or last.params.cache_salt != sequence.params.cache_salt:
             return 0
         differing = np.flatnonzero(last.text.history[:limit] != sequence.text.history[:limit])

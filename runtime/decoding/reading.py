@@ -14,24 +14,30 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
 from .error_isolation import isolate_errors
 
 Logits = NDArray[np.float32]
+SCORED = 32  # tokens of a prompt in a step at most if their log-probabilities are wanted: others wait for them
 
 
 class Reader:
-    """Prefills chunks of at most `chunk` tokens, or `lone_chunk` when only one sequence runs."""
+    """Prefills chunks of at most `chunk` tokens, `lone_chunk` of a lone sequence, `scored` where all have logits."""
 
-    def __init__(self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None) -> None:
+    def __init__(
+        self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None, scored: int = SCORED
+    ) -> None:
         self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
+        self._scored = min(scored, SCORED)
 
     def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
         """Return the next chunks of prompts that share `rows` rows of a step evenly, as far as each has tokens."""
         max_nodes = self._lone_chunk if alone else self.chunk
-        wanted = [min(sequence.pending, max_nodes) for sequence in reading]
+        sizes = [max_nodes if s.params.prompt_logprobs is None else min(self._scored, max_nodes) for s in reading]
+        wanted = [min(sequence.pending, size) for sequence, size in zip(reading, sizes, strict=True)]
         return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(reading, fair(wanted, rows), strict=True)]
 
     def run(self, sequences: Seq[Sequence]) -> None:
@@ -45,9 +51,16 @@ class Reader:
 
     def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""
+        count, start = sequence.params.prompt_logprobs, sequence.cached
         sequence.cached += len(chunk)
         self._target.commit(sequence.slot, (), sequence.cached)
-        if len(logits):
+        if count is not None:
+            if not start:
+                sequence.prompt_logprobs.append(None)
+            following = sequence.tokens[start + 1 : sequence.cached + 1]
+            for row, token in zip(logits, following, strict=False):  # the prompt's last token has none
+                sequence.prompt_logprobs.append(TokenLogprobs.of(row, token, count))
+        if sequence.cached == len(sequence.tokens):
             sequence.emit(self._emission.choose(sequence, logits[-1], sequence.cached - 1), self._emission.eos)
 
     def logits(self, tokens: list[int], count: int, size: int) -> Logits:
@@ -82,7 +95,8 @@ def step_input(sequence: Sequence, tree: Tree) -> StepInput:
     """
     start = sequence.cached
     if not sequence.decodes:
-        wanted = int(start + len(tree) == len(sequence.tokens))
+        ends = start + len(tree) == len(sequence.tokens)
+        wanted = int(ends) if sequence.params.prompt_logprobs is None else len(tree)
         return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, wanted)
     positions = [start + depth for depth in tree.depths]
     visible = None if tree.is_chain else tree.ancestors()

@@ -9,6 +9,7 @@ from copy import deepcopy
 
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.logprobs import TokenLogprobs
 
 from .process import Home
 
@@ -115,7 +116,8 @@ class Handle:
         self._taken = stop, len(text)
         logprobs = sequence.logprobs[start:stop] if sequence.params.logprobs is not None else None
         new = sequence.output[start:stop], logprobs, result, sequence.drafted[start:stop]
-        return Chunk(sequence.request.index, sequence.request.sample, text[shown:], *new)
+        prompt = None if start else _prompt_logprobs(sequence)
+        return Chunk(sequence.request.index, sequence.request.sample, text[shown:], *new, prompt)
 
     def publish(self) -> None:
         """Publish what may be read after a round; the worker calls it."""
@@ -170,6 +172,7 @@ class Handle:
             sequence.error,
             sequence.ending.stop if sequence.ending else None,
             sequence.drafted[: len(tokens)],
+            _prompt_logprobs(sequence),
         )
 
     def _cut(self, reason: str, now: float) -> Result:
@@ -191,3 +194,8 @@ class Handle:
         except BaseException as error:
             self.sequence.fail(error)
             return self._published[1]
+
+
+def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
+    """Return the log-probabilities of a prompt's tokens as far as it was read; None if they are not asked for."""
+    return None if sequence.params.prompt_logprobs is None else list(sequence.prompt_logprobs)

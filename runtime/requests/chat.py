@@ -131,7 +131,7 @@ class _Compiled(NamedTuple):
     """A compiled template, and what it reads."""
 
     template: jinja2.Template
-    reads_tools: bool
+    variables: frozenset[str]  # that it reads
     reads_parts: bool  # whether it iterates over the parts of a message's content itself
 
 
@@ -153,8 +153,8 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> str:
         """Return the text of a chat; raise PromptError if the template is invalid or refuses the messages."""
-        template, reads_tools, reads_parts = self.check()
-        if chat.tools and not reads_tools:
+        template, variables, reads_parts = self.check()
+        if chat.tools and "tools" not in variables:
             told = "give one that does (chat_template, or serve --chat-template hermes), or leave tools out"
             raise PromptError(f"the model's chat template does not read tools: {told}")
         given = {
@@ -193,8 +193,8 @@ def _compile(source: str) -> _Compiled | PromptError:
 
             made = environment()
             tree = parsed(made, source)
-            tools, parts = "tools" in meta.find_undeclared_variables(tree), _reads_parts(tree)
-            return _Compiled(compiled(made, tree), tools, parts)
+            variables = frozenset(meta.find_undeclared_variables(tree))
+            return _Compiled(compiled(made, tree), variables, _reads_parts(tree))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # jinja2's and Python's compilers fail in many ways

@@ -28,6 +28,7 @@ class Result:
             something else did, an end of sequence included.
         drafted: Whether a drafter had proposed the token, one entry per token; the others are the target's alone. The
             JSON does not have it.
+        prompt_logprobs: Log-probabilities of the prompt's tokens, None for the first, if asked for.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Result:
     error: SpecbuildError | None = None
     stop_reason: str | int | None = None
     drafted: list[bool] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `specbuild generate --json` prints; `logprobs` and `error` only if they are set."""
@@ -50,6 +52,8 @@ class Result:
         }
         if self.logprobs is not None:
             body["logprobs"] = [each.to_dict() for each in self.logprobs]
+        if self.prompt_logprobs is not None:
+            body["prompt_logprobs"] = [each and each.to_dict() for each in self.prompt_logprobs]
         if self.error is not None:
             body["error"] = str(self.error)
         return body
@@ -77,3 +81,4 @@ class Chunk:
     logprobs: list[TokenLogprobs] | None
     result: Result | None
     drafted: list[bool] = field(default_factory=list)  # see `Result.drafted`
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # in the first chunk, see `Result.prompt_logprobs`

@@ -68,6 +68,7 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)  # one per output token: whether a drafter had proposed it
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # one per token read, None for the first
     ending: Ending | None = None
     error: SpecbuildError | None = None
 

@@ -170,10 +170,9 @@ class Tokenizer:
             raise PromptError("the prompt has messages, but this model has no chat template: give it as text")
         return self._template.render(chat)
 
-    @property
-    def reads_tools(self) -> bool:
-        """Return whether the chat template, if there is one, reads tools; raises PromptError if it is invalid."""
-        return self._template is not None and self._template.check().reads_tools
+    def template_reads(self, variable: str) -> bool:
+        """Return whether the chat template, if there is one, reads a variable; raises PromptError if it is invalid."""
+        return self._template is not None and variable in self._template.check().variables
 
     def check_template(self) -> None:
         """Raise PromptError if there is a chat template and it is invalid."""

@@ -66,6 +66,7 @@ class SamplingParams:
             it. The output is the same without. It is at most as long as a text may be; with "off" nothing is drafted.
         n: Samples of the prompt, 1 to 1,024; sample i is what `seed + i` (mod 2⁶⁴) alone gives.
         logprobs: How many of the best tokens, 0 to 20, to report besides the emitted one; None reports nothing.
+        prompt_logprobs: The same for the tokens of the prompt, which then shares no cached one; None reports nothing.
         deadline: Seconds from submission after which the request ends with what it has; None: never.
         session: A name of at most 256 characters; in a tuned bundle, the requests of a session share what "auto" learns
             about their drafts.
@@ -105,6 +106,7 @@ class SamplingParams:
     cache_salt: str | None = None
     constraint: Constraint | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    prompt_logprobs: int | None = None
     max_tokens: InitVar[int | None] = None
     OF_CHECKPOINTS: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -142,8 +144,9 @@ class SamplingParams:
             raise OptionError(f"min_tokens is {self.min_tokens}, more than max_new_tokens, {self.max_new_tokens}")
         if self.seed is not None:
             self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
-        if self.logprobs is not None:
-            self._keep(logprobs=_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._keep(**{name: _integer(name, getattr(self, name), 0, MAX_LOGPROBS)})
         if self.deadline is not None:
             self._keep(deadline=_number("deadline", self.deadline, 0, 10**9, open_low=True))
         if self.constraint is not None and not _has_matcher(self.constraint):

@@ -9,9 +9,12 @@ from specbuild.serve.body import check_known
 from specbuild.serve.errors import ApiError, validated
 from specbuild.serve.fields import ChatRequest
 
-from .fields import SAMPLING, FlatChoice, Item, ResponsesRequest, TextFormat
+from .fields import SAMPLING, AllowedFlat, FlatChoice, Item, ResponsesRequest, TextFormat
 
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {
+    **{"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
+    **{"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"},
+}
 
 
 def items_of(asked: ResponsesRequest) -> list[Item]:
@@ -34,10 +37,18 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     choice = asked.tool_choice
     if isinstance(choice, FlatChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif isinstance(choice, AllowedFlat):
+        named = [{"type": "function", "function": {"name": each.name}} for each in choice.tools]
+        allowed = {"mode": choice.mode, "tools": named}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     elif choice is not None and (asked.tools or choice == "required"):
         fields["tool_choice"] = choice
     if asked.text and asked.text.format:
         fields["response_format"] = _format(asked.text.format)
+    if asked.text and asked.text.verbosity:
+        fields["verbosity"] = asked.text.verbosity
+    if asked.reasoning and asked.reasoning.effort:
+        fields["reasoning_effort"] = asked.reasoning.effort
     return checked(fields)
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.body import LIST, OBJECT, TEXT, Body, told_apart
-from specbuild.serve.fields import CHOICES, Choice, Label, Stop
+from specbuild.serve.body import LIST, OBJECT, TEXT, Body, Every, told_apart
+from specbuild.serve.fields import ALLOWED, CHOICES, Choice, Label, Level, Metadata, Stop
 
 
 class ChatFields(Body):
@@ -31,6 +31,9 @@ class ChatFields(Body):
     deadline: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_end: str | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
 
 
 SAMPLING = (*ChatFields.model_fields, "stop", "user", "parallel_tool_calls")  # fields with the same name in a chat
@@ -45,7 +48,7 @@ class Part(Body):
     logprobs: list[Any] | None = None
 
 
-Parts = Annotated[Annotated[str, TEXT] | Annotated[list[Part], LIST], told_apart("a string or a list of text parts")]
+Parts = Annotated[Annotated[str, TEXT] | Annotated[Every[Part], LIST], told_apart("a string or a list of text parts")]
 
 
 class Summary(Body):
@@ -102,9 +105,25 @@ class TextOptions(Body):
     """Options of the output text."""
 
     format: TextFormat | None = None
+    verbosity: Level | None = None
 
 
-Items = Annotated[list[Item], Field(min_length=1, max_length=limits.MESSAGES)]
+class ReasoningOptions(Body):
+    """Options of the reasoning. Models here write no summaries, so `summary` changes nothing."""
+
+    effort: Level | None = None
+    summary: Level | None = None
+
+
+class AllowedFlat(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatChoice], Field(min_length=1, max_length=limits.TOOLS)]
+
+
+Items = Annotated[Every[Item], Field(min_length=1, max_length=limits.MESSAGES)]
 
 
 class ResponsesRequest(ChatFields):
@@ -117,11 +136,14 @@ class ResponsesRequest(ChatFields):
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     tools: Annotated[list[FlatTool], Field(max_length=limits.TOOLS)] | None = None
-    tool_choice: Annotated[Choice | Annotated[FlatChoice, OBJECT], CHOICES] | None = None
+    tool_choice: Annotated[Choice | Annotated[FlatChoice, OBJECT] | Annotated[AllowedFlat, ALLOWED], CHOICES] | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
-    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    metadata: Metadata | None = None
     truncation: Literal["disabled"] | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
+    reasoning: ReasoningOptions | None = None
     stop: Stop | None = None
     user: Label | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.body import LIST, TEXT, Body, told_apart
+from specbuild.serve.body import LIST, TEXT, Body, Every, told_apart
 from specbuild.serve.fields import Label, Stops
 
 from .fields import ChatFields
@@ -24,7 +24,7 @@ class TextBlock(Body):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-Texts = Annotated[Annotated[str, TEXT] | Annotated[list[TextBlock], LIST], told_apart("a string or a list of texts")]
+Texts = Annotated[Annotated[str, TEXT] | Annotated[Every[TextBlock], LIST], told_apart("a string or a list of texts")]
 
 
 class Block(Body):
@@ -44,7 +44,7 @@ class Block(Body):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-Blocks = Annotated[list[Block], Field(min_length=1, max_length=limits.MESSAGES)]
+Blocks = Annotated[Every[Block], Field(min_length=1, max_length=limits.MESSAGES)]
 
 
 class TurnMessage(Body):
@@ -79,14 +79,23 @@ class Metadata(Body):
     user_id: Label | None = None
 
 
+class Thinking(Body):
+    """Whether the model thinks before it answers, if its template can be told. A budget is taken and not enforced."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    display: Label | None = None
+
+
 class CountRequest(Body):
     """The body of /v1/messages/count_tokens."""
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
-    messages: Annotated[list[TurnMessage], Field(min_length=1, max_length=limits.MESSAGES)]
+    messages: Annotated[Every[TurnMessage], Field(min_length=1, max_length=limits.MESSAGES)]
     system: Texts | None = None
     tools: Annotated[list[MessageTool], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: MessageChoice | None = None
+    thinking: Thinking | None = None
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

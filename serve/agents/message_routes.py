@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specbuild.serve.answer import Service, answer
-from specbuild.serve.chat import asked_chat, encoded
+from specbuild.serve.chat import asked_chat, check_template_fields, encoded
 from specbuild.serve.errors import STATUSES, json_response, renaming
 
 from .message_fields import CountRequest, MessagesRequest
-from .messages import MessageFormat, asked_name, chat_of
+from .messages import PATH, MessageFormat, asked_name, chat_of
 
-PATH = "/v1/messages"
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} for status in STATUSES}
 
@@ -35,6 +34,7 @@ def routes(service: Service) -> APIRouter:
         engine = service.models.pick(body.model).engine.engine
         with renaming(asked_name):
             asked = chat_of(body)
+            check_template_fields(engine, asked, service.options.reading.reasoning is not None)
         tokens = await service.tokenizing(lambda: encoded(engine, asked_chat(asked)))
         return json_response({"input_tokens": len(tokens)})
 

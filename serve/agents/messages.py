@@ -21,8 +21,11 @@ from specbuild.serve.turns.pieces import Piece
 from .conversation import checked, text_of
 from .message_fields import SAMPLING, Block, CountRequest, MessagesRequest, TurnMessage
 
+PATH = "/v1/messages"
 Event = dict[str, Any]
-_NAMES = {"stop": "stop_sequences", "user": "metadata.user_id", "parallel_tool_calls": "tool_choice"}
+_NAMES = {"stop": "stop_sequences", "user": "metadata.user_id", "parallel_tool_calls": "tool_choice"} | {
+    "enable_thinking": "thinking"
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NEEDED = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",), "thinking": ()}
 _KINDS = {"content": "text", "reasoning": "thinking", "call": "tool_use", "arguments": "tool_use"}
@@ -45,6 +48,8 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     if isinstance(asked, MessagesRequest):
         fields |= {"stop": asked.stop_sequences} if asked.stop_sequences else {}
         fields |= {"user": asked.metadata.user_id} if asked.metadata and asked.metadata.user_id else {}
+    if asked.thinking:
+        fields["enable_thinking"] = asked.thinking.type != "disabled"
     if asked.tools:
         described = [each.model_dump(include={"name", "description", "strict"}) for each in asked.tools]
         functions = [one | {"parameters": each.input_schema} for one, each in zip(described, asked.tools, strict=True)]
@@ -162,23 +167,21 @@ class MessageFormat(ChatFormat):
     async def events(self) -> AsyncGenerator[bytes, None]:
         """See `Format.events`."""
         begun = False
-        try:
-            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-                async for chunk in chunks:
-                    if not begun:
-                        yield _sent({"type": "message_start", "message": self._message()})
-                    begun = True
-                    for event in self._add(chunk):
-                        yield _sent(event)
-            told = self._ended()
-            usage, delta = told.pop("usage"), {name: told.pop(name) for name in ("stop_reason", "stop_sequence")}
-            yield _sent({"type": "message_delta", "delta": delta, "usage": usage, **told})
-            yield _sent({"type": "message_stop"})
-        except Exception as error:
-            if not begun:
-                raise
-            self.failed = error
-            yield _sent(error_body(api_error(error)))
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                if not begun:
+                    yield _sent({"type": "message_start", "message": self._message()})
+                begun = True
+                for event in self._add(chunk):
+                    yield _sent(event)
+        told = self._ended()
+        usage, delta = told.pop("usage"), {name: told.pop(name) for name in ("stop_reason", "stop_sequence")}
+        yield _sent({"type": "message_delta", "delta": delta, "usage": usage, **told})
+        yield _sent({"type": "message_stop"})
+
+    def fault(self, error: Exception) -> bytes:
+        """See `Format.fault`."""
+        return _sent(error_body(api_error(error)))
 
     def _add(self, chunk: Chunk) -> Iterator[Event]:
         for piece in self.read(0, chunk):

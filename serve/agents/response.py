@@ -67,9 +67,17 @@ class ResponseFormat(ChatFormat):
         """See `Format.events`."""
         async with aclosing(self._told()) as events:
             async for event in events:
-                numbered = {"type": event["type"], "sequence_number": self._sequence, **event}
-                self._sequence += 1
-                yield f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
+                yield self._sent(event)
+
+    def fault(self, error: Exception) -> bytes:
+        """See `Format.fault`."""
+        said = api_error(error)
+        return self._sent({"type": "error", "code": said.code, "message": said.message, "param": said.param})
+
+    def _sent(self, event: Event) -> bytes:
+        numbered = {"type": event["type"], "sequence_number": self._sequence, **event}
+        self._sequence += 1
+        return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
 
     def _events(self, chunk: Chunk) -> Iterator[Event]:
         """Yield the events of what a chunk adds to the output."""
@@ -93,7 +101,7 @@ class ResponseFormat(ChatFormat):
                         if chunk.result:
                             ended = "completed" if chunk.result.finish_reason == "stop" else "incomplete"
             except Exception as error:
-                if not begun:
+                if not begun and not (self._asked.background and self.generation.queued):
                     raise
                 self.failed, ended = error, "failed"
             for event in self._output.close("completed" if ended == "completed" else "incomplete"):
@@ -172,15 +180,10 @@ class ResponseFormat(ChatFormat):
         if not result:
             return None
         prompt, emitted = sum(map(len, generation.prompts)), result.token_ids
-        how = generation.caller.reading.reasoning
-        end = generation.engine.tokenizer.token_id(how.end) if how else None
-        reasoned = emitted.index(end) + 1 if end in emitted else len(emitted) * bool(self._only_reasons())
+        reasoned = self.reasoning_tokens(0)
         cached = result.metrics.num_cached_tokens if result.metrics else 0
         return {
             **{"input_tokens": prompt, "output_tokens": len(emitted), "total_tokens": prompt + len(emitted)},
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens_details": {"reasoning_tokens": reasoned},
         }
-
-    def _only_reasons(self) -> bool:
-        return [item["type"] for item in self._output.items] == ["reasoning"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from specbuild.serve.answer import Service, answer
 from specbuild.serve.errors import ApiError, json_response, renaming
@@ -18,6 +19,11 @@ from .kept import Kept
 from .response import ResponseFormats
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+async def _stays() -> Message:
+    """Receive nothing, as from a client that never leaves: what runs in the background needs none."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
 def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
@@ -33,7 +39,8 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
         with renaming(asked_name):
             chat, formats = await asyncio.to_thread(chat_of, body, before), ResponseFormats(body, kept)
             chat.stream = True if body.background else chat.stream
-            reply = await answer(service, request, chat, formats, 1)
+            asking = Request(request.scope, _stays) if body.background else request
+            reply = await answer(service, asking, chat, formats, 1)
         if not body.background:
             return reply
         assert isinstance(reply, EventStream)

@@ -90,23 +90,21 @@ class TgiFormat(CompletionFormat):
         """See `Format.events`. Each token's event waits for the next token, since the last event has the whole text."""
         held: dict[str, Any] | None = None
         count = 0
-        try:
-            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-                async for chunk in chunks:
-                    self._add(chunk)
-                    for token in self._tokens(chunk):
-                        if held:
-                            yield event(held)
-                        count += 1
-                        held = {"index": count, "token": token, "generated_text": None, "details": None}
-            if held:
-                details = self._details() | {"input_length": sum(map(len, self.generation.prompts))}
-                yield event(held | {"generated_text": self._generated(), "details": details})
-        except Exception as error:
-            if not count:
-                raise
-            self.failed = error
-            yield event(error_body(api_error(error)))
+        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+            async for chunk in chunks:
+                self._add(chunk)
+                for token in self._tokens(chunk):
+                    if held:
+                        yield event(held)
+                    count += 1
+                    held = {"index": count, "token": token, "generated_text": None, "details": None}
+        if held:
+            details = self._details() | {"input_length": sum(map(len, self.generation.prompts))}
+            yield event(held | {"generated_text": self._generated(), "details": details})
+
+    def fault(self, error: Exception) -> bytes:
+        """See `Format.fault`."""
+        return event(error_body(api_error(error)))
 
     def _add(self, chunk: Chunk) -> None:
         self._text += chunk.text

@@ -40,7 +40,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = specbuild("canary", url, "--api-key", "right")
+    told = specbuild("canary", url, "--admin-key", "right")
     assert told.status == 0
     for words in (
         "speculation=chain:4 against asked",
@@ -49,14 +49,14 @@ def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.Mo
         "rollback: E 21.5 of 20, by ttft",
     ):
         assert words in told.out
-    monkeypatch.setenv("SPECBUILD_API_KEY", "right,other")
+    monkeypatch.setenv("SPECBUILD_ADMIN_KEY", "right")
     assert json.loads(specbuild("canary", f"{url}/", "--json").out) == VIEW
 
 
 def test_what_a_server_does_not_have(specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--api-key" in specbuild("canary", url, "--api-key", "wrong").refusal()
-    assert "start it with --canary" in specbuild("canary", f"{url}/prefix", "--api-key", "right").refusal()
+    assert "--admin-key" in specbuild("canary", url, "--admin-key", "wrong").refusal()
+    assert "start it with --canary" in specbuild("canary", f"{url}/prefix", "--admin-key", "right").refusal()
     for body in (b"{}", b"[]", b"no JSON", b'{"alpha": 0}'):
         monkeypatch.setattr(Answer, "body", body)
-        specbuild("canary", url, "--api-key", "right").refusal(1)
+        specbuild("canary", url, "--admin-key", "right").refusal(1)
     specbuild("canary", "http://127.0.0.1:1").refusal(1)

@@ -45,6 +45,22 @@ def test_the_dashboard_asks_for_metrics_that_there_are(engine: Engine) -> None:
     assert len(set(places)) == len(places) == len({panel["id"] for panel in board["panels"]})
 
 
+NAMES = """drift_alarms_total canary_verdict slo_attainment watcher_up"""  # of what is asked for by a flag
+
+
+def test_alerts_are_of_metrics_that_there_are(engine: Engine) -> None:
+    text = Metrics({"model": engine}).render()[0].decode()
+    there = set(re.findall(r"specbuild:\w+", text)) | {f"specbuild:{name}" for name in NAMES.split()}
+    there |= {f"{name}_total" for name in there}  # the type of a counter, which has no sample yet
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    assert {name for rule in rules for name in re.findall(r"specbuild:\w+", rule["expr"])} <= there
+    for rule in rules:
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        (by,) = re.findall(r"by \(([^)]*)\)", rule["expr"])
+        assert labels <= set(by.split(", "))
+
+
 def manifests() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 
@@ -55,6 +71,8 @@ def test_the_pod_s_flags_probes_and_times_are_the_server_s() -> None:
     (container,) = pod["containers"]
     flags = [each for each in container["args"] if each.startswith("--")]
     assert set(flags) <= FLAGS
+    scraped = deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"]
+    assert container["args"][container["args"].index("--admin-port") + 1] == scraped, "where metrics need no key"
     drain = float(container["args"][container["args"].index("--shutdown-timeout") + 1])
     waits = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] > drain + waits

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import wait
 from threading import Event
 from typing import Any
 
 import pytest
-from asgi import GONE, call, part, scope_of
+from asgi import GONE, Message, call, part, scope_of
 from route_client import ASKED, COMPLETIONS, RouteClient
 from serving import Log
 
 from specbuild.runtime.decoding.emission import Emission
+from specbuild.serve import limits
 from specbuild.serve.generation import EventStream
 
 PLAIN = {"speculation": "off"}
@@ -108,6 +110,33 @@ def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(
     assert "planted" in events[-1]["error"]["message"]
     assert (log.lines[-1]["status"], "planted" in log.lines[-1]["error"]) == (200, True)
     assert (span.ends, rejections(client)) == ([(3, "500")], [])
+
+
+@pytest.mark.parametrize(("prompt", "last"), [("x", b"[DONE]"), ("x " * 3000, b"context_length_exceeded")])
+def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(
+    client: RouteClient, monkeypatch: pytest.MonkeyPatch, prompt: str, last: bytes
+) -> None:
+    """A proxy cuts off what is silent for a minute, as a stream in the queue would be. A late fault is an event."""
+    monkeypatch.setattr(limits, "FIRST_EVENT_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "PING_SECONDS", 0.01)
+    free, sent = Event(), list[Message]()
+    held = [client.service.pool.submit(free.wait) for _ in range(2)]
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) > 3:
+            free.set()
+
+    body = json.dumps({"prompt": prompt, "stream": True, "max_tokens": 2}).encode()
+    try:
+        call(client.app, scope_of("POST", COMPLETIONS, content_type="application/json"), [part(body)], send=send)
+    finally:
+        free.set()
+        wait(held)
+    assert sent[0]["status"] == 200
+    assert [message["body"] for message in sent[1:4]] == [b": ping\n\n"] * 3
+    assert last in sent[-2]["body"]
+    assert client.admission.requests == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

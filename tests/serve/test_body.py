@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from request_bodies import BODIES, NO_VALUES, PLACES, Path, fields, kinds, put
+from route_client import SAID
 
 from specbuild.serve.body import Body, check_known, unknown
 from specbuild.serve.errors import ApiError, validated
+from specbuild.serve.fields import ChatRequest, CompletionRequest
 
 places = st.sampled_from(PLACES)
 values = st.recursive(
@@ -80,3 +83,21 @@ def test_a_value_beyond_a_bound_is_told_the_bound(field: str, value: Any, bound:
     kind = next(kind for kind in BODIES if {field, "n"} <= kind.model_fields.keys())
     found, said = read(kind, put(BODIES[kind], (field,), value))
     assert (found, bound in said) == (field, True)
+
+
+LONG: list[tuple[type[Body], dict[str, Any]]] = [
+    (CompletionRequest, {"prompt": [-1] * 10**5}),
+    (CompletionRequest, {"prompt": [[-1] * 10**5] * 4}),
+    (CompletionRequest, {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(10**5)), "much")}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 10**5}]}),
+    (ChatRequest, {"messages": [{}] * 4000}),
+    (ChatRequest, {"messages": SAID, "metadata": dict.fromkeys(map(str, range(10**5)), 1)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), LONG)
+def test_a_body_of_many_errors_has_few(kind: type[Body], fields: dict[str, Any]) -> None:
+    """Each would be an object made on the event loop."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(fields)
+    assert refused.value.error_count() <= 2

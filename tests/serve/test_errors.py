@@ -17,12 +17,17 @@ TOO_LONG = "the prompt has 600 tokens, this model takes 512 with at least one of
     [
         (errors.PromptError(TOO_LONG), 400, "invalid_request_error", "context_length_exceeded"),
         (errors.OptionError("top_k must be"), 400, "invalid_request_error", None),
-        (errors.QueueFullError("full"), 429, "rate_limit_error", "queue_full"),
-        (errors.EngineClosedError("closed"), 503, "service_unavailable_error", "draining"),
+        (errors.QueueFullError("full"), 429, "requests", "queue_full"),
+        (errors.EngineClosedError("closed"), 503, "server_error", "draining"),
         (errors.ExecutionError("NaN"), 500, "server_error", None),
         (KeyError("secret"), 500, "server_error", None),
-        (ApiError(404, "no \ud800", param="\ud800", code="model_not_found"), 404, "not_found_error", "model_not_found"),
-        (ApiError(401, "give a key"), 401, "authentication_error", None),
+        (
+            ApiError(404, "no \ud800", param="\ud800", code="model_not_found"),
+            404,
+            "invalid_request_error",
+            "model_not_found",
+        ),
+        (ApiError(401, "give a key"), 401, "invalid_request_error", None),
     ],
 )
 def test_status_and_shape(error: Exception, status: int, kind: str, code: str | None) -> None:

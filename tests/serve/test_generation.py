@@ -101,7 +101,8 @@ def test_a_format_that_fails_leaves_its_generation(form: Any) -> None:
         raise KeyError(chunk.index)
 
     body = SimpleNamespace(return_token_ids=True, stream_options=None, return_token_sources=False)
-    given = SimpleNamespace(chunks=chunks, body=body, served=SimpleNamespace(name="m"), choice=choice)
+    served = SimpleNamespace(name="m", manifest=SimpleNamespace(digest="d" * 64))
+    given = SimpleNamespace(chunks=chunks, body=body, served=served, choice=choice)
 
     async def ask(streams: bool) -> list[bool]:
         made = form(given, "id", "none", False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from route_client import RouteClient
+from serving import until
 from text_tokenizers import KINDS, MARK, SIZE, level_name
 
-from specbuild.runtime import Engine, TokenLogprobs
+from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.serve import logprobs
 from specbuild.serve.errors import ApiError
@@ -20,7 +23,36 @@ from specbuild.serve.errors import ApiError
 
 def test_too_much_is_refused(engine: Engine) -> None:
     with pytest.raises(ApiError, match="shorten"):
-        logprobs.of_prompt(engine, [5] * (1 << 16), 1)
+        logprobs.check_echo(engine, [[5], [5] * (1 << 16)])
+
+
+def test_a_prompt_s_are_those_of_its_logits(engine: Engine) -> None:
+    """Whatever is in the cache, and in steps with other sequences."""
+    tokens = engine.encode("def main(argv):\n    return parse(argv)\n" * 6)
+    rows = engine.text_logits(tokens[:-1])
+    want = [TokenLogprobs.of(row, token, 2) for row, token in zip(rows, tokens[1:], strict=True)]
+    params = [SamplingParams(max_new_tokens=4, prompt_logprobs=2), SamplingParams(max_new_tokens=24)]
+    for _ in range(2):
+        scored, other = engine.generate([tokens, tokens], params)
+        first, *found = scored.prompt_logprobs or ()
+        assert (first, other.prompt_logprobs) == (None, None)
+        assert [each and each.token_id for each in found] == tokens[1:]
+        assert [each.logprob for each in found if each] == pytest.approx([each.logprob for each in want], abs=1e-3)
+        assert scored.token_ids == other.token_ids[:4]
+    (alone,) = engine.generate([tokens[:1]], params[0])
+    assert alone.prompt_logprobs == []
+
+
+@pytest.mark.slow
+def test_echo_with_logprobs_waits_for_nobody(make_client: Callable[..., RouteClient]) -> None:
+    client = make_client()
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(client.ask, max_tokens=900, ignore_eos=True, speculation="off")
+        until(lambda: client.service.requests)
+        told = client.ask(echo=True, logprobs=1, max_tokens=1)["choices"][0]["logprobs"]
+        assert not long.done()
+        assert len(told["tokens"]) == len(told["token_logprobs"]) > 2
+        assert long.result()["usage"]["completion_tokens"] == 900
 
 
 def test_infinity_is_a_number(engine: Engine) -> None:

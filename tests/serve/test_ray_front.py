@@ -283,8 +283,10 @@ def test_the_canary_of_all_replicas_is_the_judge_s(ask: Ask) -> None:
     for path, body, status, told in (
         *(("/canary", None, 200, None), ("/canary/pause", {}, 200, "pause"), ("/canary/dance", {}, 404, None)),
     ):
-        response = ask(replicas, path, body, judge=Judge())
+        response = ask(replicas, path, body, judge=Judge(), key="a", admin_key="a", api_keys=("k",))
         assert (response.status_code, response.json().get("order")) == (status, told)
+        assert ask(replicas, path, body, judge=Judge(), key="k", admin_key="a", api_keys=("k",)).status_code == 401
+        assert ask(replicas, path, body, judge=Judge()).status_code == 401, "without a key there are no orders"
     assert "specbuild:canary_weight 10.0" in ask(replicas, "/metrics", judge=Judge()).text
     assert not replicas.asked
     front = Front(replicas, {}, ServeOptions(), Log(), Judge())  # type: ignore[arg-type]

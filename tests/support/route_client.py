@@ -21,6 +21,7 @@ from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.oracle import Oracle
 from specbuild.serve.parameters import defaults_of
+from specbuild.serve.rate_limits import RateLimits
 
 COMPLETIONS, CHATS, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "a loop"}]
@@ -53,7 +54,8 @@ def service_of(engine: Engine, bundle: Path, log: Log, **given: Any) -> Service:
         if each:
             metrics.registry.register(each)
     watchers = [each for each in (oracle, canary, drift) if each]
-    return Service(models, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
+    rates = RateLimits(options.requests_per_minute, options.tokens_per_minute)
+    return Service(models, options, metrics, rates=rates, oracle=oracle, canary=canary, watchers=watchers)
 
 
 class RouteClient(TestClient):

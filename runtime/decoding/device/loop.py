@@ -72,7 +72,8 @@ class DeviceLoop(Loop):
         """
         target.keep_to(options.exactness)
         emission, pages = Emission(eos), target.model.pages
-        planner, reader = Planner(options.limits, target.buckets[-1]), Reader(target, emission, target.model.chunk)
+        planner, chunk = Planner(options.limits, target.buckets[-1]), target.model.chunk
+        reader = Reader(target, emission, chunk, scored=target.buckets[-1])
         self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
         grower = self.rounds.grower

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgi import GONE, Message, part, scope_of
 from route_client import CHATS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
 
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
@@ -102,6 +104,33 @@ def test_one_in_the_background_is_polled_and_cancelled(client: RouteClient) -> N
         reply = client.post(f"{path}/cancel")
         if reply.status_code == 200:  # else it had ended before
             assert reply.json()["status"] == client.get(path).json()["status"] == "cancelled"
+
+
+def test_one_in_the_background_needs_no_client(client: RouteClient) -> None:
+    """It goes on where its client left before the first token."""
+    body = part(json.dumps({"input": "x", "background": True, "max_output_tokens": 8}).encode())
+
+    async def ask(scope: Message, *messages: Message) -> Any:
+        left, sent = list(messages), list[bytes]()
+
+        async def receive() -> Message:
+            return left.pop(0) if left else GONE
+
+        async def send(message: Message) -> None:
+            sent.append(message.get("body", b""))
+
+        await client.app(scope, receive, send)
+        return json.loads(b"".join(sent))
+
+    async def run() -> Any:
+        found = await ask(scope_of("POST", RESPONSES, content_type="application/json"), body)
+        while found["status"] == "in_progress":
+            await asyncio.sleep(0.01)
+            found = await ask(scope_of("GET", f"{RESPONSES}/{found['id']}"), part(b""))
+        return found
+
+    found = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 8)
 
 
 def test_a_message_is_the_chats_text(client: RouteClient) -> None:
