@@ -15,12 +15,11 @@ from starlette.responses import Response
 
 from . import limits, tools
 from .admission import Admission
-from .arms import Draw
 from .body import Body, check_known
 from .errors import ApiError, api_error, json_response
 from .fields import ChatRequest, Sampling
 from .formats import Format
-from .generation import ClientGoneError, EventStream, Generation, Watcher, cancelled, unless_gone
+from .generation import ClientGoneError, Draw, EventStream, Generation, Watcher, cancelled, unless_gone
 from .logs import error_of
 from .metrics import Metrics
 from .models import Models, ServedModel

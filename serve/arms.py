@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from specbuild.runtime.errors import OptionError, shown
 
 from . import ceilings
+from .generation import Draw
 
 Action = Literal["rollback", "none"]
 Sticky = Literal["session", "request"]
@@ -99,20 +100,6 @@ class CanaryOptions:
     def speculates_in_both(self) -> bool:
         """Return whether acceptance can be compared: two bundles draft in the same way."""
         return self.model is not None and self.baseline != "speculation=off"
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A request's arm.
-
-    weight: the probability of the candidate. number: the request's number in the canary. fresh: whether it is its key's
-    first request, for which the arm was drawn; later ones have the same arm and are no evidence.
-    """
-
-    candidate: bool
-    weight: float
-    number: int
-    fresh: bool = True
 
 
 class Draws:

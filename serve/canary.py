@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .arms import CanaryOptions, Draw
+from .arms import CanaryOptions
 from .comparison import arms_of
 from .fields import Sampling
-from .generation import Generation
+from .generation import Draw, Generation
 from .judge import Judge
 from .logs import RequestLog
 from .models import Models, ServedModel

@@ -18,7 +18,6 @@ from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams,
 from specbuild.runtime.errors import InputError
 from specbuild.serve.turns.reasoning import TAIL
 
-from .arms import Draw
 from .errors import ApiError, api_error, blaming
 from .fields import ChatRequest, Sampling
 from .models import ServedModel
@@ -34,6 +33,20 @@ class Observes(Protocol):
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
         """Record that a sample emitted `tokens` tokens `gap_seconds` after its last chunk."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A request's arm in a canary.
+
+    weight: the probability of the candidate. number: the request's number in the canary. fresh: whether it is its key's
+    first request, for which the arm was drawn; later ones have the same arm and are no evidence.
+    """
+
+    candidate: bool
+    weight: float
+    number: int
+    fresh: bool = True
 
 
 @dataclass(slots=True)

@@ -18,8 +18,9 @@ from specbuild.runtime.checked_json import Text, checked
 from specbuild.runtime.errors import SpecbuildError
 
 from . import ceilings, state_file
-from .arms import KEYS, CanaryOptions, Draw, Draws
+from .arms import KEYS, CanaryOptions, Draws
 from .comparison import metrics_of
+from .generation import Draw
 from .logs import RequestLog, error_of
 from .supervision import together
 

@@ -18,13 +18,12 @@ from ray.serve.exceptions import RayServeException
 from specbuild.runtime import Bundle, LoadOptions, Manifest
 
 from . import remote_bundle
-from .arms import Draw
 from .canary import Arms
 from .canary_routes import CanaryMetrics, obeyed
 from .comparison import arms_of
 from .errors import ApiError
 from .fields import Sampling
-from .generation import Generation
+from .generation import Draw, Generation
 from .judge import Judge
 from .logs import RequestLog, error_of
 from .models import Models, ServedModel

@@ -17,8 +17,8 @@ from serving import Log, running
 
 from specbuild.builder.quantize.texts import lines
 from specbuild.runtime.errors import OptionError, OutputError
-from specbuild.serve.arms import Draw
 from specbuild.serve.drift import Drift, DriftOptions
+from specbuild.serve.generation import Draw
 from specbuild.serve.models import Models
 from specbuild.serve.sample import Sample
 
