@@ -10,8 +10,8 @@ import click
 from specbuild.runtime.errors import OptionError
 
 if TYPE_CHECKING:
-    from specbuild.serve.arms import CanaryOptions
-    from specbuild.serve.drift import DriftOptions
+    from specbuild.serve.canary.assignment import CanaryOptions
+    from specbuild.serve.drift.watch import DriftOptions
 
 _FILE = click.Path(path_type=Path)
 _PERCENT = {"type": float, "metavar": "PERCENT"}
@@ -62,8 +62,8 @@ def taken(given: dict[str, Any]) -> tuple[CanaryOptions | None, DriftOptions | N
 
     Raises OptionError for a flag without the feature that it belongs to, or a bad value.
     """
-    from specbuild.serve.arms import CanaryOptions
-    from specbuild.serve.drift import DriftOptions
+    from specbuild.serve.canary.assignment import CanaryOptions
+    from specbuild.serve.drift.watch import DriftOptions
 
     canary, drift = _of(_CANARY, "canary", "candidate", given), _of(_DRIFT, "drift", "reference", given)
     return (CanaryOptions(**canary) if canary else None), (DriftOptions(**drift) if drift else None)

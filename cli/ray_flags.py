@@ -9,7 +9,7 @@ import click
 from specbuild.runtime.errors import OptionError
 
 if TYPE_CHECKING:
-    from specbuild.serve.ray_options import RayOptions
+    from specbuild.serve.ray.options import RayOptions
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "num-replicas": {"type": int, "metavar": "N", "help": "Engines on Ray, each in its own process; 1 by default."},
@@ -44,7 +44,7 @@ def taken(given: dict[str, Any]) -> RayOptions | None:
         if values:
             raise OptionError(f"--{next(iter(values)).replace('_', '-')} does nothing without --ray: give that too")
         return None
-    from specbuild.serve.ray_options import RayOptions
+    from specbuild.serve.ray.options import RayOptions
 
     if "autoscale" in values:
         if "num_replicas" in values:

@@ -242,11 +242,12 @@ def command(
         max_num_batched_tokens=max_num_batched_tokens,
         chat_template=_template(chat_template),
     )
-    from specbuild.serve import logs, server
-    from specbuild.serve.cost_options import CostOptions
-    from specbuild.serve.models import names_of
+    from specbuild.serve.cost.options import CostOptions
+    from specbuild.serve.http import server
     from specbuild.serve.options import ServeOptions, environment_keys
-    from specbuild.serve.turns.reading import Reading
+    from specbuild.serve.output_parsers.reading import Reading
+    from specbuild.serve.request.models import names_of
+    from specbuild.serve.telemetry import logs
 
     canary, drift = operating_flags.taken(given)
     scale = ray_flags.taken(given)
@@ -267,7 +268,7 @@ def command(
         return
     if scale:
         scale.prepare(options)
-        from specbuild.serve import ray_app
+        from specbuild.serve.ray import application as ray_app
 
         raise click.exceptions.Exit(ray_app.run(named, options, load, scale, log))
     status = server.run(named, options, load, log)
@@ -291,6 +292,6 @@ def _origins(given: str | None) -> tuple[str, ...]:
 
 
 def _template(given: str | None) -> str | None:
-    from specbuild.serve.chat_templates import template_text
+    from specbuild.serve.http.chat_templates import template_text
 
     return None if given is None else template_text(given)

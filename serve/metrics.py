@@ -14,9 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
-
-from .cost_options import CostOptions
-from .oracle import Outcome
+from specbuild.serve.cost.options import CostOptions
+from specbuild.serve.shadow.shadow_check import Outcome
 
 OURS = "specbuild:"
 MAX_POSITIONS = 32  # positions of accepted tokens in a round; later ones count as the last

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
-from specbuild.serve.turns.reading import Reading
-
-from . import objectives
-from .arms import CanaryOptions
-from .cost_options import CostOptions
-from .drift import DriftOptions
-from .responses import SpecMetrics
+from specbuild.serve.canary.assignment import CanaryOptions
+from specbuild.serve.cost.options import CostOptions
+from specbuild.serve.drift.watch import DriftOptions
+from specbuild.serve.openai.responses import SpecMetrics
+from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.slo import objectives
 
 API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
 ADMIN_KEY = "SPECBUILD_ADMIN_KEY"  # environment variable: the operator's key

@@ -28,14 +28,14 @@ from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
-from specbuild.serve.admission import Admission
 from specbuild.serve.errors import ApiError
-from specbuild.serve.fields import CompletionRequest
-from specbuild.serve.generation import Generation
-from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.oracle import Oracle
-from specbuild.serve.parameters import Caller, defaults_of
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.fields import CompletionRequest
+from specbuild.serve.request.generation import Generation
+from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.request.parameters import Caller, defaults_of
+from specbuild.serve.shadow.shadow_check import Oracle
 
 AT_ONCE, FEW = 48, 8  # requests at once: honest ones, and those with a flipped bit
 WEIGHTS = "target/weights.bin"

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specbuild.serve import limits
-from specbuild.serve.body import Body
-from specbuild.serve.fields import CompletionRequest, Document, Stops
+from specbuild.serve.request.body import Body
+from specbuild.serve.request.fields import CompletionRequest, Document, Stops
 
 
 class Grammar(Body):

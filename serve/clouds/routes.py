@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from specbuild.serve.answer import Service, answer
-from specbuild.serve.body import Body
-from specbuild.serve.chat import ChatFormat
-from specbuild.serve.completions import CompletionFormat, prompts_of
 from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming, validated
-from specbuild.serve.fields import ChatRequest, CompletionRequest
+from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.openai.chat import ChatFormat
+from specbuild.serve.openai.completions import CompletionFormat, prompts_of
+from specbuild.serve.request.body import Body
+from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, asked_name, completion_of

@@ -7,11 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 from specbuild.runtime import Chunk, Engine, Result, TokenLogprobs
-from specbuild.serve.completions import CompletionFormat
 from specbuild.serve.errors import ApiError, api_error, validated
-from specbuild.serve.formats import event
-from specbuild.serve.generation import Generation
-from specbuild.serve.logprobs import LOWEST
+from specbuild.serve.openai.completions import CompletionFormat
+from specbuild.serve.openai.formats import event
+from specbuild.serve.openai.logprobs import LOWEST
+from specbuild.serve.request.generation import Generation
 
 from .fields import Continuation, GenerateRequest, Grammar, Parameters
 

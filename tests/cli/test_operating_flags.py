@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from command_line import Specbuild
 
-from specbuild.serve import logs, server
+from specbuild.serve.http import server
+from specbuild.serve.telemetry import logs
 
 
 def test_flags_become_options(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

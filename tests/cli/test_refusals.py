@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledgers import machine, request, written
 
-from specbuild.serve import logs
+from specbuild.serve.telemetry import logs
 
 NEEDED = {  # what a command needs besides the flag that is wrong
     "build": "--target {tiny} -o new --dry-run",

@@ -12,7 +12,7 @@ from command_line import Outcome, Specbuild
 
 from specbuild.runtime import Chat, Engine, Prompt, SamplingParams
 from specbuild.runtime.engine.receipt import sha256
-from specbuild.serve.oracle import without_prompt
+from specbuild.serve.shadow.shadow_check import without_prompt
 
 Replay = Callable[..., Outcome]
 TEXT = "import os\n"

@@ -15,7 +15,7 @@ import pytest
 from command_line import Specbuild
 from serving import Server
 
-from specbuild.serve import logs
+from specbuild.serve.telemetry import logs
 
 COMMAND = str(Path(sys.executable).parent / "specbuild")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specbuild.serve.admission import Admission
 from specbuild.serve.errors import ApiError
+from specbuild.serve.request.admission import Admission
 
 
 def test_what_fails_gives_its_room_back() -> None:

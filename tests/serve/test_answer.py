@@ -15,7 +15,7 @@ from serving import Log
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.serve import limits
-from specbuild.serve.generation import EventStream
+from specbuild.serve.request.generation import EventStream
 
 PLAIN = {"speculation": "off"}
 
@@ -90,7 +90,7 @@ def fails_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         monkeypatch.setattr(Emission, "note", broken)
 
-    monkeypatch.setattr("specbuild.serve.answer.EventStream", begin)
+    monkeypatch.setattr("specbuild.serve.handle_request.EventStream", begin)
     return fail
 
 

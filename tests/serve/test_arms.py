@@ -6,9 +6,9 @@ import ended
 import pytest
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve import ceilings
-from specbuild.serve.arms import CanaryOptions, Draws
-from specbuild.serve.comparison import arms_of, metrics_of
+from specbuild.serve.canary import canary_objectives as ceilings
+from specbuild.serve.canary.assignment import CanaryOptions, Draws
+from specbuild.serve.canary.comparison import arms_of, metrics_of
 
 
 def test_a_key_keeps_its_arm_and_counts_once() -> None:

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from request_bodies import BODIES, NO_VALUES, PLACES, Path, fields, kinds, put
 from route_client import SAID
 
-from specbuild.serve.body import Body, check_known, unknown
 from specbuild.serve.errors import ApiError, validated
-from specbuild.serve.fields import ChatRequest, CompletionRequest
+from specbuild.serve.request.body import Body, check_known, unknown
+from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 
 places = st.sampled_from(PLACES)
 values = st.recursive(

@@ -15,10 +15,10 @@ from serving import Log, running
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve import state_file
-from specbuild.serve.arms import CanaryOptions
-from specbuild.serve.canary import Canary
-from specbuild.serve.fields import CompletionRequest
-from specbuild.serve.models import Models
+from specbuild.serve.canary.assignment import CanaryOptions
+from specbuild.serve.canary.canary import Canary
+from specbuild.serve.request.fields import CompletionRequest
+from specbuild.serve.request.models import Models
 
 
 def canary_of(

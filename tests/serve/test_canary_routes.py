@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from route_client import RouteClient
 from serving import Log
 
-from specbuild.serve.app import make_operators_app
-from specbuild.serve.arms import CanaryOptions
+from specbuild.serve.canary.assignment import CanaryOptions
+from specbuild.serve.http.app import make_operators_app
 
 Make = Callable[..., RouteClient]
 SAMPLED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 12, "temperature": 0.8, "seed": 3}

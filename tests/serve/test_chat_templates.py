@@ -16,8 +16,8 @@ from turn_texts import calls, json_objects, whole
 from specbuild.runtime import Chat, Engine
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.chat import ChatTemplate
-from specbuild.serve.chat_templates import SHIPPED, template_text
-from specbuild.serve.turns.hermes import Hermes
+from specbuild.serve.http.chat_templates import SHIPPED, template_text
+from specbuild.serve.output_parsers.hermes import Hermes
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 USER = {"role": "user", "content": "Rome?"}

@@ -13,7 +13,7 @@ from serving import running
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specbuild.serve.connection import Connection
+from specbuild.serve.http.connection import Connection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -17,10 +17,10 @@ from serving import Log, running
 
 from specbuild.builder.quantize.texts import lines
 from specbuild.runtime.errors import OptionError, OutputError
-from specbuild.serve.drift import Drift, DriftOptions
-from specbuild.serve.generation import Draw
-from specbuild.serve.models import Models
-from specbuild.serve.sample import Sample
+from specbuild.serve.drift.text_sample import Sample
+from specbuild.serve.drift.watch import Drift, DriftOptions
+from specbuild.serve.request.generation import Draw
+from specbuild.serve.request.models import Models
 
 SIZE = 500
 MODELS = ended.models("m")

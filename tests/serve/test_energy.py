@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from specbuild.serve.energy import Energy
+from specbuild.serve.cost.energy import Energy
 
 
 class Nvml:

@@ -10,7 +10,7 @@ from asgi import GONE, Message, call, part, scope_of
 from serving import Log
 
 from specbuild.serve import limits
-from specbuild.serve.gate import Gate, path_of
+from specbuild.serve.http.middleware import Gate, path_of
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 

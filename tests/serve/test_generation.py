@@ -12,11 +12,11 @@ from asgi import GONE, Message, call
 
 from specbuild.runtime import Chunk, RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
-from specbuild.serve.chat import ChatFormat
-from specbuild.serve.completions import CompletionFormat
 from specbuild.serve.errors import ApiError
-from specbuild.serve.generation import ClientGoneError, EventStream, checked, unless_gone
-from specbuild.serve.responses import metrics, usage
+from specbuild.serve.openai.chat import ChatFormat
+from specbuild.serve.openai.completions import CompletionFormat
+from specbuild.serve.openai.responses import metrics, usage
+from specbuild.serve.request.generation import ClientGoneError, EventStream, checked, unless_gone
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from serving import Log, running
 
 from benchmarks.serve import slo_step
 from specbuild.runtime import Limits, RequestMetrics, Result, SpeculationStats
-from specbuild.serve.admission import Admission
-from specbuild.serve.guard import Guard, within
-from specbuild.serve.models import Models, ServedModel
-from specbuild.serve.objectives import parse
-from specbuild.serve.steering import Step
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.slo.draft_throttle import Step
+from specbuild.serve.slo.objectives import parse
+from specbuild.serve.slo.slo_controller import Guard, within
 
 
 def plain(**more: Any) -> Any:
@@ -81,7 +81,7 @@ def test_the_operators_limits_are_left_behind_whatever_happens(
     guarded = Guarded(engine := plain(), log)
     engine.limits = Limits(0)
     if fails:
-        monkeypatch.setattr("specbuild.serve.steering.Steering.look", lambda _: 1 / 0)
+        monkeypatch.setattr("specbuild.serve.slo.draft_throttle.Steering.look", lambda _: 1 / 0)
 
     async def run() -> None:
         async with running(guarded.guard.run()):

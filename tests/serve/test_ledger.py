@@ -23,8 +23,8 @@ from serving import Log, Server, running
 from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import OptionError
-from specbuild.serve.cost_options import CostOptions
-from specbuild.serve.ledger import Ledger
+from specbuild.serve.cost.ledger import Ledger
+from specbuild.serve.cost.options import CostOptions
 
 GREEDY = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve import listener
+from specbuild.serve.http import listener
 from specbuild.serve.options import ServeOptions
 
 

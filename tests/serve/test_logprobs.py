@@ -17,8 +17,8 @@ from text_tokenizers import KINDS, MARK, SIZE, level_name
 
 from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.serve import logprobs
 from specbuild.serve.errors import ApiError
+from specbuild.serve.openai import logprobs
 
 
 def test_too_much_is_refused(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.serve.logs import DEBUG, LOGGERS, MAX_TEXT, Records, RequestLog, error_of, install
+from specbuild.serve.telemetry.logs import DEBUG, LOGGERS, MAX_TEXT, Records, RequestLog, error_of, install
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
-from specbuild.serve.cost_options import CostOptions
+from specbuild.serve.cost.options import CostOptions
 from specbuild.serve.metrics import Metrics
 
 OWN = "specbuild:"

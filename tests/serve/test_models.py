@@ -7,7 +7,7 @@ import pytest
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve.errors import ApiError
-from specbuild.serve.models import names_of
+from specbuild.serve.request.models import names_of
 
 
 def test_names() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from specbuild.runtime import RequestMetrics
 from specbuild.runtime.errors import OptionError
-from specbuild.serve.objectives import COUNT, SECONDS, Objective, Sample, Window, parse
+from specbuild.serve.slo.objectives import COUNT, SECONDS, Objective, Sample, Window, parse
 
 P99, MEDIAN = Objective("ttft", 1.0, 0.99), Objective("ttft", 1.0, 0.5)
 

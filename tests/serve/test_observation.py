@@ -6,7 +6,7 @@ import ended
 import pytest
 
 from specbuild.runtime import SamplingParams
-from specbuild.serve.observation import observed
+from specbuild.serve.request.request_outcome import observed
 
 MODEL = ended.served()
 

@@ -12,8 +12,8 @@ import yaml
 from route_client import RouteClient
 
 from specbuild.cli.operating_flags import OPTIONS
-from specbuild.serve.arms import CanaryOptions
-from specbuild.serve.drift import SIGNALS, DriftOptions
+from specbuild.serve.canary.assignment import CanaryOptions
+from specbuild.serve.drift.watch import SIGNALS, DriftOptions
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 

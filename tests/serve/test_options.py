@@ -9,13 +9,13 @@ import pytest
 from data_files import table
 
 from specbuild.runtime.errors import OptionError, shown
-from specbuild.serve import ray_options
-from specbuild.serve.arms import CanaryOptions
-from specbuild.serve.cost_options import CostOptions
-from specbuild.serve.drift import DriftOptions
+from specbuild.serve.canary.assignment import CanaryOptions
+from specbuild.serve.cost.options import CostOptions
+from specbuild.serve.drift.watch import DriftOptions
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.ray_options import RayOptions
-from specbuild.serve.turns.reading import Reading
+from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.ray import options as ray_options
+from specbuild.serve.ray.options import RayOptions
 
 BASE: dict[Any, dict[str, Any]] = {
     CanaryOptions: {"candidate": "speculation=auto"},

@@ -19,10 +19,10 @@ from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, ExecutionError
 from specbuild.runtime.requests.metrics import RequestMetrics
 from specbuild.runtime.sampling.sampler import Sampler
-from specbuild.serve.admission import Admission
-from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.oracle import TRIES, WAITING, Oracle
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.shadow.shadow_check import TRIES, WAITING, Oracle
 
 Make = Callable[..., RouteClient]
 SAMPLED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 24, "temperature": 0.8, "seed": 3}

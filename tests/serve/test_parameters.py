@@ -13,8 +13,8 @@ from route_client import SAID
 
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.errors import BundleError
-from specbuild.serve.fields import ChatRequest, CompletionRequest
-from specbuild.serve.parameters import DEFAULTS, Caller, defaults_of, sampling
+from specbuild.serve.request.fields import ChatRequest, CompletionRequest
+from specbuild.serve.request.parameters import DEFAULTS, Caller, defaults_of, sampling
 
 NOBODY = Caller()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specbuild.serve.prefixes import BLOCK, HELD, OUTPUT, SHARE, SLACK, Places, Routing, chain
+from specbuild.serve.ray.prefixes import BLOCK, HELD, OUTPUT, SHARE, SLACK, Places, Routing, chain
 
 
 def places(count: int = 3, routing: Routing = "prefix", slots: int = 0, **held: list[int]) -> Places:

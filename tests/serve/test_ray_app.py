@@ -19,12 +19,12 @@ from serving import Server
 
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
-from specbuild.serve import ray_app
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.prefixes import BLOCK, chain
-from specbuild.serve.ray_app import Replica
-from specbuild.serve.ray_front import scope_of
-from specbuild.serve.ray_router import CACHED, Hint
+from specbuild.serve.ray import application as ray_app
+from specbuild.serve.ray.application import Replica
+from specbuild.serve.ray.front import scope_of
+from specbuild.serve.ray.prefixes import BLOCK, chain
+from specbuild.serve.ray.router import CACHED, Hint
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": []}

@@ -17,11 +17,11 @@ from ray.exceptions import RayActorError
 from serving import Log, running
 
 from specbuild.runtime import LoadOptions
-from specbuild.serve import remote_bundle
-from specbuild.serve.arms import CanaryOptions
-from specbuild.serve.fields import CompletionRequest
+from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.ray_canary import JudgeReplica, ReplicaCanary
+from specbuild.serve.ray import remote_bundle
+from specbuild.serve.ray.canary import JudgeReplica, ReplicaCanary
+from specbuild.serve.request.fields import CompletionRequest
 
 MODELS = ended.models("m")
 (BASELINE,) = MODELS.all

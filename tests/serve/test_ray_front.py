@@ -21,11 +21,11 @@ from serving import CHAT_TEMPLATE, Log
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.engine.composition import tokenizer_of
-from specbuild.serve import ray_front
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.prefixes import BLOCK
-from specbuild.serve.ray_front import ANY, TRIES, Front
-from specbuild.serve.ray_router import Hint
+from specbuild.serve.ray import front as ray_front
+from specbuild.serve.ray.front import ANY, TRIES, Front
+from specbuild.serve.ray.prefixes import BLOCK
+from specbuild.serve.ray.router import Hint
 
 HEADERS = [(b"content-type", b"text/event-stream"), (b"x-request-id", b"x")]
 START = {"type": "http.response.start", "status": 200, "headers": HEADERS}

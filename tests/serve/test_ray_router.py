@@ -13,7 +13,7 @@ pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from specbuild.serve.ray_router import CACHED, PrefixRouter
+from specbuild.serve.ray.router import CACHED, PrefixRouter
 
 DEPLOYMENT = DeploymentID(name="Replica", app_name="specbuild")
 

@@ -10,8 +10,8 @@ import pytest
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import BundleError
-from specbuild.serve import remote_bundle
-from specbuild.serve.remote_bundle import local, source
+from specbuild.serve.ray import remote_bundle
+from specbuild.serve.ray.remote_bundle import local, source
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from simulated_queue import SimulatedQueue
 
-from specbuild.serve.objectives import Sample, parse
-from specbuild.serve.steering import HOLD, LONGEST, OFF, Steering
+from specbuild.serve.slo.draft_throttle import HOLD, LONGEST, OFF, Steering
+from specbuild.serve.slo.objectives import Sample, parse
 
 STEP, END = 60.0, 180.0  # when the load comes and goes
 BACK = 15.0  # seconds after the step within which the tail is below the objective

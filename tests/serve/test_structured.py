@@ -11,10 +11,10 @@ import pytest
 from data_files import rows
 from route_client import CHATS, COMPLETIONS, SAID, SCHEMA, RouteClient
 
-from specbuild.serve.fields import ChatRequest
-from specbuild.serve.parameters import DEFAULTS, Caller, sampling
-from specbuild.serve.structured import structured
-from specbuild.serve.turns.reading import Reading
+from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.request.fields import ChatRequest
+from specbuild.serve.request.parameters import DEFAULTS, Caller, sampling
+from specbuild.serve.request.structured import structured
 
 OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
 

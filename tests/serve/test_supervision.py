@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from route_client import RouteClient
 from serving import Log, running
 
-from specbuild.serve.supervision import Supervisor, together
+from specbuild.serve.request.supervision import Supervisor, together
 
 
 class Flaky:

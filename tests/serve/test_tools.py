@@ -13,9 +13,9 @@ from turn_texts import whole
 
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.serve.errors import ApiError
-from specbuild.serve.fields import ChatRequest
-from specbuild.serve.tools import described, parser, read_back, structured
-from specbuild.serve.turns.reading import Reading
+from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.request.fields import ChatRequest
+from specbuild.serve.request.tools import described, parser, read_back, structured
 
 Make = Callable[..., RouteClient]
 OTHER = SCHEMA | {"properties": {"city": {"const": "x"}}, "required": ["city"]}

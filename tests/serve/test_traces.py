@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from specbuild.runtime import RequestMetrics, Result
-from specbuild.serve.traces import Traces
+from specbuild.serve.telemetry.traces import Traces
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OWN = RequestMetrics(3, 1, "auto", num_output_tokens=2, submitted=1.0, started=1.0, first_token=1.5, finished=2.0)

@@ -12,7 +12,7 @@ from serving import Server
 
 from specbuild.runtime import Engine, Result
 from specbuild.runtime.errors import ExecutionError
-from specbuild.serve.warm_up import warm_up
+from specbuild.serve.http.warm_up import warm_up
 
 ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 4}
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from specbuild.runtime import RequestMetrics, Result, SamplingParams, SpeculationStats
-from specbuild.serve.admission import Admission
-from specbuild.serve.models import Models, ServedModel
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.models import Models, ServedModel
 
 DIGEST = "d" * 64
 _LOOP = asyncio.new_event_loop()  # of all watchers: their queues belong to the first that waits for them

@@ -8,8 +8,8 @@ from typing import Any
 
 from data_files import rows
 
-from specbuild.serve import app  # noqa: F401 - whose routes have the bodies
-from specbuild.serve.body import Body
+from specbuild.serve.http import app  # noqa: F401 - whose routes have the bodies
+from specbuild.serve.request.body import Body
 
 Path = tuple[str | int, ...]
 NO_VALUES = {"refusal", "audio", "function_call", "encrypted_content", "typical_p", "adapter_id"}  # null and no other

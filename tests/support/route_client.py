@@ -10,18 +10,18 @@ from fastapi.testclient import TestClient
 from serving import Log
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine
-from specbuild.serve.admission import Admission
-from specbuild.serve.answer import Service
-from specbuild.serve.app import make_app
-from specbuild.serve.canary import Canary
-from specbuild.serve.canary_routes import CanaryMetrics
-from specbuild.serve.drift import Drift
+from specbuild.serve.canary.canary import Canary
+from specbuild.serve.canary.routes import CanaryMetrics
+from specbuild.serve.drift.watch import Drift
+from specbuild.serve.handle_request import Service
+from specbuild.serve.http.app import make_app
 from specbuild.serve.metrics import Metrics
-from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
-from specbuild.serve.oracle import Oracle
-from specbuild.serve.parameters import defaults_of
-from specbuild.serve.rate_limits import RateLimits
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.request.parameters import defaults_of
+from specbuild.serve.request.rate_limits import RateLimits
+from specbuild.serve.shadow.shadow_check import Oracle
 
 COMPLETIONS, CHATS, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "a loop"}]

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specbuild.serve.objectives import Objective, Sample
-from specbuild.serve.steering import Steering, Step
+from specbuild.serve.slo.draft_throttle import Steering, Step
+from specbuild.serve.slo.objectives import Objective, Sample
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from specbuild.serve.turns.pieces import Parser, Turn
+from specbuild.serve.output_parsers.parser_base import Parser, Turn
 
 CALL = '{"name": "f", "arguments": {"a": [1, "}"]}}'
 ATOMS = (

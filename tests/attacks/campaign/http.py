@@ -12,7 +12,7 @@ from route_client import service_of
 from serving import CHAT_TEMPLATE, Log
 
 from specbuild.runtime import Engine
-from specbuild.serve.app import make_app
+from specbuild.serve.http.app import make_app
 
 from .attack import Attack, Bench
 from .mutations import HOSTILE, to_bytes

@@ -1,1 +1,0 @@
-"""OpenAI's Responses API and Anthropic's Messages API, translated into chats."""

@@ -1,0 +1,41 @@
+"""The routes of /v1/messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from specbuild.serve.errors import STATUSES, json_response, renaming
+from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.openai.chat import asked_chat, check_template_fields, encoded
+
+from .fields import CountRequest, MessagesRequest
+from .messages import PATH, MessageFormat, asked_name, chat_of
+
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} for status in STATUSES}
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes that Anthropic's clients call."""
+    router = APIRouter(responses=_FAULTS)
+
+    @router.post(PATH, responses={200: {"model": dict[str, Any], "content": _STREAM}})
+    async def create_message(request: Request, body: MessagesRequest) -> Response:
+        service.check(body)
+        with renaming(asked_name):
+            return await answer(service, request, chat_of(body), MessageFormat, 1)
+
+    @router.post(f"{PATH}/count_tokens", response_model=dict[str, int])
+    async def count_tokens(request: Request, body: CountRequest) -> Response:
+        service.check(body)
+        engine = service.models.pick(body.model).engine.engine
+        with renaming(asked_name):
+            asked = chat_of(body)
+            check_template_fields(engine, asked, service.options.reading.reasoning is not None)
+        tokens = await service.tokenizing(lambda: encoded(engine, asked_chat(asked)))
+        return json_response({"input_tokens": len(tokens)})
+
+    return router

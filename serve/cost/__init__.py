@@ -1,0 +1,1 @@
+"""What requests cost: the machine's price, the ledger, the energy meter."""

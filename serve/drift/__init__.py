@@ -1,0 +1,1 @@
+"""Whether texts and drafts still are as in a reference window."""

@@ -1,0 +1,1 @@
+"""From a socket to a route: connections, the gate, the application, and the server's life."""

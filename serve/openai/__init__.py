@@ -1,0 +1,1 @@
+"""OpenAI's completions and chats: whole and as events."""

@@ -1,0 +1,107 @@
+"""/v1/completions: texts that continue prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbuild.runtime import Chunk, Engine, TokenLogprobs
+from specbuild.serve.errors import ApiError
+from specbuild.serve.request.fields import CompletionRequest
+from specbuild.serve.request.generation import Generation
+
+from . import logprobs
+from .formats import Format
+
+
+def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
+    """Return a request's prompts, each a text or token ids; raises ApiError for unsupported fields of OpenAI's."""
+    if body.suffix is not None:
+        raise ApiError(400, "suffix is not supported: models here only go on from a prompt", param="suffix")
+    if body.best_of not in (None, 1) and body.best_of != body.n:
+        raise ApiError(400, "best_of is not supported: ask for n, and choose", param="best_of")
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    if all(isinstance(each, int) for each in given):
+        return [[int(each) for each in given]]  # type: ignore[arg-type]
+    return list(given)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was returned of a sample: the length of its text, and tokens that wait for theirs."""
+
+    offsets: logprobs.Offsets
+    begins: int  # where the sample's own text begins, behind the echo
+    length: int
+    waiting: list[tuple[int, TokenLogprobs | None, int]] = field(default_factory=list)
+
+
+class CompletionFormat(Format):
+    """Formats `text_completion` objects."""
+
+    whole = part = operation = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, generation: Generation, *given: Any) -> None:
+        super().__init__(generation, *given)
+        body = generation.body
+        self._echo = self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
+        self._told = dict[int, _Told]()  # by choice
+        self.echoed = list[str]()  # texts of the prompts
+
+    def tokenize(self, engine: Engine) -> list[list[int]]:
+        """See `Format.tokenize`; also keeps the echoed prompts' texts."""
+        body = self.generation.body
+        assert isinstance(body, CompletionRequest)
+        given = prompts_of(body)
+        tokens = [engine.encode(each) for each in given]
+        if self._echo:
+            self.echoed = [each if isinstance(each, str) else engine.decode(each) for each in given]
+            if body.logprobs is not None:
+                logprobs.check_echo(engine, tokens)
+        return tokens
+
+    def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
+        """See `Format.choice`."""
+        return self._shown(number, chunk, first=True)
+
+    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
+        """See `Format.delta`."""
+        return self._shown(number, chunk, first)
+
+    def _shown(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
+        echoed = self.echoed[chunk.index] if first and self._echo else ""
+        return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk)}
+
+    def _logprobs(self, number: int, chunk: Chunk) -> Any:
+        """Return the log-probabilities of the tokens that have come, but for those whose text may yet be cut off.
+
+        A stop string holds text back: only where the text then ends is it known where such tokens begin.
+        """
+        if chunk.logprobs is None:
+            return None
+        told = self._told.get(number) or self._told.setdefault(number, self._begin(chunk))
+        for token, each in zip(chunk.token_ids, chunk.logprobs, strict=True):
+            told.waiting.append((token, each, told.begins + told.offsets.next(token)))
+        told.length += len(chunk.text)
+        count = len(told.waiting)
+        if chunk.result is None:
+            count = sum(offset <= told.length for _, _, offset in told.waiting)
+        ready, told.waiting = told.waiting[:count], told.waiting[count:]
+        within = [(token, each, min(offset, told.length)) for token, each, offset in ready]
+        return logprobs.completion(self.generation.engine, within)
+
+    def _begin(self, chunk: Chunk) -> _Told:
+        """Return what is told of a sample before its first token: the echoed prompt, if it is asked for."""
+        tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[chunk.index]
+        shows = not self.generation.params.skip_special_tokens
+        offsets = logprobs.Offsets(tokenizer, prompt, lambda text, at: shows)
+        if not self._echo:
+            return _Told(offsets, 0, 0)
+        echoed = self.echoed[chunk.index]
+        before = logprobs.Offsets(tokenizer, (), lambda text, at: echoed.startswith(text, at))
+        given = zip(prompt, chunk.prompt_logprobs or [None], strict=True)  # a prompt of one token is not read
+        waiting = [(token, each, min(before.next(token), len(echoed))) for token, each in given]
+        return _Told(offsets, len(echoed), len(echoed), waiting)

@@ -1,0 +1,102 @@
+"""Calls that match a regular expression, for models whose form no other parser reads."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from specbuild.runtime.errors import OptionError, shown
+
+from .parser_base import Parser, Piece, held
+
+_SPECIAL = ".^$*+?{}[]|()"
+_LONGEST = 1024  # characters of an expression
+
+
+class Pattern(Parser):
+    """Reads a text in which each match of an expression is a call.
+
+    Content is passed on as it arrives, up to the literal that the expression begins with. From there on everything is
+    held until the end, because only then are matches certain. Text outside of matches is content, and so is a match
+    whose arguments are not a JSON object.
+    """
+
+    def __init__(self, expression: re.Pattern[str]) -> None:
+        self._expression, self._literal = expression, literal(expression.pattern)
+        super().__init__()
+
+    def _begin(self) -> bool:
+        at = self._rest.find(self._literal)
+        self._say(self._take(at if at >= 0 else len(self._rest) - held(self._rest, (self._literal,))))
+        return False
+
+    def _finish(self) -> None:
+        text, place = self._rest, 0
+        for match in self._expression.finditer(text):
+            if _is_object(match["arguments"]) and match["name"]:
+                self._between(text[place : match.start()])
+                self._pieces.append(Piece("call", match["name"], self._calls))
+                self._pieces.append(Piece("arguments", match["arguments"], self._calls))
+                self._calls += 1
+                place = match.end()
+        self._between(text[place:])
+
+    def _between(self, text: str) -> None:
+        self._say(text if text.strip() or not self._calls else "")
+
+
+def expression(given: str) -> re.Pattern[str]:
+    """Compile a regular expression that finds calls; raises OptionError."""
+    if len(given) > _LONGEST:
+        raise OptionError(f"the expression of calls has {len(given):,} characters, more than {_LONGEST:,}")
+    try:
+        made = re.compile(given, re.DOTALL)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise OptionError(f"{shown(given)} is no regular expression ({error}): give one as Python has it") from None
+    if not {"name", "arguments"} <= made.groupindex.keys():
+        raise OptionError(f"{shown(given)} needs two groups, (?P<name>…) and (?P<arguments>…), the latter's match JSON")
+    if not literal(given):
+        raise OptionError(
+            f"{shown(given)} must begin with a literal, such as <call>, by which calls are told from text"
+        )
+    return made
+
+
+def literal(given: str) -> str:
+    """Return the literal characters that every match of an expression begins with, as far as they are evident."""
+    found, place = "", 0
+    while place < len(given) and given[place] not in _SPECIAL:
+        escaped = given[place] == "\\"
+        if escaped and (given[place + 1 : place + 2].isalnum() or place + 1 == len(given)):
+            break
+        found += given[place + escaped]
+        place += 1 + escaped
+    if given[place : place + 1] and given[place] in "*?{":
+        found = found[:-1]
+    return "" if _alternatives(given) else found
+
+
+def _alternatives(given: str) -> bool:
+    """Return whether the expression has alternatives (a bar outside groups and sets), or begins with an extension."""
+    depth, place, inside = 0, 0, False
+    while place < len(given):
+        character = given[place]
+        if character == "\\":
+            place += 1
+        elif inside:
+            inside = character != "]"
+        elif character == "[":
+            inside = True
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "|" and not depth:
+            return True
+        place += 1
+    return given.startswith("(?")
+
+
+def _is_object(text: str | None) -> bool:
+    try:
+        return isinstance(json.loads(text or ""), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,68 @@
+"""The routes of /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from specbuild.serve.errors import ApiError, json_response, renaming
+from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.request.generation import EventStream
+
+from .conversation import asked_name, chat_of
+from .fields import ResponsesRequest
+from .response import ResponseFormats
+from .response_registry import Kept
+
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+async def _stays() -> Message:
+    """Receive nothing, as from a client that never leaves: what runs in the background needs none."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """Return the routes of /v1/responses; `faults`: the error responses of the schema."""
+    router = APIRouter(responses=faults)
+
+    @router.post("/v1/responses", responses={200: {"model": dict[str, Any], "content": _STREAM}})
+    async def create(request: Request, body: ResponsesRequest) -> Response:
+        service.check(body)
+        if body.background and (body.stream or body.store is False):
+            raise ApiError(400, "a background response is stored, and not streamed", param="background")
+        before = await kept.conversation(request.state.tenant, body.previous_response_id)
+        with renaming(asked_name):
+            chat, formats = await asyncio.to_thread(chat_of, body, before), ResponseFormats(body, kept)
+            chat.stream = True if body.background else chat.stream
+            asking = Request(request.scope, _stays) if body.background else request
+            reply = await answer(service, asking, chat, formats, 1)
+        if not body.background:
+            return reply
+        assert isinstance(reply, EventStream)
+        kept.behind(reply.drain())
+        return json_response(formats.made[0].body)
+
+    @router.get("/v1/responses/{number}", response_model=dict[str, Any])
+    async def retrieve(request: Request, number: str) -> Response:
+        return json_response(await kept.get(request.state.tenant, number))
+
+    @router.get("/v1/responses/{number}/input_items", response_model=dict[str, Any])
+    async def list_items(request: Request, number: str) -> Response:
+        items = await kept.items(request.state.tenant, number)
+        return json_response({"object": "list", "data": items[::-1], "has_more": False})
+
+    @router.delete("/v1/responses/{number}", response_model=dict[str, Any])
+    async def delete(request: Request, number: str) -> Response:
+        await kept.delete(request.state.tenant, number)
+        return json_response({"id": number, "object": "response", "deleted": True})
+
+    @router.post("/v1/responses/{number}/cancel", response_model=dict[str, Any])
+    async def cancel(request: Request, number: str) -> Response:
+        return json_response(await kept.cancel(request.state.tenant, number))
+
+    return router

@@ -1,0 +1,1 @@
+"""Texts decoded again without speculation, which must be the same."""

@@ -1,0 +1,1 @@
+"""Latency objectives, and how much is drafted so that they are kept."""

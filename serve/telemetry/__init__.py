@@ -1,0 +1,1 @@
+"""The log, and OpenTelemetry's traces."""
