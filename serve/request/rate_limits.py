@@ -55,4 +55,5 @@ class RateLimits:
 
     def _reset(self, item: Any, tenant: str | None) -> int:
         """Return the seconds until a key has all again."""
-        return max(math.ceil(self._limiter.get_window_stats(item, tenant or "").reset_time - time.time()), 0)
+        end = float(self._limiter.get_window_stats(item, tenant or "").reset_time)
+        return max(math.ceil(end - time.time()), 0)
