@@ -52,7 +52,7 @@ class Driver:
         self._lock = threading.RLock()
         self._quiet = threading.Condition(self._lock)  # what `drain`, `exclusive` and `_free` wait on
         self._woken = deque[Handle]()  # handles whose listeners are woken once the lock is free
-        self._exclusive = 0  # exclusive sections open or wanted: no request starts meanwhile
+        self.exclusive_sections = 0  # exclusive sections open or wanted: no request starts meanwhile
         self._entered = 0  # ident of the thread inside an exclusive section; 0: none
         self._idle, self._freed, self._warned = True, False, False
         self._unattended = False  # no caller waits for the end, so the worker closes everything
@@ -116,7 +116,7 @@ class Driver:
 
     def _at_rest(self) -> bool:
         """Return whether no request runs, waits or is promised, and no exclusive section is open or wanted."""
-        return not (self.active or self.waiting or self.overflow or self._promised or self._exclusive)
+        return not (self.active or self.waiting or self.overflow or self._promised or self.exclusive_sections)
 
     def _now(self) -> float:
         """Return the clock's time, or the last known one if the clock fails: a request must end all the same."""
@@ -183,7 +183,7 @@ class Driver:
         handles = (*self.active, *self.waiting, *self.overflow)
         background = [handle for handle in handles if handle.sequence.params.background]
         others = len(background) < len(handles) or not all(s.params.background for s in self._promised.values())
-        if others or self.draining or self._exclusive:
+        if others or self.draining or self.exclusive_sections:
             for handle in background:
                 handle.cancelled = True
 
@@ -204,7 +204,7 @@ class Driver:
                 insort(self.waiting, handle, key=by_priority)
                 handle.queued = True
                 self._woken.append(handle)
-            if not (self.waiting and self.free) or self._exclusive:
+            if not (self.waiting and self.free) or self.exclusive_sections:
                 return
             handle, slot = self.waiting[0], None
             sequence = handle.sequence

@@ -132,7 +132,7 @@ class Scheduler(Driver):
         self._home.check()
         with self._locked():
             self.check_open()
-            self._exclusive += 1
+            self.exclusive_sections += 1
             try:
                 self._quiet.wait_for(lambda: self.closed or not (self.active or self._entered))
                 if self.closed:
@@ -254,7 +254,7 @@ class Scheduler(Driver):
                 self._end(handle, "cancelled", cut=True)
 
     def _leave(self) -> None:
-        self._exclusive -= 1
+        self.exclusive_sections -= 1
         self._admit()
         self._notify()
         self._quiet.notify_all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,17 +78,20 @@ class Case:
         masked = {} if self.legal is None else {"masks": masks(self.legal)}
         return plain, {"counts": counts, "history": past} | masked
 
+    def _kernel_noise(self, kernels: HostKernels, seed: int, position: int) -> GivenNoise:
+        key = (np.array([each], dtype=np.uint64) for each in (seed, position))
+        return GivenNoise(noise(kernels, *key, self.vocab)[0])
+
     def expected(self, kernels: HostKernels | None) -> list[tuple[int, int, Any, list[int], list[float]]]:
         """Per row: sequence, node, sampler, tokens and scores; with kernels, from the kernel's own noise."""
         rows = []
         for b, tree in enumerate(self.trees):
             plain = oracles.sampler(self.params[b], self.seeds[b], self.vocab, *self.texts[b])
+            if kernels:
+                plain.noise = functools.cache(partial(self._kernel_noise, kernels, self.seeds[b]))
             for node in range(len(tree)):
                 made = plain if self.legal is None else MaskedSampler(plain, self.legal[b, node])
                 position = self.positions[b] + tree.depths[node]
-                if kernels and position not in made._noise:
-                    key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
-                    made._noise[position] = GivenNoise(noise(kernels, *key, self.vocab)[0])
                 found = [-1] * self.best, [-np.inf] * self.best
                 if self.legal is None or self.legal[b, node].any():
                     found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
@@ -121,7 +126,7 @@ def check(kernels: HostKernels, case: Case) -> None:
             processed = made.processed(logits, tree.path(node))
             cuts = CutOffs(Row(processed), case.params[b].top_k, case.params[b].top_p, case.params[b].min_p)
             assert case.params[b].top_p < 1
-            assert min(abs(cuts._top_p_slack(float(processed[token]))) for token in odd) < MASS_BOUND
+            assert min(abs(slack) for token in odd for slack in cuts.slacks(token)) < MASS_BOUND
         else:
             assert scores[b, node].tobytes() == np.array(values, dtype=np.float32).tobytes()
     for b, tree in enumerate(case.trees):

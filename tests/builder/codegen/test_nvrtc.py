@@ -184,8 +184,8 @@ def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
-    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: (older, "12.4"))
+    older = SimpleNamespace(nvrtcVersion=lambda: (0, 12, 4), nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=older))
     nvrtc.check_compiler(["80", "90"])
     with pytest.raises(OptionError, match=r"NVRTC 12\.4 does not know sm_110"):
         nvrtc.check_compiler(["80", "110"])

@@ -97,7 +97,7 @@ def test_background_holds_up_no_exclusive_section_and_no_drain(hash_engine: Any,
     engine.gate.halted()
     waiting = threading.Thread(target=wait, args=(engine,))
     waiting.start()
-    while not (engine.scheduler.draining or engine.scheduler._exclusive):
+    while not (engine.scheduler.draining or engine.scheduler.exclusive_sections):
         time.sleep(1e-3)
     engine.gate.open()
     assert behind.result(60).finish_reason == "cancelled"

@@ -231,7 +231,7 @@ def test_closing_wakes_who_waits_for_an_exclusive_section(hash_engine: Any) -> N
         return "measured"
 
     thread, out = in_thread(measure)
-    while not engine.scheduler._exclusive:
+    while not engine.scheduler.exclusive_sections:
         pass
     closing, _ = in_thread(engine.close)
     engine.gate.open()
@@ -327,7 +327,7 @@ def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
     measuring, logits = in_thread(lambda: engine.logits([1, 2, 3]).tolist())
-    while not engine.scheduler._exclusive:
+    while not engine.scheduler.exclusive_sections:
         pass
     waiting = engine.submit("cd", SHORT)
     draining, out = drain_begun(engine)
