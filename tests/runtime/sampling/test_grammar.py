@@ -134,6 +134,10 @@ def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays() -> None:
     assert gone() is None
     kept.close()
     assert compiler.closed
+    kept, compiler = grammars(1, 1 << 20)
+    for letter in "aba":  # a long one counts for its text, however little the compiler's process grew by
+        made(kept, letter * 80_000)
+    assert len(compiler.asked) == 3
 
 
 def test_after_which_token() -> None:
@@ -172,6 +176,7 @@ def test_past_the_model_s_vocabulary_nothing_is_asked() -> None:
     [
         ("abcd", "", "", "ab cd"),
         ("abcd", "ab cd", "", "</s>"),
+        ("abcd", "ab cd </s>", "", "</s>"),
         ("(a|0)cd1", "0", "", "cd 1"),
         ("0+", "0", "", ""),
         ("(a|b)cd(0|1),ab", "", "a cd 0 0", "a cd 0 , ab"),
@@ -182,7 +187,7 @@ def test_what_is_forced_or_guessed_is_followed_as_far_as_it_is_legal(
     regex: str, path: str, guess: str, followed: str
 ) -> None:
     matcher = grammar(regex=regex).matcher(VOCAB)
-    for most in (9, 2):
+    for most in (9, 2, 0):
         assert matcher.follow(ids(path), ids(guess), most) == ids(followed)[:most]
 
 

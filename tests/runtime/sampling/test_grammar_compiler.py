@@ -43,6 +43,8 @@ def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
     (first,) = running()
     assert os.getpriority(os.PRIO_PROCESS, first) >= os.getpriority(os.PRIO_PROCESS, 0)
     assert "start" in compiler.check(StructuredOutputs(grammar='root ::= "a"'))[0]
+    free = {"structures": [{"begin": "a", "end": "b"}], "triggers": ["a"]}
+    assert compiler.check(StructuredOutputs(structural_tag=free))[0], "what has no schema is any JSON"
     for fields, said in WRONG:
         with pytest.raises(OptionError, match=r"^structured_outputs cannot be used: .") as caught:
             compiler.check(StructuredOutputs(**fields))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -103,6 +105,17 @@ def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
     new, plain = rankings(row, **params)
     assert new == plain
     assert len(new) == 9001 or "top_k" in params
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("params", CUTS[1:])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_row_with_what_is_no_number_has_no_ranking(params: dict[str, Any], wrong: float) -> None:
+    for vocab, temperature in itertools.product((61, 9001), (0.0, 0.7)):
+        row = row_of(np.random.default_rng(vocab), vocab)
+        row[vocab // 2] = wrong
+        sampler = Sampler(SamplingParams(temperature=temperature, **params), 3, [], vocab)
+        assert not list(sampler.ranked(row, 7, ()))
 
 
 @pytest.mark.soak

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timing_table import TimingTable, machine
+from specbuild.runtime.speculation.timing_table import TimingTable, machine, processor
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -73,6 +75,13 @@ def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], 
 def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
     assert machine(2) == machine(2) != machine(3)
     assert machine(2)["processor"]
+
+
+@pytest.mark.parametrize("named", ["abacus", ""])
+def test_where_the_system_lists_no_processor_python_names_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(platform, "processor", lambda: named)
+    assert processor() == (named or platform.machine())
 
 
 def test_a_step_of_fewer_rows_than_sequences_takes_what_it_does_for_fewer_of_them() -> None:
