@@ -51,6 +51,7 @@ def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(
         done = [run(made.loop, made.requests(tokens=60))[0] for _ in range(2)]
         check_plain(folder, done)
         last = told(done[-1])
+        assert (made.device.turns > made.loop.stats.rounds - 9) == (ahead > 0), "rounds follow each other"
         if hostile:
             assert last.decisions["plain"] > 40
             assert last.decisions.get("model", 0) <= 2
@@ -58,6 +59,16 @@ def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(
         elif times is LARGE:
             assert last.decisions["model"] >= sum(last.decisions.values()) - 3
             assert last.mean_acceptance_length > 2 < last.num_draft_tokens / last.num_spec_steps
+
+
+@pytest.mark.slow
+def test_a_continuation_stops_the_device_only_if_it_pays_well(host: KernelLibrary, folder: Path) -> None:
+    made = Tuned(host, folder, LARGE, ("target",), ahead=32, looks_up=True)
+    repeats = {"logit_bias": dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)}
+    (done,) = run(made.loop, made.requests(tokens=60, **repeats))
+    check_plain(folder, [done])
+    assert told(done).decisions["lookup"]
+    assert made.device.turns > made.loop.stats.rounds / 2
 
 
 @pytest.mark.slow
