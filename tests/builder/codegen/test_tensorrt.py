@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -29,6 +30,7 @@ from specbuild.builder.frontend import checkpoint
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.standard import lower
+from specbuild.runtime.backends.gpu import cuda
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 CAPACITY = 320
@@ -134,6 +136,16 @@ def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
 def test_what_needs_a_gpu_says_so_at_once() -> None:
     with pytest.raises(OptionError, match=r"tensorrt needs a GPU to build, and here "):
         check_machine("tensorrt", EngineOptions())
+
+
+@needs_rtx
+def test_what_this_gpu_or_disk_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", flavour("tensorrt-rtx"))
+    monkeypatch.setattr(cuda, "check_driver", lambda: None)
+    monkeypatch.setattr(cuda, "Cuda", lambda: SimpleNamespace(capability="86", close=lambda: None))
+    for lack, options in (("sm_86 has no FP8", {}), ("folder is missing", {"timing_cache": tmp_path / "none" / "a"})):
+        with pytest.raises(OptionError, match=lack):
+            check_machine("tensorrt", EngineOptions(**options), fp8=not options)
 
 
 def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_a_table_of_another_machine_is_used_with_a_warning(
 
 
 @pytest.mark.slow(but=("{",))
-@pytest.mark.parametrize("content", [None, "{", table(schema=3)])
+@pytest.mark.parametrize("content", [None, "{", table(schema=3), table(widest="best:99")])
 def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., Bundle], content: Any) -> None:
     bundle = tuned(content)
     if content is None:
