@@ -43,8 +43,21 @@ def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, mo
     same(copied, whole)
 
 
-def test_a_graph_that_has_no_such_layers(make_model: Make) -> None:
+@pytest.mark.parametrize(
+    "why",
+    ["has no nodes", "from layer 0 to None", "2 values go from layer 0 to 1", "Sum holds a graph", "there is no"],
+)
+def test_layers_that_cannot_be_copied(make_model: Make, why: str) -> None:
     model = make_model(num_hidden_layers=4)
     found = Repeated("model.model.layers", model.model.layers, {2: 1, 3: 1})
-    with pytest.raises(NotRepeatedError):
-        copy_layers(ir.Graph([], [], nodes=[]), found, model, {}, [])
+    first, weight = ir.node("Split", [ir.val("x")], num_outputs=2), ir.val("model.layers.1.odd")
+    weight.const_value = ir.tensor([1.0], name=weight.name)
+    inner = {"body": ir.Graph([], [], nodes=[])} if "graph" in why else {}
+    read = [*first.outputs[: 1 + ("2 values" in why)], *[weight][: "there" in why]]
+    second = ir.node("Sum", read, inner)
+    last = ir.node("Sum", [*second.outputs, *first.outputs[: "None" in why]])
+    for place, node in enumerate((first, second)):
+        node.metadata_props["pkg.torch.onnx.name_scopes"] = f"['{found.path}.{place}']"
+    graph = ir.Graph([], [], nodes=[] if "nodes" in why else [first, second, last], initializers=[weight])
+    with pytest.raises(NotRepeatedError, match=why):
+        copy_layers(graph, found, model, {}, [])
