@@ -52,7 +52,7 @@ def torch_model(name: str) -> Any:
     torch.manual_seed(0)
     window = {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"hidden_size": 4 * HEAD}
-    config = Qwen2Config(**sizes, **window, initializer_range=0.08)
+    config = Qwen2Config(**sizes, **window, tie_word_embeddings=True, initializer_range=0.08)
     model = Qwen2ForCausalLM(config).eval()
     if name == "draft":
         with torch.no_grad():
