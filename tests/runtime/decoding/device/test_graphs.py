@@ -32,3 +32,7 @@ def test_a_first_use_enqueues_and_the_second_captures_for_all_that_follow() -> N
     for captured in (2, 3):
         made.run(1, lambda: enqueue(1))
         assert device.captured == captured
+    for key in range(10, 200):  # so many hold no memory for ever
+        made.find(key, lambda: None)
+    made.run(1, lambda: enqueue(1))
+    assert (device.captured, len(called)) == (3, 7)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from device_requests import Made, check_plain, request_of, run
+from made_up_chances import table_of
+from tiny_models import BUCKETS
 from tuned_device import LARGE, SMALL, Tuned
 
 from specbuild.runtime import Limits
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.cost_model import CostModel
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +72,21 @@ def test_a_continuation_stops_the_device_only_if_it_pays_well(host: KernelLibrar
     check_plain(folder, [done])
     assert told(done).decisions["lookup"]
     assert made.device.turns > made.loop.stats.rounds / 2
+
+
+@pytest.mark.slow
+def test_steps_of_rounds_are_timed_by_what_they_ran(host: KernelLibrary, folder: Path) -> None:
+    told = list[tuple[Any, ...]]()
+
+    class Recording(CostModel):
+        def record(self, *step: Any) -> None:
+            told.append(step)
+
+    cost = Recording(table_of(LARGE, 1, most=BUCKETS[-1]), 1, padded=True)
+    made = Tuned(host, folder, LARGE, ("target", "target"), cost=cost)
+    run(made.loop, made.requests(tokens=20))
+    assert {step[0] for step in told} == {"verify", "draft"}
+    assert all(rows >= 1 and seconds >= 0 for _, rows, seconds, *_ in told)
 
 
 @pytest.mark.slow
