@@ -22,7 +22,18 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
 _APART = frozenset({"seed"})  # differs by sample, so the receipt has it beside the parameters
 _SAME_TEXT = frozenset(
-    {"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt", "speculation", "prediction"}
+    {
+        "n",
+        "logprobs",
+        "prompt_logprobs",
+        "deadline",
+        "priority",
+        "background",
+        "session",
+        "cache_salt",
+        "speculation",
+        "prediction",
+    }
 )
 _UNWRITTEN = frozenset({"constraint"})  # a program, which JSON cannot say
 

@@ -69,6 +69,7 @@ def valid(rng: random.Random) -> dict[str, Any]:
         "stop": rng.choice(((), (), ("\n",), ("e", "import os"), ["x" * 500], "a")),
         "ignore_eos": rng.random() < 0.5,
         "logprobs": rng.choice((None, None, 0, 3, 20)),
+        "prompt_logprobs": rng.choice((None, None, 0, 3, 20)),
         "session": rng.choice((None, None, "s", "é" * 256)),
     }
     if temperature > 0 and rng.random() < 0.2:

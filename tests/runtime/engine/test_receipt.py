@@ -67,7 +67,7 @@ def test_what_it_says() -> None:
 
 def test_every_parameter_is_in_it_or_changes_no_text() -> None:
     beside = {"max_tokens", "seed", "constraint", "structured_outputs"}
-    same_text = {"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt"}
+    same_text = {"n", "logprobs", "prompt_logprobs", "deadline", "priority", "background", "session", "cache_salt"}
     same_text |= {"speculation", "prediction"}
     assert receipt_of().parameters.keys() == SamplingParams.names() - beside - same_text
 

@@ -29,6 +29,7 @@ NUMBERS = {
     "seed": (0, 2**64 - 1),
     "n": (1, 1024),
     "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
     "priority": (-(2**31), 2**31 - 1),
     "min_tokens": (0, 128),  # as many as max_new_tokens
 }
