@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from specbuild.runtime.bundle.manifest import CacheShape
 from specbuild.runtime.errors import CheckpointError, one_line, shown
 
 from . import portable_rotary
+from .convolutions import replaced
+from .hidden_state_taps import decoder_layers
 
 PROBE = "specbuild_probe"
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
@@ -33,17 +35,19 @@ _SINKS = "s_aux"  # transformers' name
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a model: its cache, and which positions a node sees.
+    """One attention of a model, or a convolution over its text: its cache, and which positions a node sees.
 
     Attributes:
         cache: Its KV heads, and the sizes of their keys and values.
         window: A node sees so many positions, its own included; 0: all; −c: those of its own chunk of c positions.
         sinks: Whether a learned score for each head takes a part of the weights.
+        convolves: Whether it is a convolution; half of a token's numbers is its key, the others are its value.
     """
 
     cache: CacheShape
     window: int = 0
     sinks: bool = False
+    convolves: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Layout:
     def special(self) -> str | None:
         """What only some backends' attention has; None if every backend's has all that this one needs."""
         kinds = {
+            "convolutions over the text": any(each.convolves for each in self.attentions),
             "attention sinks": any(each.sinks for each in self.attentions),
             "attention in chunks": any(each.window < 0 for each in self.attentions),
             "layers whose caches differ": len({*self.caches}) > 1,
@@ -107,6 +112,12 @@ class _Probe:
 
     positions: int
     attentions: list[tuple[int, Attention]] = field(default_factory=list)
+    layer: int | None = None  # the one that runs, if the model has a list of layers
+
+    def note(self, found: Attention, layer: int | None = None) -> None:
+        """Note an attention of the layer that runs."""
+        default = len(self.attentions) if layer is None else layer
+        self.attentions.append((default if self.layer is None else self.layer, found))
 
 
 _probe = _Probe(0)  # the current run's
@@ -130,7 +141,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     """
     name, model = empty(config)
     try:
-        with torch.no_grad(), _probing(positions) as run:
+        with torch.no_grad(), _probing(positions) as run, _noting_layers(model), replaced(model, _convolution):
             portable_rotary.check(model, positions)
             _check_temperature(model.config.get_text_config(), positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
@@ -145,14 +156,28 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     wanted, attending = config.get_text_config().num_hidden_layers, {layer for layer, _ in run.attentions}
     if len(attending) < wanted:
         raise CheckpointError(
-            f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface: recurrent "
-            "and custom layers are not supported"
+            f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface or a short "
+            "convolution: others are not supported"
         )
     if logits.shape[-1] != config.get_text_config().vocab_size:
         raise CheckpointError(f"{name} has a head of {logits.shape[-1]} rows, not one for each token: not supported")
-    by_layer = attending == {*range(wanted)} and len(run.attentions) == wanted
+    plain = not any(each.convolves for _, each in run.attentions)
+    by_layer = plain and attending == {*range(wanted)} and len(run.attentions) == wanted
     order = sorted(run.attentions, key=lambda each: each[0]) if by_layer else run.attentions
     return Layout(tuple(each for _, each in order), by_layer)
+
+
+@contextmanager
+def _noting_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Note which layer of a model runs while inside."""
+    with ExitStack() as undo:
+        for place, layer in enumerate(decoder_layers(model)):
+
+            def before(_: nn.Module, __: Any, place: int = place) -> None:
+                _probe.layer = place
+
+            undo.callback(layer.register_forward_pre_hook(before).remove)
+        yield
 
 
 def _check_temperature(config: PreTrainedConfig, positions: int) -> None:
@@ -223,10 +248,16 @@ def _attention(
     """Record what a layer passes to the attention interface, and return an output of the right shape."""
     sinks = take_sinks(module, options)
     cache = CacheShape(key.shape[1], key.shape[3], value.shape[3])
-    layer: int = getattr(module, "layer_idx", len(_probe.attentions))
-    _probe.attentions.append((layer, Attention(cache, _window(attention_mask), sinks is not None)))
+    _probe.note(Attention(cache, _window(attention_mask), sinks is not None), getattr(module, "layer_idx", None))
     batch, heads, nodes, _ = query.shape
     return query.new_empty(batch, nodes, heads, value.shape[3]), None
+
+
+def _convolution(x: Tensor, _weight: Tensor, _bias: Tensor | None) -> Tensor:
+    """Record a convolution, and return an output of the right shape."""
+    channels = x.shape[2]
+    _probe.note(Attention(CacheShape(1, channels - channels // 2, channels // 2), convolves=True))
+    return torch.empty_like(x)
 
 
 def take_sinks(module: nn.Module, options: dict[str, Any]) -> Tensor | None:

@@ -37,6 +37,7 @@ from specbuild.runtime.errors import CheckpointError
 
 from . import portable_rotary
 from .attention_layout import Layout, set_experts, take_sinks
+from .convolutions import replaced
 from .eagle3_head import EagleHead
 from .experts import EXPERTS
 from .hidden_state_taps import Taps, layer_list
@@ -93,6 +94,15 @@ def _attention(
     return out, None
 
 
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Pass a convolution's input to `specbuild::tree_convolution`."""
+    assert _call is not None, "specbuild's convolution runs inside PortableModel only"
+    at = len(_call.present)
+    found: list[Tensor] = torch.ops.specbuild.tree_convolution(x, weight, bias, _call.past[at : at + 2], _call.place)
+    _call.present += found[1:]
+    return found[0]
+
+
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
@@ -145,6 +155,7 @@ def portable(
         if experts := set_experts(model, EXPERTS):
             undo.callback(set_experts, model, experts)
         portable_rotary.swap(model, positions, capacity, undo)
+        undo.enter_context(replaced(model, _convolution))
         undo.callback(model.train, model.training)
         yield PortableModel(model, layout, taps).eval()
 

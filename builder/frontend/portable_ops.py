@@ -7,6 +7,7 @@ translates to one ONNX node, so the portable graph has a single node where the m
 | ------------------------- | ------------------------------------- |
 | specbuild::tree_attention | specbuild::TreeAttention, version 1   |
 | specbuild::rotary         | RotaryEmbedding, opset 23             |
+| specbuild::tree_convolution | specbuild::TreeConvolution, version 1 |
 | specbuild::expert_matmul  | specbuild::ExpertMatMul, version 1    |
 """
 
@@ -70,7 +71,25 @@ def _expert_matmul_schema() -> onnx.defs.OpSchema:
     )
 
 
-for _schema in (_tree_attention_schema(), _expert_matmul_schema()):
+def _tree_convolution_schema() -> onnx.defs.OpSchema:
+    """Return the schema of a convolution over each node's own path."""
+    schema = onnx.defs.OpSchema
+    floats, index = ["x", "weight", "bias", "past_key", "past_value"], ["parents", "cache_len", "tree_offset"]
+    optional = schema.FormalParameterOption.Optional
+    return schema(
+        "TreeConvolution",
+        DOMAIN,
+        1,
+        doc="Convolution of new tree nodes with the rows of their own path; a row has each channel's number.",
+        inputs=[schema.FormalParameter(n, "T", param_option=optional) for n in floats]
+        + [schema.FormalParameter("position_ids", "tensor(int64)")]
+        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
+        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
+    )
+
+
+for _schema in (_tree_attention_schema(), _tree_convolution_schema(), _expert_matmul_schema()):
     if not onnx.defs.has(_schema.name, DOMAIN):
         onnx.defs.register_schema(_schema)
 
@@ -157,6 +176,43 @@ def _(query, key, value, past, *_):  # type: ignore[no-untyped-def]
     return out, *map(torch.empty_like, past)
 
 
+@torch.library.custom_op("specbuild::tree_convolution", mutates_args=())
+def tree_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, past: Sequence[Tensor], place: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Convolve N new tree nodes with the last tokens before them, their ancestors' and the committed ones.
+
+    Args:
+        x: `[B, N, C]`.
+        weight: `[C, L]`; the last column is the node's own.
+        bias: `[C]`; None: none.
+        past: The cache's rows, `[B, 1, S, C - C // 2]` and the other channels `[B, 1, S, C // 2]`.
+        place: See `tree_attention`.
+
+    Returns:
+        The output `[B, N, C]`, and the cache with the new rows in place.
+    """
+    batch, nodes, channels = x.shape
+    rows, taps = torch.cat(list(past), 3).squeeze(1).clone(), weight.shape[1]
+    _, parents, cache_len, tree_offset = place
+    ancestors, out = ancestor_mask(parents), x.new_zeros(batch, nodes, channels)
+    for b in range(batch):
+        committed, offset = int(cache_len[b]), int(tree_offset[b])
+        rows[b, committed + offset : committed + offset + nodes] = x[b]
+        for node in range(nodes):
+            path = committed + ancestors[b, offset + node].nonzero()[:, 0]
+            seen = rows[b, torch.cat((torch.arange(committed), path))[-taps:]]
+            out[b, node] = (seen * weight.T[-len(seen) :]).sum(0)
+    half = channels - channels // 2
+    key, value = rows[:, None, :, :half].contiguous(), rows[:, None, :, half:].contiguous()
+    return out if bias is None else out + bias, key, value
+
+
+@tree_convolution.register_fake
+def _(x, weight, bias, past, place):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x, memory_format=torch.contiguous_format), *map(torch.empty_like, past)
+
+
 @torch.library.custom_op("specbuild::rotary", mutates_args=())
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of `x [B, H, N, D]` by `cos`, `sin` `[B, N, R/2]`; dimensions past R stay as they are."""
@@ -197,6 +253,10 @@ def _onnx_tree_attention(*arguments: Any) -> Any:
     return _specbuild.TreeAttention(*heads, *past, *place, *more, scale=scale, window=window, softcap=softcap)
 
 
+def _onnx_tree_convolution(x: Any, weight: Any, bias: Any, past: Any, place: Any) -> Any:
+    return _specbuild.TreeConvolution(x, weight, bias, *past, *place)
+
+
 def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
     width, size = 2 * cos.shape[-1], x.shape[-1]
     return opset23.RotaryEmbedding(x, cos, sin, None, rotary_embedding_dim=0 if width == size else width)
@@ -230,8 +290,18 @@ def _onnx_erf_inv(x: Any) -> Any:
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.specbuild.tree_attention.default: _onnx_tree_attention,
+    torch.ops.specbuild.tree_convolution.default: _onnx_tree_convolution,
     torch.ops.specbuild.rotary.default: _onnx_rotary,
     torch.ops.specbuild.expert_matmul.default: _onnx_expert_matmul,
     torch.ops.prims.erf_inv.default: _onnx_erf_inv,  # torch's exporter has none
 }
-__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "expert_matmul", "rotary", "tree_attention"]
+__all__ = [
+    "DOMAIN",
+    "OPSET",
+    "TRANSLATIONS",
+    "ancestor_mask",
+    "expert_matmul",
+    "rotary",
+    "tree_attention",
+    "tree_convolution",
+]

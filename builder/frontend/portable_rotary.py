@@ -34,7 +34,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, embedding: nn.Module, positions: int, rows: int, halves: bool) -> None:
         super().__init__()
-        self.config = getattr(embedding, "config", None)
+        self.config, self.layer_types = getattr(embedding, "config", None), getattr(embedding, "layer_types", None)
         for layer_type in _layer_types(embedding):
             found, self._complex = _tables(embedding, positions, layer_type)
             for name, table in zip(("cos", "sin"), found, strict=True):

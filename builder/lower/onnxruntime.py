@@ -49,6 +49,7 @@ INPUTS = {
     "past_value": "values.{layer}",
 }
 OUTPUTS = {"logits": "logits"}
+_CACHED = ("TreeAttention", "TreeConvolution")
 _Floats = NDArray[np.float32]
 _NO_FACTORS = {"scale_bits": 32, "minimum_bits": 0}
 
@@ -240,9 +241,7 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
         "visible": graph_input("visible", ir.DataType.BOOL, ["nodes", "width"]),
     }
     windows = graph_input("row_positions", ir.DataType.INT32, ["slots", capacity])
-    caches = list[ir.Value]()
-    for layer, node in enumerate(attentions):
-        caches += _lower_attention(graph, node, layer, [*place.values(), by_name["position_ids"]], windows, capacity)
+    caches = _lower_caches(graph, [*place.values(), by_name["position_ids"]], windows, capacity)
     for node in list(graph):
         if node.op_type in _LOWERED:
             for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
@@ -267,6 +266,40 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
             if not output.is_graph_output():
                 output.shape = None
     return model
+
+
+def _lower_caches(graph: ir.Graph, place: list[ir.Value], row_positions: ir.Value, capacity: int) -> list[ir.Value]:
+    """Replace what has a cache by the operators', and return the caches in the order of their numbers."""
+    found = dict[int, list[ir.Value]]()
+    for node in list(graph):
+        layer = int(str(node.inputs[3].name).rpartition(".")[2]) if node.op_type in _CACHED else 0  # type: ignore
+        if node.op_type == "TreeAttention":
+            found[layer] = _lower_attention(graph, node, layer, place, row_positions, capacity)
+        elif node.op_type == "TreeConvolution":
+            found[layer] = _lower_convolution(graph, node, layer, place[:-1], capacity)
+    return [cache for _, caches in sorted(found.items()) for cache in caches]
+
+
+def _lower_convolution(
+    graph: ir.Graph, node: ir.Node, layer: int, place: list[ir.Value], capacity: int
+) -> list[ir.Value]:
+    """Replace a portable `TreeConvolution` by the operator's, and return its caches."""
+    x, weight, bias, *_ = node.inputs
+    if (squeeze := producer(weight, "Squeeze")) is not None:  # of a weight [C, 1, L]
+        weight = squeeze.inputs[0]
+    channels = int(list(dims(x) or [])[-1])
+    sizes = {"keys": channels - channels // 2, "values": channels // 2}
+    caches = [
+        graph_input(f"{kind}.{layer}", ir.DataType.FLOAT, ["slots", 1, capacity, size]) for kind, size in sizes.items()
+    ]
+    new = insert(node, "TreeConvolution", [x, *caches, *place, weight, bias], DOMAIN).outputs[0]
+    new.type = ir.TensorType(ir.DataType.FLOAT)
+    for old in node.outputs[1:]:
+        while old.is_graph_output():
+            graph.outputs.remove(old)
+    replace(node.outputs[0], new)
+    graph.remove(node, safe=True)
+    return caches
 
 
 def _lower_attention(

@@ -134,5 +134,6 @@ const Instructions& instructions_of(int64_t index);
 OrtCustomOp rowwise_mat_mul();
 OrtCustomOp rowwise_gather();
 OrtCustomOp tree_attention();
+OrtCustomOp tree_convolution();
 
 }  // namespace specbuild

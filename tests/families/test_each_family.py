@@ -9,7 +9,7 @@ from tiny_families import families
 from specbuild.runtime.errors import CheckpointError
 
 # whose layers have what no other family's have
-SPECIAL = ("deepseek_v2", "deepseek_v3", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text", "mimo_v2_flash")
+SPECIAL = "deepseek_v2 deepseek_v3 gemma3n_text gemma4_text gpt_oss lfm2 llama4_text mimo_v2_flash".split()
 
 
 @pytest.mark.nightly
