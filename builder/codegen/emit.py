@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +15,14 @@ import onnx_ir as ir
 
 from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.passes.pattern import dims, renamed, save
+from specbuild.builder.passes.pattern import Progress, counted, dims, renamed, save
 from specbuild.builder.quantize.fp8_caches import Scales
-from specbuild.builder.units import in_bytes
 from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe
 from .parts import WEIGHTS, save_parts
-from .tensorrt import Progress, built_on, compile_engine, profiles_of
+from .tensorrt import built_on, compile_engine, profiles_of
 
 GRAPH, PLAN = "model.onnx", "model.plan"
 PAGE = 4096  # large tensors begin there: the runtime computes with the mapped file
@@ -108,9 +107,9 @@ def emit(
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
     if config.plugin and not config.descriptor.compiles:
-        return Emitted({str(config.max_batch_size): save_parts(folder, name, lowered)}, census)
+        return Emitted({str(config.max_batch_size): save_parts(folder, name, lowered, progress)}, census)
     file = folder / name / GRAPH
-    save(lowered, file, WEIGHTS)
+    save(lowered, file, WEIGHTS, progress)
     del lowered
     if not config.descriptor.compiles:
         return Emitted({str(config.max_batch_size): f"{name}/{GRAPH}"}, census)
@@ -185,7 +184,7 @@ def _flat(
         values,  # type: ignore[arg-type]
         folder / place,
         weights,
-        callback=_counted(values, progress),  # type: ignore[arg-type]
+        callback=counted(values, progress),  # type: ignore[arg-type]
         alignment=PAGE,
     )
     for value, tensor in zip(new, written, strict=True):
@@ -199,20 +198,6 @@ def _flat(
     save(lowered, folder / file)
     graphs = dict.fromkeys(map(str, config.batch_sizes), file)
     return Emitted(graphs, passes.census(lowered), stored=stored if shares else None)
-
-
-def _counted(
-    tensors: Sequence[ir.TensorProtocol], progress: Progress
-) -> Callable[[ir.TensorProtocol, ir.external_data.CallbackInfo], None]:
-    """Return a callback that tells how many of the tensors' bytes were written before the one that follows."""
-    total, done = sum(tensor.nbytes for tensor in tensors), 0
-
-    def next_one(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
-        nonlocal done
-        progress(f"writing {in_bytes(total)}", done / total)
-        done += tensor.nbytes
-
-    return next_one
 
 
 def _content(tensor: ir.TensorProtocol) -> str:

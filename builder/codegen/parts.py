@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from specbuild.builder.lower.parts import cut
-from specbuild.builder.passes.pattern import dims
+from specbuild.builder.passes.pattern import Progress, counted, dims
 from specbuild.runtime.backends.onnxruntime_cuda.parts_file import (
     PARTS,
     AttentionRecord,
@@ -23,13 +23,14 @@ WEIGHTS = "weights.bin"
 _TABLES = "cos", "sin"  # of an attention's inputs, those that are weights
 
 
-def save_parts(folder: Path, name: str, lowered: ir.Model) -> str:
+def save_parts(folder: Path, name: str, lowered: ir.Model, progress: Progress = lambda phase, share: None) -> str:
     """Write a lowered model's parts into the bundle, and return the name of the file of parts.
 
     Args:
         folder: The bundle.
         name: "target" or "draft".
         lowered: The model, lowered by `lower.parts`.
+        progress: Called while weights are written, with the phase and its share that is done.
     """
     place, graphs, records = folder / name, dict[bytes, str](), list[PartRecord]()
     parts = cut(lowered)
@@ -46,7 +47,7 @@ def save_parts(folder: Path, name: str, lowered: ir.Model) -> str:
     written = PartsFile(
         records,
         [_record(node, inputs) for node, inputs in attentions],
-        _saved(weights, place),
+        _saved(weights, place, progress),
         {str(v.name): Value(_type(v), list(dims(v) or ())) for v in values if not v.is_graph_output()},
     )
     (place / PARTS).write_text(json.dumps(asdict(written), sort_keys=True, indent=1) + "\n", encoding="utf-8")
@@ -73,10 +74,11 @@ def _record(node: ir.Node, inputs: dict[str, ir.Value]) -> AttentionRecord:
     )
 
 
-def _saved(weights: list[ir.Value], place: Path) -> dict[str, Weight]:
+def _saved(weights: list[ir.Value], place: Path, progress: Progress) -> dict[str, Weight]:
     """Write the weights' file, and return where each of them lies in it."""
     tensors = [value.const_value for value in weights]
-    written = ir.external_data.convert_tensors_to_external(tensors, place, WEIGHTS)  # type: ignore[arg-type]
+    callback = counted(tensors, progress)  # type: ignore[arg-type]
+    written = ir.external_data.convert_tensors_to_external(tensors, place, WEIGHTS, callback=callback)  # type: ignore[arg-type]
     return {
         str(value.name): Weight(_type(value), list(tensor.shape.numpy()), WEIGHTS, int(tensor.offset or 0))
         for value, tensor in zip(weights, written, strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Any
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
+from specbuild.builder.passes.pattern import Progress
 from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.tensorrt.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 
-Progress = Callable[[str, float], None]
 CHUNK = 512  # nodes of a prefill chunk, by default
 
 

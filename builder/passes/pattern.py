@@ -11,8 +11,11 @@ import onnx_ir as ir
 import onnx_ir.passes as passes
 from numpy.typing import NDArray
 
+from specbuild.builder.units import in_bytes
 from specbuild.runtime.errors import SpecbuildError
 
+Progress = Callable[[str, float], None]
+IN_GRAPH = 256  # bytes of a weight that stays in the graph's own file
 TRANSPOSED = ".T"  # suffix of an initializer's name: a transposed weight
 
 
@@ -103,10 +106,28 @@ def recipe(name: str, dtype: ir.DataType, shape: Sequence[int], make: Callable[[
     return ir.LazyTensor(lambda: ir.tensor(make(), dtype=dtype, name=name), dtype, ir.Shape(shape), name=name)
 
 
-def save(model: ir.Model, path: Path, weights: str | None = None) -> None:
+def counted(
+    tensors: Sequence[ir.TensorProtocol], progress: Progress
+) -> Callable[[ir.TensorProtocol, ir.external_data.CallbackInfo], None]:
+    """Return a callback that tells how many of the tensors' bytes were written before the one that follows."""
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+
+    def next_one(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        progress(f"writing {in_bytes(total)}", done / total)
+        done += tensor.nbytes
+
+    return next_one
+
+
+def save(
+    model: ir.Model, path: Path, weights: str | None = None, progress: Progress = lambda phase, share: None
+) -> None:
     """Write a graph, and its large weights to another file beside it; raise an error of a recipe as it is."""
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    callback = counted([tensor for tensor in tensors if tensor.nbytes > IN_GRAPH], progress)
     try:
-        ir.save(model, path, external_data=weights)
+        ir.save(model, path, external_data=weights, size_threshold_bytes=IN_GRAPH, callback=callback)
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, SpecbuildError):

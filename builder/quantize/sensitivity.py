@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specbuild.builder.frontend.layer_by_layer import LayeredModel, States, Texts
+from specbuild.builder.passes.pattern import Progress
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
@@ -20,7 +21,6 @@ from .calibrate import Found
 from .linears import Names, groups, simulated
 from .quality import MAX_LOGITS, Before, acceptance
 
-Progress = Callable[[str, float], None]
 TOKENS = 32  # tokens of the longest held-out text, enough to rank layers
 LEAST_ACCEPTANCE = 0.98  # minimum fraction of its acceptance length that a quantized draft keeps
 

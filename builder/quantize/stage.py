@@ -10,6 +10,7 @@ from typing import Any
 from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, chooses
 from specbuild.builder.config.scheme import KEEP, Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.passes.pattern import Progress
 
 from .assignment import assign
 from .calibrate import Found, Keep, calibrate
@@ -22,7 +23,6 @@ from .refusal import GLANCE, GLANCED, check_cost, glance
 from .sensitivity import Cost, costs, narrowest, stored, units, within
 from .texts import Texts
 
-Progress = Callable[[str, float], None]
 RUNGS = ("int4", "int8")  # auto's precisions
 HOPELESS = 1.75  # times max_kl: above it a few texts suffice to refuse, as more texts improve calibration by a third
 SIMULATED = 0.9  # fraction of max_kl that auto spends: the final graph diverges a little more than the simulation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from small_models import fused, random_model
 from specbuild.builder import passes
 from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.units import in_bytes
 
 CAPACITY = 24
@@ -46,9 +48,14 @@ def test_a_model_is_one_graph_beside_its_weights(bundle: Path) -> None:
         }
 
 
-def test_writing_tells_bytes_and_the_share_that_is_written(graph: ir.Model, tmp_path: Path) -> None:
-    told = list[tuple[str, float]]()
-    emit(tmp_path, "target", graph, CONFIG, CACHES, lambda phase, share: told.append((phase, share)))
+GPU = BuildConfig("t", Path("b"), backend="onnxruntime-cuda", precision="fp16", cuda_arch=("none",))
+NATIVE = replace(GPU, engine=EngineOptions(attention="native"))
+
+
+@pytest.mark.parametrize("config", [CONFIG, GPU, NATIVE], ids=["CPU", "parts", "graph"])
+def test_writing_tells_bytes_and_the_share_that_is_written(tmp_path: Path, config: BuildConfig) -> None:
+    graph, told = fused(random_model("llama", num_hidden_layers=1, head_dim=64), CAPACITY), list[tuple[str, float]]()
+    emit(tmp_path, "target", graph, config, CACHES, lambda phase, share: told.append((phase, share)))
     size = (tmp_path / "target" / "weights.bin").stat().st_size
     assert {phase for phase, _ in told} == {f"writing {in_bytes(size)}"}
     shares = [share for _, share in told]
