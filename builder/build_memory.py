@@ -8,8 +8,9 @@ from math import prod
 from .config.build_config import BuildConfig
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint
+from .frontend.layer_by_layer import LOGITS
 from .frontend.lazy_weights import Weight
-from .quantize.quality import MAX_LOGITS
+from .quantize.texts import HELD_OUT, LENGTH
 
 # Measured: what the libraries take, by whether engines are compiled, and then bytes per parameter of the whole model.
 BASE_BYTES = {False: 600 << 20, True: 950 << 20}
@@ -17,6 +18,7 @@ WHOLE_BYTES, ENGINE_BYTES = 18, 11
 # Bytes per number of a weight at its peak: packed from blocks, quantized; turned and packed in float32 or in 16 bits.
 BLOCK_BYTES, FLOAT_BYTES = 5, 14
 LAYER_BYTES = 16  # per number of the largest layer while it is calibrated: its weights, their copies, and their codes
+LOGIT_BYTES = 24  # per logit of the texts that are held at once: before, after, in float64, and what malloc keeps
 CHECK_TOKENS = 280  # of the check's texts together
 Uses = dict[str, int]
 
@@ -35,6 +37,11 @@ def building_memory(config: BuildConfig, name: str, model: Checkpoint | EagleChe
     if tensors is None:
         return {f"the whole {name}": WHOLE_BYTES * model.parameters}
     return max(_writes(config, name, tensors), _runs(config, model.config.vocab_size, tensors), key=_sum)
+
+
+def held_out_tokens(config: BuildConfig) -> int:
+    """Return how many tokens the held-out texts have at most."""
+    return -(-config.quantize.calib_size // HELD_OUT) * LENGTH
 
 
 def _sum(uses: Uses) -> int:
@@ -63,5 +70,7 @@ def _runs(config: BuildConfig, vocab_size: int, tensors: Mapping[str, Weight]) -
     for key, weight in tensors.items():
         layer = next((part for part in key.split(".") if part.isdigit()), "")
         layers[layer] = layers.get(layer, 0) + prod(weight.shape) * bool(layer)
-    logits = max(MAX_LOGITS, vocab_size) if config.quantizes else CHECK_TOKENS * vocab_size
-    return {"a layer": LAYER_BYTES * max(layers.values()), "logits of texts": 3 * 4 * logits}
+    logits = CHECK_TOKENS * vocab_size
+    if config.quantizes:
+        logits = min(held_out_tokens(config) * vocab_size, max(LOGITS, LENGTH * vocab_size))
+    return {"a layer": LAYER_BYTES * max(layers.values()), "logits of texts": LOGIT_BYTES * logits}

@@ -41,7 +41,7 @@ from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
 from .frontend.vocabulary import reference_logits
 from .plan import check_room
-from .prepare import Sources, disk_bytes, prepare
+from .prepare import Sources, prepare
 from .quantize import texts
 from .quantize.kept import kept
 from .quantize.quality import Before, beginnings, first_divergence, moved
@@ -82,9 +82,9 @@ def build(
     stages = Stages(progress, detail)
     with stages.timed("checkpoints"):
         source = prepare(config)
-    progress(f"about {in_bytes(check_room(config, source))} of memory will be needed")
-    room = disk_bytes(config, source.bundle_bytes)
-    with kept(config) as asked, staging(config.output, room, check) as folder:
+    needs = check_room(config, source)
+    progress(f"about {in_bytes(needs.memory)} of memory will be needed")
+    with kept(config) as asked, staging(config.output, needs.disk, check) as folder:
         try:
             return _run(BuildContext(asked, folder, source, stages))
         except SpecbuildError as error:  # the user knows the output, not the hidden folder

@@ -14,12 +14,13 @@ from specbuild.runtime.bundle.atomic_output import check_output
 from specbuild.runtime.bundle.manifest import SCHEMA_VERSION, EngineRecord, FileRecord, Manifest, ModelRecord
 from specbuild.runtime.errors import OptionError, OutputError, SpecbuildError
 
+from .build_time import PROCESS, building_seconds, slowness
 from .codegen.tensorrt import capacity_of, profiles_of
 from .config.build_config import BuildConfig
 from .frontend.gguf import Gguf
 from .frontend.quiet import quiet
 from .machine import lacks_to_build, lacks_to_run
-from .prepare import Sources, bundle_bytes, disk_bytes, memory_limit, needs_of, prepare
+from .prepare import Sources, disk_bytes, memory_limit, needs_of, prepare
 from .units import in_bytes
 
 
@@ -31,22 +32,27 @@ class Cost:
         bundle: Its weights in the bundle.
         build_memory: Memory to build it.
         build_memory_by_use: What that memory is used for at the peak.
+        build_memory_required: How much of it there has to be: the rest is the mapped bundle.
         build_scratch: Room in TMPDIR to build it.
+        build_seconds: Time to build it; None if that is not known.
         run_memory: Memory to run it with the largest batch of the longest texts; on a GPU, without activations.
     """
 
     bundle: int
     build_memory: int
     build_memory_by_use: dict[str, int]
+    build_memory_required: int
     build_scratch: int
+    build_seconds: float | None
     run_memory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The bytes that a whole build takes: memory, and room in TMPDIR and where the bundle goes."""
+    """The bytes that a whole build takes: memory, how much of it there has to be, and room in TMPDIR and on disk."""
 
     memory: int
+    required: int
     scratch: int
     disk: int
 
@@ -54,9 +60,10 @@ class Whole:
     def of(cls, config: BuildConfig, sources: Sources) -> Whole:
         """Add up what the models take, which are built one after the other."""
         needs = needs_of(config, sources)
-        disk = disk_bytes(config, bundle_bytes(config, needs))
-        models = needs.values()
-        return cls(max(each.memory for each in models), max(each.scratch for each in models), disk)
+        memory, required, scratch = (
+            max(getattr(each, name) for each in needs.values()) for name in ("memory", "required", "scratch")
+        )
+        return cls(memory, required, scratch, disk_bytes(config, needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Room:
 
     def holds(self, needs: Whole) -> bool:
         """Return whether a build fits that takes so much."""
-        return needs.memory <= self.memory and needs.scratch <= self.scratch and needs.disk <= self.disk
+        return needs.required <= self.memory and needs.scratch <= self.scratch and needs.disk <= self.disk
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,11 @@ class Plan:
         for name, costs in found.items():
             for precision, config in self._alternatives(name):
                 needs = needs_of(config, self.sources)[name]
+                seconds = self._seconds(config, name)
                 run = _run_memory(config, self.sources, name, needs.weights)
-                costs[precision] = Cost(needs.weights, needs.memory, needs.uses, needs.scratch, run)
+                costs[precision] = Cost(
+                    needs.weights, needs.memory, needs.uses, needs.required, needs.scratch, seconds, run
+                )
         return found
 
     def check(self) -> None:
@@ -115,7 +125,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON; "refusal" says why it cannot be built, and is None if it can."""
-        config, sources = self.config, self.sources
+        config, sources, whole = self.config, self.sources, Whole.of(self.config, self.sources)
         profiles = profiles_of(config, sources.max_seq_len) if config.descriptor.compiles else []
         shown = ["batch", "nodes", "logit_nodes", *(["tree"] if config.plugin else [])]
         shown += ["pages"] if config.engine.block_size else []
@@ -142,12 +152,25 @@ class Plan:
             "profiles": {p.name: {d: list(sizes) for d, sizes in p.sizes.items() if d in shown} for p in profiles},
             "bundle_bytes_at_most": sources.bundle_bytes,
             "build_memory_bytes": sources.memory_bytes,
+            "build_memory_required_bytes": whole.required,
             "build_scratch_bytes": sources.scratch_bytes,
+            "build_disk_bytes": whole.disk,
+            "build_seconds": self._whole_seconds(),
             "machine": asdict(self.room),
             "lacks_to_build": lacks_to_build(config.descriptor, config.architectures),
             "lacks_to_run": lacks_to_run(config.descriptor, config.plugin),
             "refusal": self._refusal(),
         }
+
+    def _seconds(self, config: BuildConfig, name: str) -> float | None:
+        sources, weights = self.sources, self.sources.weights.get(name)
+        layers, names = sources.layouts[name].layers, weights and weights.names
+        return building_seconds(config, name, sources.models[name], layers, names)
+
+    def _whole_seconds(self) -> float | None:
+        each = [self._seconds(self.config, name) for name in self.sources.models]
+        known = [seconds for seconds in each if seconds is not None]
+        return slowness() * PROCESS + sum(known) if len(known) == len(each) else None
 
     def _refusal(self) -> str | None:
         try:
@@ -167,12 +190,12 @@ class Plan:
                 yield precision, config
 
 
-def check_room(config: BuildConfig, sources: Sources, room: Room | None = None) -> int:
-    """Return the memory of a build; raise OptionError or OutputError if it, TMPDIR or the disk is too small."""
+def check_room(config: BuildConfig, sources: Sources, room: Room | None = None) -> Whole:
+    """Return what a build takes; raise OptionError or OutputError if it, TMPDIR or the disk is too small."""
     room, needs = room or Room.here(config.output), Whole.of(config, sources)
-    if needs.memory > room.memory:
+    if needs.required > room.memory:
         raise OptionError(
-            f"the build takes about {in_bytes(needs.memory)} of memory, this machine has {in_bytes(room.memory)}: "
+            f"the build takes about {in_bytes(needs.required)} of memory, this machine has {in_bytes(room.memory)}: "
             f"{_instead(config, sources, room)}build on a larger one"
         )
     if needs.scratch > room.scratch:
@@ -185,7 +208,7 @@ def check_room(config: BuildConfig, sources: Sources, room: Room | None = None) 
             f"there are {in_bytes(room.disk)} free for {config.output}, which may take {in_bytes(needs.disk)}: "
             f"{_instead(config, sources, room)}free some, or give another --output"
         )
-    return needs.memory
+    return needs
 
 
 def _instead(config: BuildConfig, sources: Sources, room: Room) -> str:
@@ -194,7 +217,7 @@ def _instead(config: BuildConfig, sources: Sources, room: Room) -> str:
         other = _with(config, sources, "target", precision)
         if other and room.holds(needs := Whole.of(other, sources)):
             return (
-                f"--precision {precision} takes {in_bytes(needs.memory)} of memory and {in_bytes(needs.disk)} of "
+                f"--precision {precision} takes {in_bytes(needs.required)} of memory and {in_bytes(needs.disk)} of "
                 "disk, or "
             )
     return ""

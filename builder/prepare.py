@@ -15,7 +15,7 @@ from specbuild.runtime.bundle.backend import DEFAULT
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError
 
-from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory
+from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory, held_out_tokens
 from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
 from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
@@ -29,23 +29,36 @@ from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.experts import experts_scheme
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
-from .quantize.weight_sizes import weight_bytes
+from .quantize.quality import MAX_LOGITS
+from .quantize.stage import RUNGS
+from .quantize.weight_sizes import saved_bytes, weight_bytes
 
 TEXT_BYTES = 8 << 20  # of tokenizer, graphs and report
 CUBINS_BYTES = 2 << 20  # per architecture, at most
 PROFILE_BYTES = 6 << 20  # of code per profile of an engine
+LOGITS_FILES = 3  # of a text at once: a target's, and a draft's before and after
 CANDIDATE_BYTES = 6  # per parameter in TMPDIR, where the candidates of `best` are timed: float32, INT8 and INT4
-TEXT_LOGITS = 2  # copies of the logits of the check
+MAPPED = "the bundle, mapped, in its check"  # read from disk again where memory is less
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The bytes that a build takes for one model: its weights in the bundle, room in TMPDIR, and memory by its use."""
+    """The bytes that a build takes for one model.
+
+    Attributes:
+        weights: Its weights in the bundle.
+        scratch: Room in TMPDIR.
+        calibration: Room beside the bundle for what is calibrated, until the build is done.
+        uses: Memory at the peak, by its use.
+        required: Memory without which nothing is built: all but files that are mapped.
+    """
 
     weights: int
     scratch: int
+    calibration: int
     uses: dict[str, int]
+    required: int
 
     @property
     def memory(self) -> int:
@@ -159,12 +172,12 @@ def needs_of(config: BuildConfig, sources: Sources) -> dict[str, Needs]:
     stored = {n: _stored(config, n, model, sources.weights.get(n)) for n, model in sources.models.items()}
     checks, found = _of_check(config, sources, sum(stored.values())), dict[str, Needs]()
     for name, model in sources.models.items():
-        uses = building_memory(config, name, model)
-        if name == "target" and sum(checks.values()) > sum(uses.values()):
-            uses = checks
-        compares = name == "target" and chooses(config.precision_of(name)) and config.precision_of(name) != AUTO
-        scratch = CANDIDATE_BYTES * model.parameters * compares
-        found[name] = Needs(stored[name], scratch, {"libraries": BASE_BYTES[config.descriptor.compiles]} | uses)
+        base = {"libraries": BASE_BYTES[config.descriptor.compiles]}
+        peaks = [base | building_memory(config, name, model)] + [base | checks] * (name == "target")
+        uses = max(peaks, key=lambda each: sum(each.values()))
+        required = max(sum(each.values()) - each.get(MAPPED, 0) for each in peaks)
+        calibration = _calibration(config, name, sources.weights.get(name))
+        found[name] = Needs(stored[name], _scratch(config, name, model, sources), calibration, uses, required)
     return found
 
 
@@ -176,9 +189,10 @@ def bundle_bytes(config: BuildConfig, needs: Mapping[str, Needs]) -> int:
     return weights + TEXT_BYTES + CUBINS_BYTES * len(config.architectures) + code
 
 
-def disk_bytes(config: BuildConfig, bundle: int) -> int:
+def disk_bytes(config: BuildConfig, needs: Mapping[str, Needs]) -> int:
     """Return the room that a build takes where its bundle goes: an engine is compiled from a graph beside it."""
-    return bundle * (2 if config.descriptor.compiles else 1)
+    bundle = bundle_bytes(config, needs) * (2 if config.descriptor.compiles else 1)
+    return bundle + sum(each.calibration for each in needs.values())
 
 
 def memory_limit() -> int:
@@ -213,10 +227,30 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
     rows, layouts = min(CHECK_TOKENS, capacity_of(config, sources.max_seq_len)), sources.layouts.values()
     values = sum(each.row_values for each in layouts)
     return {
-        "the bundle's weights, in its check": weights,
+        MAPPED: weights,
         "caches of the check": CHECK_SLOTS * values * rows * 4,
-        "logits of the check": TEXT_LOGITS * CHECK_TOKENS * sources.target.vocab_size * 4,
+        "logits of the check": CHECK_TOKENS * sources.target.vocab_size * 4,
     }
+
+
+def _scratch(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, sources: Sources) -> int:
+    """Return what a build writes to TMPDIR for one model: logits, and candidates that are timed."""
+    vocab_size, precision = sources.target.vocab_size, config.precision_of(name)
+    held_out = min(MAX_LOGITS, held_out_tokens(config) * vocab_size) * config.quantizes
+    candidates = name == "target" and chooses(precision) and precision != AUTO
+    checked = LOGITS_FILES * CHECK_TOKENS * vocab_size
+    return 4 * max(checked, LOGITS_FILES * held_out) + CANDIDATE_BYTES * model.parameters * candidates
+
+
+def _calibration(config: BuildConfig, name: str, weights: WeightShapes | None) -> int:
+    """Return what the weights take at most that are saved when they are calibrated, or found on a grid."""
+    precision = config.precision_of(name)
+    if weights is None or not config.quantizes or config.keeps(name):
+        return 0
+    each = [assign(config.quantize, name, precision, config.backend, weights.names)]
+    if chooses(precision):
+        each += [assign(config.quantize, name, rung, config.backend, weights.names) for rung in RUNGS]
+    return sum(saved_bytes(weights.shapes, schemes) for schemes in each)
 
 
 def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:

@@ -10,6 +10,8 @@ import click
 from specbuild.builder.units import in_bytes
 from specbuild.runtime.bundle.backend import BACKENDS
 
+from .progress import in_words
+
 _SHOWN = ("kv_cache_dtype", "block_size", "buckets", "engine_architectures", "kernel_architectures")
 
 
@@ -22,7 +24,12 @@ def show(plan: Mapping[str, Any]) -> None:
     _costs(plan)
     _row("the bundle", f"{in_bytes(plan['bundle_bytes_at_most'])} at most")
     machine, scratch = plan["machine"], plan["build_scratch_bytes"]
-    _row("to build it", f"about {in_bytes(plan['build_memory_bytes'])} of memory, {in_bytes(scratch)} in TMPDIR")
+    disk = f"{in_bytes(scratch)} in TMPDIR, {in_bytes(plan['build_disk_bytes'])} where the bundle goes"
+    memory = f"about {in_bytes(plan['build_memory_bytes'])} of memory"
+    _row("to build it", f"{memory}, {disk}, time {_time(plan['build_seconds'])}, without tuning")
+    if plan["build_memory_bytes"] > machine["memory"]:
+        required = in_bytes(plan["build_memory_required_bytes"])
+        _row("", f"{required} of memory must be there: the mapped bundle is read from disk where it does not fit")
     for use, size in _peak(plan).items():
         _row("", f"{in_bytes(size)}: {use}")
     room = f"{in_bytes(machine['scratch'])} free in TMPDIR, {in_bytes(machine['disk'])} free for the bundle"
@@ -44,12 +51,12 @@ def _costs(plan: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     device = "VRAM" if BACKENDS[plan["backend"]].on_gpu else "memory"
-    table = Table("", "precision", "in the bundle", "memory to build", f"{device} to run", box=None)
+    table = Table("", "precision", "in the bundle", "memory to build", "time to build", f"{device} to run", box=None)
     for name, costs in plan["costs"].items():
         for precision, cost in costs.items():
             mark = " *" if precision == plan["models"][name]["precision"] else ""
-            values = (in_bytes(cost[key]) for key in ("bundle", "build_memory", "run_memory"))
-            table.add_row(name, precision + mark, *values)
+            bundle, build, run = (in_bytes(cost[key]) for key in ("bundle", "build_memory", "run_memory"))
+            table.add_row(name, precision + mark, bundle, build, _time(cost["build_seconds"]), run)
     Console().print(table)
     sequences, tokens = plan["max_batch_size"], plan["max_seq_len"]
     click.echo(f"  * as asked; to run is for a batch of {sequences} and {tokens:,} tokens each")
@@ -60,6 +67,10 @@ def _peak(plan: Mapping[str, Any]) -> dict[str, int]:
     costs = [plan["costs"][name][model["precision"]] for name, model in plan["models"].items()]
     uses: dict[str, int] = max(costs, key=lambda cost: cost["build_memory"])["build_memory_by_use"]
     return uses
+
+
+def _time(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"about {in_words(seconds)}"
 
 
 def _row(name: str, value: Any) -> None:

@@ -86,9 +86,9 @@ class Progress:
         parts = [f"{int(count.done)} of {count.total} {count.unit}".rstrip()] if count.total else []
         if count.first < count.done < count.total:
             left = elapsed * (count.total - count.done) / (count.done - count.first)
-            parts.append(f"about {_in_words(left)} left")
+            parts.append(f"about {in_words(left)} left")
         else:
-            parts.append(f"{_in_words(elapsed)} so far")
+            parts.append(f"{in_words(elapsed)} so far")
         return f"{self._command}, {doing}: {', '.join(parts)}"
 
     def _set(self, count: _Count) -> None:
@@ -96,7 +96,8 @@ class Progress:
         self._listen(count)
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Return a time in words: "40 s", "3 min", "2.2 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

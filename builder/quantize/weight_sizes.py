@@ -26,6 +26,13 @@ def weight_bytes(
     return total
 
 
+def saved_bytes(shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme]) -> int:
+    """Return the bytes of quantized weights in the files of calibrated layers: a byte for each code, at most."""
+    each = {f"{name}.weight": scheme for name, scheme in schemes.items() if scheme.quantized}
+    per_code = {name: 1 + 9 / (scheme.block or shapes[name][1]) for name, scheme in each.items() if name in shapes}
+    return ceil(sum(bytes_ * prod(shapes[name]) for name, bytes_ in per_code.items()))
+
+
 def _bytes(shape: tuple[int, ...], scheme: Scheme | None, item: int) -> int:
     if scheme is None or not scheme.quantized or len(shape) != 2:
         return item * prod(shape)

@@ -72,6 +72,19 @@ def test_every_precision_has_its_cost(plan: Plan) -> None:
         assert cost.build_memory == sum(cost.build_memory_by_use.values())
 
 
+def test_time_grows_with_the_model_and_with_what_is_calibrated(plan: Plan, pair: Path) -> None:
+    costs = plan.costs()["target"]
+    seconds = [costs[precision].build_seconds or 0 for precision in ("fp32", "int8", "int4")]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    times = [plan.to_dict()["build_seconds"]]
+    for precision in ("int8", "auto"):
+        times.append(Plan.of(replace(plan.config, precision=precision)).to_dict()["build_seconds"])
+    assert times == sorted(set(times))
+    alone = BuildConfig(str(pair / "target"), Path("nowhere/b"))
+    both = replace(alone, draft=str(pair / "draft"))
+    assert Plan.of(both).to_dict()["build_seconds"] > Plan.of(alone).to_dict()["build_seconds"]
+
+
 def test_more_and_longer_texts_take_more_memory_to_run(plan: Plan) -> None:
     more = Plan.of(replace(plan.config, max_batch_size=2 * plan.config.max_batch_size))
     shorter = Plan.of(replace(plan.config, max_seq_len=plan.sources.max_seq_len // 2))
@@ -131,7 +144,7 @@ def test_a_bundle_for_gpus_is_in_16_bits_and_says_what_lacks(
 def test_a_refusal_names_what_would_fit(plan: Plan) -> None:
     """The widest precision that does; where none does, the rest of the advice stands."""
     config, sources = plan.config, plan.sources
-    assert check_room(config, sources, Room(MUCH, MUCH, MUCH)) == plan.costs()["target"]["fp32"].build_memory
+    assert check_room(config, sources, Room(MUCH, MUCH, MUCH)).memory == plan.costs()["target"]["fp32"].build_memory
     with pytest.raises(
         OutputError, match=r"^there are 0 bytes free for nowhere/b, which may take \d+ MB: free some, or give"
     ):
