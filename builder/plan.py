@@ -164,7 +164,7 @@ class Plan:
 
     def _seconds(self, config: BuildConfig, name: str) -> float | None:
         sources, weights = self.sources, self.sources.weights.get(name)
-        layers, names = sources.layouts[name].layers, weights and weights.names
+        layers, names = len(sources.layouts[name].attentions), weights.names if weights else None
         return building_seconds(config, name, sources.models[name], layers, names)
 
     def _whole_seconds(self) -> float | None:
