@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.passes.pattern import Progress, counted, dims, renamed, save
+from specbuild.builder.config.progress import Progress
+from specbuild.builder.passes.pattern import counted, dims, renamed, save
 from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord

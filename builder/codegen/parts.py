@@ -8,8 +8,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from specbuild.builder.config.progress import Progress
 from specbuild.builder.lower.parts import cut
-from specbuild.builder.passes.pattern import Progress, counted, dims
+from specbuild.builder.passes.pattern import counted, dims
 from specbuild.runtime.backends.onnxruntime_cuda.parts_file import (
     PARTS,
     AttentionRecord,

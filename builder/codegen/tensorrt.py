@@ -16,7 +16,7 @@ from typing import Any
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
-from specbuild.builder.passes.pattern import Progress
+from specbuild.builder.config.progress import Progress
 from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.tensorrt.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write

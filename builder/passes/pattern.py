@@ -11,10 +11,10 @@ import onnx_ir as ir
 import onnx_ir.passes as passes
 from numpy.typing import NDArray
 
+from specbuild.builder.config.progress import Progress
 from specbuild.builder.units import in_bytes
 from specbuild.runtime.errors import SpecbuildError
 
-Progress = Callable[[str, float], None]
 IN_GRAPH = 256  # bytes of a weight that stays in the graph's own file
 TRANSPOSED = ".T"  # suffix of an initializer's name: a transposed weight
 

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from specbuild.builder.config.progress import Progress
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel, States
 from specbuild.builder.frontend.lazy_weights import ALL, Rows
-from specbuild.builder.passes.pattern import Progress
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
 from .linears import groups, row_weight, simulated

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbuild.builder.config.progress import Progress
 from specbuild.builder.frontend.layer_by_layer import LayeredModel, States, Texts
-from specbuild.builder.passes.pattern import Progress
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 

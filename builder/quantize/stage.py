@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
+from specbuild.builder.config.progress import Progress
 from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, chooses
 from specbuild.builder.config.scheme import KEEP, Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
-from specbuild.builder.passes.pattern import Progress
 
 from .assignment import assign
 from .calibrate import Found, Keep, calibrate
