@@ -261,3 +261,10 @@ def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
         paged.loop.logits(prompt_of(1, 65))
     linear = DeviceLoop(made("target", HostDevice(), 1), None, HostQueue(host, HostDevice()), frozenset())
     linear.check(request_of(LONG, speculation="off", max_new_tokens=TEXT))
+
+
+def test_logits_for_measuring_are_a_linear_cache_s(host: KernelLibrary) -> None:
+    linear, paged = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), Paged(host, 1, EVERY)
+    for _ in range(2):
+        found, wanted = (each.logits(LONG, 9, 16) for each in (paged.loop, linear))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
