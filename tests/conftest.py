@@ -1,18 +1,13 @@
 """Fixtures: the reference pair's bundle, built once a session, and tiny checkpoints made on the spot."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_once import made_once
@@ -44,7 +39,7 @@ PAIR = ROOT / "engines" / "pycode"
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """`--tier`: which tests run, see CONTRIBUTING.md; `--made`: what `make test-all` takes from `make test`."""
     parser.addoption("--tier", choices=TIERS, action="append", help="may be repeated (default: all but the soak)")
     parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in SKIPS")
@@ -52,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """No case of a property test is timed; in a soak those draw many more that do not say how many."""
     from hypothesis import settings
 
@@ -64,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     """With `--strict-skips`, what is skipped because of a capability that a machine should have fails the run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--strict-skips") or reporter is None:
@@ -75,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Keep a tier's tests, the long files first: processes that have one at a time end at about the same time then."""
     wanted = config.getoption("--tier") or TIERS[:-1]
     kept = [item for item in items if tier_of(item) in wanted]
@@ -87,12 +82,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda item: (*LONG, item.path.name).index(item.path.name))
 
 
-def soaks(config: pytest.Config) -> bool:
+def soaks(config):
     """Whether the soak tests run."""
     return "soak" in (config.getoption("--tier") or ())
 
 
-def tier_of(item: pytest.Item) -> str:
+def tier_of(item):
     """The longest of TIERS that a mark names: it may be for some parameters only, or for all `but` some."""
     name = item.name.partition("[")[2].removesuffix("]")
     for tier in reversed(TIERS):
@@ -104,51 +99,49 @@ def tier_of(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
+def logged(caplog):
     """What specbuild has logged: asyncio logs too, whenever another test's loop is collected."""
     return lambda: [record for record in caplog.records if record.name.partition(".")[0] == "specbuild"]
 
 
 @pytest.fixture(scope="session")
-def pair() -> Path:
+def pair():
     """The folder of the reference pair, with `target` and `draft`."""
     return PAIR
 
 
 @pytest.fixture(scope="session")
-def once(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str, Callable[[Path], object]], Path]:
+def once(tmp_path_factory, request):
     """`once(name, make)`: what `make(path)` writes, made by the first of a run's processes that asks for it."""
     root = tmp_path_factory.getbasetemp()
-    kept: Path = request.config.option.made or (root.parent if worker else root)
+    kept = request.config.option.made or (root.parent if worker else root)
     return partial(made_once, kept.absolute())
 
 
 @pytest.fixture(scope="session")
-def bundle(once: Callable[[str, Callable[[Path], object]], Path], build_shared: Callable[..., Any]) -> Path:
+def bundle(once, build_shared):
     """The reference pair as a bundle; read it, do not change it."""
     pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}
     return once("pycode.bundle", lambda path: build_shared(**pair, output=path))
 
 
 @pytest.fixture
-def bundle_copy(bundle: Path, tmp_path: Path) -> Path:
+def bundle_copy(bundle, tmp_path):
     """A bundle to damage."""
     return Path(shutil.copytree(bundle, tmp_path / "copy.bundle"))
 
 
 @pytest.fixture(scope="session")
-def prompts() -> list[str]:
+def prompts():
     """Real prompts the reference pair was not trained on, and awkward ones: Unicode, one token, a lone newline."""
     return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="session")
-def make_checkpoint() -> Callable[..., Path]:
+def make_checkpoint():
     """`make_checkpoint(folder, **LlamaConfig fields)`: a random Llama of the reference pair's vocabulary."""
 
-    def make(folder: Path, **fields: object) -> Path:
+    def make(folder, **fields):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -175,11 +168,11 @@ def make_checkpoint() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Callable[[], AbstractContextManager[None]]:
+def shared_exports(once):
     """`with shared_exports():` builds take the portable graph of a model that any of a run's processes has exported."""
 
     @contextmanager
-    def share() -> Iterator[None]:
+    def share():
         import onnx_ir as ir
         import torch
 
@@ -188,13 +181,11 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
 
         real = compiled_model.export
 
-        def save(folder: Path, graph: ir.Model) -> None:
+        def save(folder, graph):
             folder.mkdir()
             ir.save(graph, folder / "model.onnx", external_data="weights.bin")
 
-        def export(
-            model: Any, layout: Any, positions: int, capacity: int, taps: Any = None, weights: Any = None
-        ) -> ir.Model:
+        def export(model, layout, positions, capacity, taps=None, weights=None):
             sizes = positions, capacity, taps and taps.places
             what = type(model).__name__, model.config.to_json_string(), layout, sizes
             key = hashlib.sha256(repr(what).encode())
@@ -214,17 +205,17 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
 
 
 @pytest.fixture
-def quick_export(shared_exports: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def quick_export(shared_exports):
     """Builds of a test share their exports with the run's others."""
     with shared_exports():
         yield
 
 
 @pytest.fixture(scope="session")
-def build_shared(shared_exports: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+def build_shared(shared_exports):
     """`build_shared(**BuildConfig fields)`: a build that shares its exports."""
 
-    def make(**fields: Any) -> Any:
+    def make(**fields):
         from specbuild.builder.config.build_config import BuildConfig
         from specbuild.builder.pipeline import build
 

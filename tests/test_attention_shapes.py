@@ -1,12 +1,7 @@
 """One seed, one text, where attention is long and of another shape: wide heads, few of them, windows, 1,500 tokens."""
 
-from __future__ import annotations
-
 import random
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,10 +31,10 @@ _cases = [
 
 
 @pytest.fixture(scope="module")
-def built(once: Any, pair: Path, build_shared: Callable[..., Any]) -> Callable[[str, str], Path]:
+def built(once, pair, build_shared):
     """A random model of a shape, built in a precision, without a draft."""
 
-    def make(shape: str, precision: str) -> Path:
+    def make(shape, precision):
         from specbuild.builder.config.build_config import QuantizeOptions
 
         checkpoint = once(f"shape-{shape}", lambda folder: save(folder, pair, *SHAPES[shape]))
@@ -54,7 +49,7 @@ def built(once: Any, pair: Path, build_shared: Callable[..., Any]) -> Callable[[
     return make
 
 
-def save(folder: Path, pair: Path, heads: int, kv_heads: int, size: int, window: int) -> None:
+def save(folder, pair, heads, kv_heads, size, window):
     """A checkpoint of two layers with random weights and the reference pair's tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -73,7 +68,7 @@ def save(folder: Path, pair: Path, heads: int, kv_heads: int, size: int, window:
         shutil.copy(pair / "target" / name, folder / name)
 
 
-def request(index: int, speculation: str | None = None) -> tuple[list[int], SamplingParams]:
+def request(index, speculation=None):
     """A prompt of any length, part of it said before so that lookup drafts, and parameters that its index decides."""
     rng = random.Random(index)
     begun = [rng.randrange(1, 4096) for _ in range(rng.randrange(8, (LONGEST - NEW_TOKENS) // 2 - 64))]
@@ -85,7 +80,7 @@ def request(index: int, speculation: str | None = None) -> tuple[list[int], Samp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("shape", "precision"), _cases)
-def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, precision: str) -> None:
+def test_no_long_text_differs(built, shape, precision):
     """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""
     bundle, indices = built(shape, precision), list(range(84))
     with Engine.load(bundle, prefix_caching=False) as engine:
@@ -103,7 +98,7 @@ def test_no_long_text_differs(built: Callable[[str, str], Path], shape: str, pre
 @pytest.mark.parametrize(
     "shape", [pytest.param(each, marks=() if each in {"wide", "odd"} else _soak) for each in SHAPES]
 )
-def test_a_step_of_any_size_says_the_same_of_its_last_token(built: Callable[[str, str], Path], shape: str) -> None:
+def test_a_step_of_any_size_says_the_same_of_its_last_token(built, shape):
     executor = load_model(Bundle.open(built(shape, "fp32")), "target", 1, 1)
     text = random.Random(1).choices(range(4096), k=700)
     read(executor, 0, text, 64)

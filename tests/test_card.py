@@ -1,7 +1,5 @@
 """What is for GPUs, run here: its tests in a process that finds the stand-in card (tests/support/card)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,27 +14,27 @@ TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # a
 
 
 @pytest.mark.nightly  # the stand-in takes half a minute to compile
-def test_the_stand_in_is_as_strict_as_a_driver(card: dict[str, str], tmp_path: Path) -> None:
+def test_the_stand_in_is_as_strict_as_a_driver(card, tmp_path):
     run(card, tmp_path, "support/card/checks.py")
 
 
 @pytest.mark.nightly
-def test_what_the_driver_refuses_leaves_nothing_behind(card: dict[str, str], tmp_path: Path) -> None:
+def test_what_the_driver_refuses_leaves_nothing_behind(card, tmp_path):
     run(card, tmp_path, "support/card/refusals.py")
 
 
 @pytest.mark.nightly
-def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> None:
+def test_the_device_and_single_kernels(card, tmp_path):
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 
 
 @pytest.mark.soak  # the same kernels on the same host as everywhere, by way of a driver
-def test_all_that_is_for_a_gpu(card: dict[str, str], tmp_path: Path) -> None:
+def test_all_that_is_for_a_gpu(card, tmp_path):
     run(card, tmp_path, "-mgpu", *TESTS)
 
 
 @pytest.mark.nightly
-def test_flavours_on_the_stand_in(card: dict[str, str], tmp_path: Path) -> None:
+def test_flavours_on_the_stand_in(card, tmp_path):
     """NVRTC's code is loaded and launched by cuda.core and by the driver's bindings."""
     out = tmp_path / "probe.json"
     subprocess.run(

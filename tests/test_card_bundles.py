@@ -1,15 +1,11 @@
 """Whole bundles on the stand-in card: built, loaded and decoded where the driver and what runs models are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_card import BUNDLES, run
@@ -35,13 +31,13 @@ FAST = "onnxruntime-cuda"
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * (name != FAST)) for name in sorted(BUNDLES)]
 )
-def built(request: pytest.FixtureRequest, card_bundle: Callable[[str], Path]) -> Path:
+def built(request, card_bundle):
     """The reference pair's bundle for a backend, with cubins for the stand-in; built and checked on it."""
     return card_bundle(request.param)
 
 
 @pytest.fixture(scope="module")
-def asked(bundle: Path, prompts: list[str]) -> dict[str, Any]:
+def asked(bundle, prompts):
     """Prompts, how they are decoded, and the CPU bundle's tokens of plain decoding."""
     with Engine.load(bundle, batch_size=2) as engine:
         tokens = [engine.tokenizer.encode(prompt)[:90] for prompt in prompts[: len(PARAMS)]]
@@ -49,7 +45,7 @@ def asked(bundle: Path, prompts: list[str]) -> dict[str, Any]:
     return {"prompts": tokens, "params": [asdict(each) for each in PARAMS], "expected": expected, "trees": TREES}
 
 
-def decode(card: dict[str, str], asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+def decode(card, asked, **more):
     """What tests/support/card/decode.py says."""
     done = subprocess.run(
         [sys.executable, DECODE], input=json.dumps(asked | more), env=card, capture_output=True, text=True, timeout=300
@@ -59,15 +55,13 @@ def decode(card: dict[str, str], asked: dict[str, Any], **more: Any) -> dict[str
 
 
 @pytest.mark.nightly
-def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tmp_path: Path) -> None:
+def test_what_runs_models_is_as_strict_as_the_real_ones(card, tmp_path):
     run(card, tmp_path, "support/card/runtimes.py")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ways", [WAYS[::3], pytest.param(WAYS[1:3], marks=pytest.mark.soak)], ids=["some", "others"])
-def test_tokens_are_the_cpu_s(
-    card: dict[str, str], built: Path, asked: dict[str, Any], ways: list[dict[str, Any]]
-) -> None:
+def test_tokens_are_the_cpu_s(card, built, asked, ways):
     """Greedy and sampled, plain and by trees, whoever leads the rounds; and nothing is left on the device."""
     found = decode(card, asked, bundle=str(built), ways=ways)
     rounded = RTX in built.parent.name or "TreeAttention" in built.parent.name  # in 16 bits
@@ -87,7 +81,7 @@ def test_tokens_are_the_cpu_s(
 @pytest.mark.nightly
 @pytest.mark.soak
 @pytest.mark.parametrize("built", [RTX], indirect=True)
-def test_what_was_compiled_is_kept(card: dict[str, str], built: Path, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_what_was_compiled_is_kept(card, built, asked, tmp_path):
     """A build leaves nothing but the bundle; its first load compiles each shape once, a second one nothing."""
     copy = Path(shutil.copytree(built, tmp_path / "copy.bundle"))
     assert not [path for path in built.parent.iterdir() if path.name.startswith(".")], "a build's cache stayed"

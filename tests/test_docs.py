@@ -1,7 +1,5 @@
 """The pages of the site: short ones, each in the map and in the navigation, with every term that the glossary owes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -27,12 +25,12 @@ TERMS = (
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_read_in_one_go(page: Path) -> None:
+def test_a_page_is_read_in_one_go(page):
     assert len(page.read_text(encoding="utf-8").split()) <= 4500
 
 
 @pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=lambda page: page.name)
-def test_prose_wraps_at_100_columns(page: Path) -> None:
+def test_prose_wraps_at_100_columns(page):
     """Not code, tables, links' definitions, nor a line that cannot be broken."""
     text = re.sub(r"^( *)(```|~~~).*?^\1\2", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     prose = [line for line in text.splitlines() if not re.match(r" {4}|\s*[|<\[#]", line)]
@@ -40,11 +38,11 @@ def test_prose_wraps_at_100_columns(page: Path) -> None:
     assert not long, long[0]
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
 
 
-def test_every_page_is_in_the_navigation_and_in_the_map() -> None:
+def test_every_page_is_in_the_navigation_and_in_the_map():
     names = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES}
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"[\w/-]+\.md", yaml.dump(yaml.safe_load(settings)["nav"])))
@@ -54,12 +52,12 @@ def test_every_page_is_in_the_navigation_and_in_the_map() -> None:
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_the_glossary_has_it(term: str) -> None:
+def test_the_glossary_has_it(term):
     text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8").lower()
     assert re.search(rf"^(\| |- |#+ )?\**{term}\b", text, re.MULTILINE), term
 
 
-def test_ten_questions_have_pages() -> None:
+def test_ten_questions_have_pages():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("## Questions a new user asks")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]

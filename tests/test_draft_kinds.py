@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 import torch
-from small_models import Chain, head_chain, parallel_chain, random_head
+from small_models import head_chain, parallel_chain, random_head
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import EngineOptions
@@ -22,12 +19,9 @@ from specbuild.builder.pipeline import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.controller import Proposal
-from specbuild.runtime.speculation.tree import Tree
 
 pytestmark = pytest.mark.nightly
 
-Make = Callable[..., Path]
 DEPTH, NEW_TOKENS, MASK = 4, 16, 4096
 KINDS = ("eagle3", "parallel", "trimmed")
 TEXTS = ([5, 17, 300], [1001], [2, 3, 5, 7, 11, 13, 17, 19, 23])
@@ -35,19 +29,13 @@ KNOWN = list(range(0, 4096, 3))  # tokens of the small heads
 
 
 @pytest.fixture(scope="module")
-def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(make_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kinds") / "target"
     return make_checkpoint(folder, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.2)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def drafted(
-    request: pytest.FixtureRequest,
-    target: Path,
-    make_checkpoint: Make,
-    tmp_path_factory: pytest.TempPathFactory,
-    build_shared: Callable[..., object],
-) -> tuple[Path, Chain]:
+def drafted(request, target, make_checkpoint, tmp_path_factory, build_shared):
     """A bundle with a draft of some kind, and that draft in PyTorch: the greedy chain after a text."""
     folder, kind = tmp_path_factory.mktemp(request.param), request.param
     if kind == "eagle3":
@@ -64,7 +52,7 @@ def drafted(
     return folder / "bundle", chain
 
 
-def eagle(target: Path, folder: Path) -> Chain:
+def eagle(target, folder):
     """A random head on disk, and as it is read from there."""
     folder.mkdir()
     save_head(folder, random_head(find(str(target)).config, KNOWN))
@@ -72,7 +60,7 @@ def eagle(target: Path, folder: Path) -> Chain:
     return head_chain(model, load_head(found, model.get_input_embeddings().weight), found.taps)
 
 
-def trimmed(model: Any) -> Chain:
+def trimmed(model):
     """Token by token, of those that the head knows."""
 
     @torch.no_grad()
@@ -86,16 +74,16 @@ def trimmed(model: Any) -> Chain:
 
 
 @pytest.fixture
-def proposals(drafted: tuple[Path, Chain]) -> Iterator[tuple[Engine, list[tuple[list[int], Tree]]]]:
+def proposals(drafted):
     """An engine of two slots, and what its draft proposes from now on: the text, and the tree after it."""
-    seen: list[tuple[list[int], Tree]] = []
+    seen = []
     with Engine.load(drafted[0], drafter="model", batch_size=2, threads=1) as engine:
         with engine.scheduler.exclusive() as loop:
-            proposer: Any = loop.proposer
+            proposer = loop.proposer
         propose = proposer.propose
 
-        def noted(sequences: Sequence[Any], *more: Any) -> list[Proposal]:
-            found: list[Proposal] = propose(sequences, *more)
+        def noted(sequences, *more):
+            found = propose(sequences, *more)
             seen.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
             return found
 
@@ -103,7 +91,7 @@ def proposals(drafted: tuple[Path, Chain]) -> Iterator[tuple[Engine, list[tuple[
         yield engine, seen
 
 
-def test_chains_are_what_the_draft_says(drafted: tuple[Path, Chain], proposals: Any) -> None:
+def test_chains_are_what_the_draft_says(drafted, proposals):
     engine, seen = proposals
     params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=f"chain:{DEPTH}", ignore_eos=True)
     engine.generate([*TEXTS, [*TEXTS[2], 29]], params)  # the last one finds its beginning in a cache
@@ -114,7 +102,7 @@ def test_chains_are_what_the_draft_says(drafted: tuple[Path, Chain], proposals: 
         assert tokens == drafted[1](text, len(tokens)), text
 
 
-def test_texts_are_plain_decodings(drafted: tuple[Path, Chain], make_checkpoint: Make) -> None:
+def test_texts_are_plain_decodings(drafted, make_checkpoint):
     for batch in (1, 2):
         with Engine.load(drafted[0], batch_size=batch, threads=1) as engine:
             for temperature in (0.0, 1.0):
@@ -125,7 +113,7 @@ def test_texts_are_plain_decodings(drafted: tuple[Path, Chain], make_checkpoint:
                     assert [result.token_ids for result in each] == expected, (batch, temperature, tree)
 
 
-def test_the_manifest_says_the_kind(drafted: tuple[Path, Chain], target: Path) -> None:
+def test_the_manifest_says_the_kind(drafted, target):
     manifest = Bundle.open(drafted[0]).manifest
     model, draft = manifest.models["target"], manifest.models["draft"]
     assert (model.kind, model.tokens, model.mask_token, model.vocab_size) == ("model", None, None, 4096)
@@ -139,7 +127,7 @@ def test_the_manifest_says_the_kind(drafted: tuple[Path, Chain], target: Path) -
         assert draft.vocab_size == 4096
 
 
-def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path: Path) -> None:
+def test_tokens_that_are_none_are_refused(drafted, tmp_path):
     from specbuild.runtime.drafting.factory import drafter_of
 
     bundle = Bundle.open(drafted[0])
@@ -153,18 +141,18 @@ def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path:
         files = bundle.manifest.files | {file.name: file_record(file)}
         listed = Bundle(tmp_path / "b", replace(bundle.manifest, files=files))
         with pytest.raises(BundleError, match="does not name 1366 of 4096 tokens"):
-            drafter_of(listed, None, None, 64, False)  # type: ignore[arg-type]
+            drafter_of(listed, None, None, 64, False)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])
-def test_heads_are_built_for_gpus(target: Path, tmp_path: Path, backend: str) -> None:
+def test_heads_are_built_for_gpus(target, tmp_path, backend):
     if backend == "tensorrt-rtx":
         pytest.importorskip("tensorrt_rtx")
     eagle(target, tmp_path / "head")
     few = {"buckets": (1, 2, 4), "max_batch_size": 1, "max_seq_len": 60, "tree": "chain:3", "cuda_arch": ("none",)}
     few |= {"engine": EngineOptions(attention="native")}  # of heads of 16
-    config = BuildConfig(str(target), tmp_path / "b", str(tmp_path / "head"), backend, "bf16", **few)  # type: ignore
+    config = BuildConfig(str(target), tmp_path / "b", str(tmp_path / "head"), backend, "bf16", **few)
     report = build(config)
     manifest = Bundle.open(tmp_path / "b").manifest
     model, draft = manifest.models["target"], manifest.models["draft"]

@@ -1,10 +1,7 @@
 """End to end on the reference pair: the tokens are transformers' and plain decoding's, whatever drafts."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,13 +34,13 @@ KEPT = (  # what drafts and how, which others do not say
 
 
 @pytest.fixture(scope="module")
-def tokens(bundle: Path, prompts: list[str]) -> list[list[int]]:
+def tokens(bundle, prompts):
     with Engine.load(bundle) as engine:
         return [engine.tokenizer.encode(prompt) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
-def references(pair: Path, tokens: list[list[int]]) -> list[list[int]]:
+def references(pair, tokens):
     """What `transformers` generates greedily in float32."""
     from specbuild.builder.frontend import checkpoint
     from specbuild.builder.frontend.reference import greedy
@@ -53,7 +50,7 @@ def references(pair: Path, tokens: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=[(d, b) for d in DRAFTERS for b in (1, 4)], ids=lambda p: f"{p[0]}-batch{p[1]}")
-def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(bundle, request):
     drafter, batch_size = request.param
     with Engine.load(bundle, drafter=drafter, batch_size=batch_size) as loaded:
         yield loaded
@@ -62,9 +59,7 @@ def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.mark.soak(but=KEPT)
 @pytest.mark.nightly
 @pytest.mark.parametrize("tree", WAYS)
-def test_greedy_equals_transformers(
-    engine: Engine, tokens: list[list[int]], references: list[list[int]], tree: str
-) -> None:
+def test_greedy_equals_transformers(engine, tokens, references, tree):
     some = slice(WAYS.index(tree) % 2, None, 2)  # half, each half three times
     params = [SamplingParams(max_new_tokens=NEW_TOKENS, seed=0, speculation=tree)] * len(tokens[some])
     case = compare(engine, tree, tokens[some], params, references[some])
@@ -73,7 +68,7 @@ def test_greedy_equals_transformers(
 
 
 @pytest.fixture(scope="module")
-def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParams], list[list[int]]]:
+def sampled(engine, tokens):
     """Parameters that differ from prompt to prompt, and the tokens of plain decoding with them."""
     params = [replace(SAMPLING[i % len(SAMPLING)], max_new_tokens=24) for i in range(len(tokens))]
     return params, plain(engine, tokens, params)
@@ -82,9 +77,7 @@ def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParam
 @pytest.mark.soak(but=KEPT)
 @pytest.mark.nightly(but=("model-batch4-topk:4,4",))
 @pytest.mark.parametrize("tree", TREES)
-def test_sampling_equals_plain_decoding(
-    engine: Engine, tokens: list[list[int]], sampled: tuple[list[SamplingParams], list[list[int]]], tree: str
-) -> None:
+def test_sampling_equals_plain_decoding(engine, tokens, sampled, tree):
     """Per-request parameters, shuffled: every sequence decides as it would alone."""
     params, expected = sampled
     order = list(range(len(tokens)))
@@ -96,14 +89,14 @@ def test_sampling_equals_plain_decoding(
 
 
 @pytest.mark.nightly(but=("None-batch4",))
-def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]) -> None:
+def test_another_seed_gives_another_text(engine, tokens):
     one, other = (
         engine.generate(tokens[:6], SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed)) for seed in (1, 2)
     )
     assert [r.token_ids for r in one] != [r.token_ids for r in other]
 
 
-def test_golden_tokens(bundle: Path) -> None:
+def test_golden_tokens(bundle):
     """Token ids as they were when this was written, greedy and seeded."""
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     with Engine.load(bundle) as engine:
@@ -113,7 +106,7 @@ def test_golden_tokens(bundle: Path) -> None:
             )
 
 
-def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: float) -> list[int]:
+def first_tokens(bundle, prompt, count, temperature):
     params = [SamplingParams(max_new_tokens=1, temperature=temperature, seed=seed) for seed in range(count)]
     with Engine.load(bundle, batch_size=4) as engine:
         return [result.token_ids[0] for result in engine.generate([list(prompt)] * count, params)]
@@ -121,7 +114,7 @@ def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: f
 
 @pytest.mark.soak
 @pytest.mark.nightly
-def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) -> None:
+def test_first_tokens_follow_the_softmax(bundle, tokens):
     """χ² of 20,000 first tokens against softmax; a sampler at another temperature fails it."""
     import numpy as np
 
@@ -131,7 +124,7 @@ def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) 
     probability = np.exp(logits - logits.max())
     probability /= probability.sum()
 
-    def p_value_above_one_in_a_thousand(drawn: list[int]) -> bool:
+    def p_value_above_one_in_a_thousand(drawn):
         order = np.argsort(-probability)
         likely = order[: int((probability * count >= 10).sum())]
         observed = np.bincount(drawn, minlength=len(probability)).astype(np.float64)

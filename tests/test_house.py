@@ -1,7 +1,5 @@
 """The layout: imports run one way, conditional expressions are not nested, no backend is told by name."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re
@@ -29,17 +27,17 @@ PLANTED = {  # file: a line, and the contract that it breaks
 }
 
 
-def modules() -> list[Path]:
+def modules():
     return sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
-def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+def lint_imports(root):
     command = [sys.executable, "scripts/release/package_tree.py", "build/package", "--lint-imports"]
     return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
 @pytest.mark.nightly
-def test_planted_imports_fail_the_lint(tmp_path: Path) -> None:
+def test_planted_imports_fail_the_lint(tmp_path):
     """Each of them inside a function, where it would do no harm before it is called."""
     for path in modules():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +56,11 @@ def test_planted_imports_fail_the_lint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "scripts", "tests/support", "examples"])
-def test_scripts_do_not_import_in_circles(folder: str) -> None:
+def test_scripts_do_not_import_in_circles(folder):
     """By the whole name or, where a script is run by its path, by that of the file beside it."""
     files = sorted((ROOT / folder).rglob("*.py"))
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files}
-    imports: dict[str, set[str]] = {}
+    imports = {}
     for path, name in names.items():
         nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
         asked = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -74,7 +72,7 @@ def test_scripts_do_not_import_in_circles(folder: str) -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
 
-def compared(node: ast.AST) -> set[str]:
+def compared(node):
     """The texts that an expression is compared with, or a `match` looks for."""
     sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
     sides += [node.value] if isinstance(node, ast.MatchValue) else []
@@ -82,12 +80,12 @@ def compared(node: ast.AST) -> set[str]:
     return {each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 
-def is_nested(node: ast.IfExp) -> bool:
+def is_nested(node):
     """Whether a conditional expression has another inside."""
     return any(isinstance(inner, ast.IfExp) for part in ast.iter_child_nodes(node) for inner in ast.walk(part))
 
 
-def test_no_code_breaks_what_ruff_has_no_rule_for() -> None:
+def test_no_code_breaks_what_ruff_has_no_rule_for():
     nested, named = list[str](), list[str]()
     for folder in LOOKED_AT:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -1,11 +1,8 @@
 """The runtime and `specbuild generate` stay lean: nothing heavy is imported, nothing but the base is needed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,16 +23,16 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(code, *arguments):
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
-def test_importing_the_runtime_brings_in_nothing_heavy() -> None:
+def test_importing_the_runtime_brings_in_nothing_heavy():
     done = run("import specbuild.runtime" + REPORT)
     assert done.returncode == 0, done.stderr
 
 
-def command(arguments: list[str]) -> str:
+def command(arguments):
     return f"""{BLOCK}
 sys.argv = ["specbuild", *{arguments!r}]
 from specbuild.cli import main
@@ -59,13 +56,13 @@ sys.exit(status)
         BENCH,
     ],
 )
-def test_commands_work_with_the_base_dependencies_alone(bundle: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_commands_work_with_the_base_dependencies_alone(bundle, tmp_path, arguments):
     copied = shutil.copytree(bundle, tmp_path / "b")
     done = run(command([a.replace("{}", str(copied)) for a in arguments]))
     assert done.returncode == 0, done.stderr
 
 
-def test_build_without_its_dependencies_says_what_to_install() -> None:
+def test_build_without_its_dependencies_says_what_to_install():
     done = run(command(["build", "--target", "x", "-o", "y"]))
     assert done.returncode == 2
     assert "pip install" in done.stderr

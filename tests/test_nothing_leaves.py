@@ -1,7 +1,5 @@
 """Nothing leaves the machine: no process connects to anybody, writes into the home folder or says that it could not."""
 
-from __future__ import annotations
-
 import ast
 import os
 import socket
@@ -10,7 +8,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,11 +24,11 @@ with Engine.load(sys.argv[1]) as engine:
 
 
 @pytest.fixture
-def proxy() -> Iterator[tuple[str, list[bytes]]]:
+def proxy():
     """A proxy's address, and what was asked of it: whatever speaks HTTP connects to the proxy of its environment."""
-    calls: list[bytes] = []
+    calls = []
 
-    def accept() -> None:
+    def accept():
         while True:
             try:
                 connection, _ = server.accept()
@@ -47,7 +44,7 @@ def proxy() -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, proxy: tuple[str, list[bytes]]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path, proxy):
     """`start(code, *arguments, **environment)`: Python in an empty home, where no variable tells it to be silent."""
     home = tmp_path / "home"
     home.mkdir()
@@ -55,7 +52,7 @@ def start(tmp_path: Path, proxy: tuple[str, list[bytes]]) -> Iterator[Callable[.
     inherited = {name: value for name, value in os.environ.items() if name not in quiet}
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"), proxy[0])
 
-    def run(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    def run(code, *arguments, **environment):
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             env=inherited | proxies | {"HOME": str(home)} | environment,
@@ -70,7 +67,7 @@ def start(tmp_path: Path, proxy: tuple[str, list[bytes]]) -> Iterator[Callable[.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["specbuild", "specbuild.runtime.engine.engine"])
-def test_a_program_of_the_library(start: Callable[..., subprocess.Popen[str]], bundle: Path, module: str) -> None:
+def test_a_program_of_the_library(start, bundle, module):
     program = start(LIBRARY.format(module=module), bundle)
     assert program.communicate() == ("", "")
     assert program.returncode == 0
@@ -78,7 +75,7 @@ def test_a_program_of_the_library(start: Callable[..., subprocess.Popen[str]], b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("home", [{}, {"HOME": "/dev/null/none"}], ids=["an empty home", "no home"])
-def test_generate(start: Callable[..., subprocess.Popen[str]], bundle: Path, home: dict[str, str]) -> None:
+def test_generate(start, bundle, home):
     program = start(COMMAND, "generate", bundle, "-p", "def main(", "-n", "8", **home)
     text, complaints = program.communicate()
     assert (program.returncode, complaints) == (0, "")
@@ -86,9 +83,7 @@ def test_generate(start: Callable[..., subprocess.Popen[str]], bundle: Path, hom
 
 
 @pytest.mark.nightly
-def test_build(
-    start: Callable[..., subprocess.Popen[str]], make_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_build(start, make_checkpoint, tmp_path):
     target = make_checkpoint(tmp_path / "target", initializer_range=0.5)
     program = start(COMMAND, "build", "--target", target, "--max-seq-len", "64", "-o", tmp_path / "b")
     _, complaints = program.communicate()
@@ -96,7 +91,7 @@ def test_build(
 
 
 @pytest.mark.nightly
-def test_serve(start: Callable[..., subprocess.Popen[str]], bundle: Path) -> None:
+def test_serve(start, bundle):
     """A server is watched until after the first upload: it lives long enough for many."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -120,16 +115,14 @@ def test_serve(start: Callable[..., subprocess.Popen[str]], bundle: Path) -> Non
 
 
 @pytest.mark.parametrize(("choice", "value"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")], ids=["no", "yes"])
-def test_who_wants_telemetry_has_it(
-    start: Callable[..., subprocess.Popen[str]], choice: dict[str, str], value: str
-) -> None:
+def test_who_wants_telemetry_has_it(start, choice, value):
     code = "import os, specbuild, subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
     shown = "import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     assert start(code.format(shown), **choice).communicate() == (f"{value}\n", "")
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "scripts", "examples"])
-def test_no_script_loads_onnx_runtime_before_specbuild(folder: str) -> None:
+def test_no_script_loads_onnx_runtime_before_specbuild(folder):
     """One that needs it imports it in a function: at the top of a file it would stand before specbuild."""
     for path in (ROOT / folder).rglob("*.py"):
         body = ast.parse(path.read_text(encoding="utf-8")).body

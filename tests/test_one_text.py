@@ -1,11 +1,6 @@
 """One seed, one text: whatever is asked for beside it, whatever was asked before, in every precision."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,27 +11,25 @@ NEW_TOKENS = 32
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
-def exact(
-    request: pytest.FixtureRequest, bundle: Path, pair: Path, once: Any, build_shared: Callable[..., Any]
-) -> Path:
+def exact(request, bundle, pair, once, build_shared):
     if request.param == "fp32":
         return bundle
     models = {name: str(pair / name) for name in ("target", "draft")}
-    built: Path = once("int8.bundle", lambda path: build_shared(**models, output=path, precision="int8", tune=False))
+    built = once("int8.bundle", lambda path: build_shared(**models, output=path, precision="int8", tune=False))
     return built
 
 
-def asked(index: int, speculation: str | None = None) -> tuple[int, SamplingParams]:
+def asked(index, speculation=None):
     """The number of a prompt, and its parameters: the same but for what drafts."""
     rng = random.Random(index)
-    how: dict[str, Any] = rng.choice([{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
+    how = rng.choice([{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
     number, tree = rng.randrange(1 << 30), rng.choice(TREES)
     return number, SamplingParams(NEW_TOKENS, seed=index, speculation=speculation or tree, **how)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [24, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_no_text_differs(exact: Path, prompts: list[str], count: int) -> None:
+def test_no_text_differs(exact, prompts, count):
     """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""
     numbers = list(range(count))
     alone, mixed = ([asked(index, speculation) for index in numbers] for speculation in ("off", None))

@@ -1,16 +1,11 @@
 """Every public class, method and function says in its docstring what each of its parameters is."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +18,7 @@ CLASSES = {
 }
 
 
-def methods() -> Iterator[Any]:
+def methods():
     for name, each in CLASSES.items():
         for key, value in inspect.getmembers(each):
             called = value.__func__ if inspect.ismethod(value) else value
@@ -31,25 +26,25 @@ def methods() -> Iterator[Any]:
                 yield pytest.param(called, id=f"{name}.{key}")
 
 
-def parameters(function: Any) -> list[str]:
+def parameters(function):
     names = list(inspect.signature(function).parameters)
     return [name for name in names if name not in ("self", "cls")]
 
 
-def told(docstring: str, name: str) -> bool:
+def told(docstring, name):
     """Whether a parameter has a line of its own, or stands in backquotes in a sentence."""
     return bool(re.search(rf"^ *\*{{0,2}}{name}: |`{name}`", docstring, re.MULTILINE))
 
 
 @pytest.mark.parametrize("method", list(methods()))
-def test_a_method_says_what_its_parameters_are(method: Any) -> None:
+def test_a_method_says_what_its_parameters_are(method):
     docstring = inspect.getdoc(method) or ""
     assert docstring
     assert [name for name in parameters(method) if not told(docstring, name)] == []
 
 
 @pytest.mark.parametrize("name", [name for name, each in CLASSES.items() if dataclasses.is_dataclass(each)])
-def test_a_record_says_what_its_fields_are(name: str) -> None:
+def test_a_record_says_what_its_fields_are(name):
     each = CLASSES[name]
     source, docstring = inspect.getsource(each), inspect.getdoc(each) or ""
     for field in dataclasses.fields(each):
@@ -59,7 +54,7 @@ def test_a_record_says_what_its_fields_are(name: str) -> None:
         assert told(docstring, field.name) or beside, f"{name}.{field.name}"
 
 
-def examples() -> dict[str, str]:
+def examples():
     """The indented block behind `Example:`, by class."""
     found = {}
     for name, each in CLASSES.items():
@@ -70,13 +65,13 @@ def examples() -> dict[str, str]:
     return found
 
 
-def test_those_that_every_program_needs_have_an_example() -> None:
+def test_those_that_every_program_needs_have_an_example():
     assert {"Engine", "AsyncEngine", "SamplingParams"} <= set(examples())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", examples())
-def test_an_example_runs(name: str, bundle: Path, tmp_path: Path) -> None:
+def test_an_example_runs(name, bundle, tmp_path):
     (tmp_path / "pycode.bundle").symlink_to(bundle)
     done = subprocess.run([sys.executable, "-c", examples()[name]], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

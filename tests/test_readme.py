@@ -1,7 +1,5 @@
 """Every command of the README and the docs runs, and every link in them leads somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
-def blocks(language: str) -> list[Any]:
+def blocks(language):
     """Each page's, those of the docs slow: fast are the README's."""
     return [
         pytest.param(code, marks=[] if page == "README.md" else [pytest.mark.slow])
@@ -36,7 +33,7 @@ def blocks(language: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+def workplace(tmp_path_factory, bundle):
     """A folder that looks like a clone after `make demo`."""
     folder = tmp_path_factory.mktemp("readme")
     for name in ("engines", "examples", "scripts", "tests"):
@@ -45,13 +42,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     return folder
 
 
-def shell_blocks() -> list[Any]:
+def shell_blocks():
     """Those that build, train, tune or measure are nightly; what the docs build, beside the README's, is the soak's."""
     builds = re.compile(r"^specbuild (build|distill|pair) ", re.MULTILINE)
     long = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify) |time )", re.MULTILINE)
     readme = BLOCK.findall((ROOT / "README.md").read_text())
 
-    def tier(script: str) -> list[Any]:
+    def tier(script):
         if builds.search(script) and ("bash", script) not in readme:
             return [pytest.mark.soak]
         return [pytest.mark.nightly] if long.search(script) else []
@@ -60,7 +57,7 @@ def shell_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize("script", shell_blocks())
-def test_shell_block_runs(script: str, workplace: Path) -> None:
+def test_shell_block_runs(script, workplace):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -74,24 +71,24 @@ def test_shell_block_runs(script: str, workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", blocks("python"))
-def test_python_block_runs(script: str, workplace: Path) -> None:
+def test_python_block_runs(script, workplace):
     done = subprocess.run([sys.executable, "-c", script], cwd=workplace, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_lead_somewhere(page):
     for target in LINK.findall((ROOT / page).read_text()):
         assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
 
 
-def test_make_targets_of_the_readme_exist() -> None:
+def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake (\w+)", (ROOT / "README.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def indented() -> list[tuple[str, str]]:
+def indented():
     """`specbuild …` commands of indented blocks, which no test runs: servers, other machines, hours."""
     found = []
     for page in PAGES:
@@ -102,7 +99,7 @@ def indented() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), indented())
-def test_commands_that_are_not_run_are_parsed(page: str, line: str) -> None:
+def test_commands_that_are_not_run_are_parsed(page, line):
     _, name, *arguments = shlex.split(line)
     context = cli.make_context("specbuild", [], resilient_parsing=True)
     command = cli.get_command(context, name)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_card import CARD, COMMAND, SMALL
@@ -35,7 +33,7 @@ class Padded:
     folder: Path
 
 
-def dig(folder: Path) -> Path:
+def dig(folder):
     """Take tokens out of a tokenizer that no other is merged from; the ids of the others stay."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +48,7 @@ def dig(folder: Path) -> Path:
     return folder
 
 
-def tokens_of(folder: Path) -> set[int]:
+def tokens_of(folder):
     """The ids that tokens have."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     return {*content["model"]["vocab"].values(), *(added["id"] for added in content["added_tokens"])}
@@ -60,12 +58,7 @@ def tokens_of(folder: Path) -> set[int]:
     scope="module",
     params=[pytest.param("past the last token", marks=pytest.mark.slow), "between tokens and past the last"],
 )
-def padded(
-    request: pytest.FixtureRequest,
-    make_checkpoint: Callable[..., Path],
-    build_shared: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Padded]:
+def padded(request, make_checkpoint, build_shared, tmp_path_factory):
     """A random model with more rows than tokens, and a draft that is nearly the same."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -86,10 +79,10 @@ def padded(
 
 @pytest.mark.slow(but=("between tokens and past the last-100.0",))
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
-def test_they_are_never_chosen(padded: Padded, temperature: float) -> None:
+def test_they_are_never_chosen(padded, temperature):
     engine, known = padded.engine, padded.known
     params = SamplingParams(48, temperature=temperature, seed=1, ignore_eos=True, n=2)
-    plain: list[list[int]] = []
+    plain = []
     for tree in TREES:
         found = [result.token_ids for result in engine.generate(PROMPTS, replace(params, speculation=tree))]
         plain = plain or found
@@ -98,14 +91,14 @@ def test_they_are_never_chosen(padded: Padded, temperature: float) -> None:
     assert len({*chain(*plain)}) > 90
 
 
-def test_the_draft_draws_as_the_target_does(padded: Padded) -> None:
+def test_the_draft_draws_as_the_target_does(padded):
     engine = padded.engine
     params = SamplingParams(48, temperature=100.0, seed=1, ignore_eos=True, speculation="chain:4")
     for result in engine.generate(PROMPTS, params):
         assert result.metrics.speculative_decoding.mean_acceptance_length > 4.5
 
 
-def test_they_are_not_among_the_likeliest(padded: Padded) -> None:
+def test_they_are_not_among_the_likeliest(padded):
     engine, known = padded.engine, padded.known
     params = SamplingParams(32, temperature=1.0, seed=1, logprobs=20, ignore_eos=True)
     (result,) = engine.generate([[5, 17]], params)
@@ -115,7 +108,7 @@ def test_they_are_not_among_the_likeliest(padded: Padded) -> None:
     assert listed <= known
 
 
-def test_a_bias_or_a_prompt_that_names_one_is_refused(padded: Padded) -> None:
+def test_a_bias_or_a_prompt_that_names_one_is_refused(padded):
     engine, known = padded.engine, padded.known
     for token in sorted({*range(ROWS)} - known)[:: HOLES // 10]:
         with pytest.raises(
@@ -127,7 +120,7 @@ def test_a_bias_or_a_prompt_that_names_one_is_refused(padded: Padded) -> None:
 
 
 @pytest.mark.nightly
-def test_nor_on_a_card(padded: Padded, card: dict[str, str], tmp_path: Path) -> None:
+def test_nor_on_a_card(padded, card, tmp_path):
     """A device chooses what a CPU does, and that is a token."""
     sources = [f"--{name}={padded.folder / name}" for name in ("target", "draft")]
     build = [*sources, "--backend=onnxruntime-cuda", "--precision=fp32", *SMALL, f"--output={tmp_path / 'b'}"]

@@ -1,15 +1,10 @@
 """Structured outputs on the reference pair: valid, the same whatever is drafted, and what went wrong elsewhere."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from structured_set import check, check_tokens, outputs, rows
@@ -33,18 +28,18 @@ PROMPT = "def main(argv):\n"
 
 
 @pytest.fixture(scope="module")
-def one(bundle: Path) -> Iterator[Engine]:
+def one(bundle):
     with Engine.load(bundle) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def four(bundle: Path) -> Iterator[Engine]:
+def four(bundle):
     with Engine.load(bundle, batch_size=4) as engine:
         yield engine
 
 
-def texts(engine: Engine, some: list[dict[str, Any]], temperature: float, speculation: str) -> list[Any]:
+def texts(engine, some, temperature, speculation):
     prompts = [f"# an example of a {row['name']}\n" for row in some]
     params = [
         SamplingParams(
@@ -58,7 +53,7 @@ def texts(engine: Engine, some: list[dict[str, Any]], temperature: float, specul
 @pytest.mark.soak(only=("0",))
 @pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_thirty_of_the_set(one: Engine, four: Engine, temperature: float) -> None:
+def test_thirty_of_the_set(one, four, temperature):
     """Every finished text validates and is read again; tokens are plain decoding's, alone and in batches, any tree."""
     assert len(SOME) == 30
     vocabulary, finished = one.manifest.models["target"].vocab_size, 0
@@ -77,12 +72,12 @@ def test_thirty_of_the_set(one: Engine, four: Engine, temperature: float) -> Non
 
 @pytest.mark.nightly(but=("auto", "topk:3,2"))
 @pytest.mark.parametrize("speculation", ["auto", "chain:4", "topk:3,2", "best:8"])
-def test_a_form_is_valid_json_and_ends(four: Engine, speculation: str) -> None:
+def test_a_form_is_valid_json_and_ends(four, speculation):
     """Beside a free text; trees verified with linear masks gave others (TensorRT-LLM 18892)."""
     held = SamplingParams(64, speculation=speculation, structured_outputs={"json": FORM})
     free = SamplingParams(12, speculation=speculation)
     form, other = four.generate([PROMPT, PROMPT], [held, free])
-    assert set(json.loads(form.text)) == set(FORM["properties"])  # type: ignore[call-overload]
+    assert set(json.loads(form.text)) == set(FORM["properties"])
     assert form.finish_reason == "stop"
     plain = [
         SamplingParams(64, speculation="off", structured_outputs={"json": FORM}),
@@ -91,7 +86,7 @@ def test_a_form_is_valid_json_and_ends(four: Engine, speculation: str) -> None:
     assert [r.token_ids for r in four.generate([PROMPT] * 2, plain)] == [form.token_ids, other.token_ids]
 
 
-def test_long_keys_take_few_rounds(one: Engine) -> None:
+def test_long_keys_take_few_rounds(one):
     held = SamplingParams(64, structured_outputs={"json": FORM})
     (form,) = one.generate(PROMPT, held)
     told = form.metrics.speculative_decoding
@@ -102,9 +97,7 @@ def test_long_keys_take_few_rounds(one: Engine) -> None:
 @pytest.mark.nightly(but=("0.0-auto", "1.0-best:8"))
 @pytest.mark.parametrize("speculation", ["auto", "best:8"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_after_its_token_the_constraint_begins_wherever_that_lies(
-    one: Engine, four: Engine, bundle: Path, speculation: str, temperature: float
-) -> None:
+def test_after_its_token_the_constraint_begins_wherever_that_lies(one, four, bundle, speculation, temperature):
     """The token inside a drafted window or tree (vLLM 44297, 36138): any that the text comes to stands for it here."""
     asked = SamplingParams(48, temperature, seed=3, speculation=speculation)
     (free,) = one.generate(PROMPT, replace(asked, speculation="off", max_new_tokens=24))
@@ -121,7 +114,7 @@ def test_after_its_token_the_constraint_begins_wherever_that_lies(
     assert plain.finish_reason == "stop"
 
 
-def test_lengths_stops_and_samples(four: Engine) -> None:
+def test_lengths_stops_and_samples(four):
     """Nothing is asked after the stop token; what is cut says so; samples are each their own."""
     form = {"json": FORM}
     (cut,) = four.generate(PROMPT, SamplingParams(5, structured_outputs=form))
@@ -131,14 +124,14 @@ def test_lengths_stops_and_samples(four: Engine) -> None:
     assert stopped.text.endswith("requested_delivery_")
     results = four.generate(PROMPT, SamplingParams(64, 1.0, seed=1, n=4, structured_outputs=form))
     for result in results:
-        assert set(json.loads(result.text)) == set(FORM["properties"])  # type: ignore[call-overload]
+        assert set(json.loads(result.text)) == set(FORM["properties"])
     assert len({result.text for result in results}) > 1
 
 
-def test_cancelling_frees_the_matcher(one: Engine) -> None:
+def test_cancelling_frees_the_matcher(one):
     handle = one.submit(PROMPT, SamplingParams(400, structured_outputs={"regex": "[a-z ]{900,}"}))
     next(iter(handle))
-    matcher = weakref.ref(handle.sequence.sampler.matcher)  # type: ignore[arg-type]
+    matcher = weakref.ref(handle.sequence.sampler.matcher)
     handle.cancel()
     handle.result()
     until = time.monotonic() + 10
@@ -148,7 +141,7 @@ def test_cancelling_frees_the_matcher(one: Engine) -> None:
     assert matcher() is None
 
 
-def test_what_is_wrong_is_said_before_anything_runs_and_nobody_else_is_touched(four: Engine) -> None:
+def test_what_is_wrong_is_said_before_anything_runs_and_nobody_else_is_touched(four):
     """A grammar that cannot be compiled is its request's error alone."""
     handle = four.submit(PROMPT, SamplingParams(40))
     for wrong in ({"regex": "a("}, {"json": {"type": "nothing"}}, {"grammar": "?"}, {"json": {"not": {}}}):
@@ -159,7 +152,7 @@ def test_what_is_wrong_is_said_before_anything_runs_and_nobody_else_is_touched(f
 
 @pytest.mark.nightly(but=("chain:8",))
 @pytest.mark.parametrize("speculation", ["auto", "chain:8", "best:8"])
-def test_drafts_that_do_not_fit_the_structure_are_never_accepted(four: Engine, speculation: str) -> None:
+def test_drafts_that_do_not_fit_the_structure_are_never_accepted(four, speculation):
     """The prompt is what lookup drafts from, and most of it illegal; that ended engines (vLLM 27969, 47025)."""
     prompt = '{"requested_delivery_window": "noon", "customer_account_identifier": "x"}\n' * 3
     held = SamplingParams(64, 0.8, seed=2, structured_outputs={"json": FORM}, speculation=speculation)
@@ -167,4 +160,4 @@ def test_drafts_that_do_not_fit_the_structure_are_never_accepted(four: Engine, s
     found = four.generate([prompt] * 3, [replace(held, seed=seed) for seed in range(3)])
     assert [(r.error, r.token_ids) for r in found] == [(None, r.token_ids) for r in expected]
     for result in found:
-        assert set(json.loads(result.text)) == set(FORM["properties"])  # type: ignore[call-overload]
+        assert set(json.loads(result.text)) == set(FORM["properties"])

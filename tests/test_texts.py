@@ -1,12 +1,7 @@
 """One text as a string: speculation on or off, streamed or whole, stopped or not, by tokenizers of every kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign.bundle_copy import copied, manifest, put
@@ -21,10 +16,10 @@ CHOICES = ("\n🦊", "猫🦊", "🦊\n")  # 🦊 is no token's: it is cut after
 
 
 @pytest.fixture(scope="session")
-def random_bundle(once: Any, make_checkpoint: Callable[..., Path], build_shared: Callable[..., Any]) -> Path:
+def random_bundle(once, make_checkpoint, build_shared):
     """A random model and a draft that is nearly the same; each of its tokens is about as likely as another."""
 
-    def make(path: Path) -> None:
+    def make(path):
         import torch
         from safetensors.torch import load_file, save_file
 
@@ -40,14 +35,14 @@ def random_bundle(once: Any, make_checkpoint: Callable[..., Path], build_shared:
         models = {"target": str(target), "draft": str(draft)}
         build_shared(**models, output=path, max_seq_len=96, max_batch_size=4, buckets=(1, 2, 4, 8, 16), tune=False)
 
-    made: Path = once("random.bundle", make)
+    made = once("random.bundle", make)
     return made
 
 
-def asked(kind: str, number: int) -> tuple[list[int], SamplingParams]:
+def asked(kind, number):
     """A prompt and how it is continued."""
     rng = random.Random(f"{kind}:{number}")
-    how: dict[str, Any] = {"temperature": rng.choice((0.0, 0.8)), "skip_special_tokens": rng.random() < 0.5}
+    how = {"temperature": rng.choice((0.0, 0.8)), "skip_special_tokens": rng.random() < 0.5}
     if kind in SPOKEN and rng.random() < 0.3:
         how |= {"max_new_tokens": 3, "structured_outputs": {"choice": [rng.choice(CHOICES)]}}
     else:
@@ -58,7 +53,7 @@ def asked(kind: str, number: int) -> tuple[list[int], SamplingParams]:
     return prompt, SamplingParams(seed=number, speculation="off", **how)
 
 
-def texts(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[list[str], list[str]]:
+def texts(engine, prompts, params):
     """The texts as results have them, and put together from what is streamed."""
     streamed = [""] * len(prompts)
     for chunk in engine.stream(prompts, params):
@@ -69,7 +64,7 @@ def texts(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
 @pytest.mark.slow(but=("added-8",))
 @pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_differs(random_bundle: Path, kind: str, count: int, tmp_path: Path) -> None:
+def test_no_text_differs(random_bundle, kind, count, tmp_path):
     root = copied(random_bundle, tmp_path)
     put(root, manifest(root)["tokenizer"], KINDS[kind]().to_str().encode(), hashed=True)
     prompts, plain = map(list, zip(*(asked(kind, number) for number in range(count)), strict=True))
@@ -87,13 +82,11 @@ def test_no_text_differs(random_bundle: Path, kind: str, count: int, tmp_path: P
 
 
 @pytest.mark.parametrize(("speculation", "stop"), [("off", ()), ("auto", ("zz",)), ("chain:4", ("🦊",))])
-def test_what_a_cut_character_leaves_behind(
-    random_bundle: Path, speculation: str, stop: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_a_cut_character_leaves_behind(random_bundle, speculation, stop, tmp_path):
     """Half a character is one U+FFFD, and what is before it stays: by Unicode, not by the library's byte fallback."""
     root = copied(random_bundle, tmp_path)
     put(root, manifest(root)["tokenizer"], KINDS["byte_fallback"]().to_str().encode(), hashed=True)
-    how: dict[str, Any] = {"max_new_tokens": 3, "structured_outputs": {"choice": ["\n🦊"]}}
+    how = {"max_new_tokens": 3, "structured_outputs": {"choice": ["\n🦊"]}}
     with Engine.load(root) as engine:
         (result,) = engine.generate("a", SamplingParams(speculation=speculation, stop=stop, **how))
     assert (result.text, result.finish_reason, len(result.token_ids)) == ("\n\ufffd", "length", 3)

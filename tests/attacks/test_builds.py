@@ -1,10 +1,5 @@
 """Builds whose checkpoint, output or memory is taken away under them: one line, and nothing is lost or left behind."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from specbuild.builder.config.build_config import BuildConfig
@@ -13,29 +8,29 @@ from specbuild.runtime.errors import CheckpointError, OutputError
 
 
 @pytest.fixture
-def target(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+def target(make_checkpoint, tmp_path):
     return make_checkpoint(tmp_path / "target", num_hidden_layers=1)
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def overwrite(target: Path) -> None:
+def overwrite(target):
     path = target / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
-def shorten(target: Path) -> None:
+def shorten(target):
     """By another file of that name: one that is cut in place while it is mapped ends the process."""
     short = target / "short"
     short.write_bytes((target / "model.safetensors").read_bytes()[:1000])
     short.replace(target / "model.safetensors")
 
 
-def remove(target: Path) -> None:
+def remove(target):
     (target / "model.safetensors").unlink()
 
 
@@ -43,13 +38,11 @@ def remove(target: Path) -> None:
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("change", [overwrite, shorten, remove])
 @pytest.mark.parametrize("stage", ["checkpoints", "target: export"])
-def test_weights_that_change_while_they_are_built(
-    target: Path, tmp_path: Path, stage: str, change: Callable[[Path], None]
-) -> None:
+def test_weights_that_change_while_they_are_built(target, tmp_path, stage, change):
     """After the look at them and before they are loaded, or after that and before they are hashed."""
-    told: list[str] = []
+    told = []
 
-    def progress(name: str) -> None:
+    def progress(name):
         told.append(name)
         if (name == stage and stage != "checkpoints") or (stage == "checkpoints" and name == "target: load"):
             change(target)
@@ -63,7 +56,7 @@ def test_weights_that_change_while_they_are_built(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_an_output_that_is_the_target_is_refused(target: Path, force: bool) -> None:
+def test_an_output_that_is_the_target_is_refused(target, force):
     before = snapshot(target)
     with pytest.raises(OutputError):
         build(BuildConfig(str(target), target, draft=str(target), force=force))

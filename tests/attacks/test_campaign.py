@@ -1,10 +1,7 @@
 """The campaign: every class runs, every kind of fault is found by its name, and a case is the same again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign import __main__ as command
@@ -26,7 +23,7 @@ CHANCES = {"likely": [-2.0, 0.0], "chance": [0.1, 0.9], "step": 0.7, "reach": [0
 TIMES = {"verify": [[1, 0.002], [8, 0.004]], "draft": [[1, 0.001]], "plain": 0.1, "round": 0.2, "level": 0.3}
 
 
-def tuned(bundle: Path, place: Path) -> Path:
+def tuned(bundle, place):
     """A copy of a bundle with a table of timings that nobody measured."""
     root = copied(bundle, place)
     table = {"schema": 2, "machine": {}, "widest": "best:8", "times": {"1": TIMES, "4": TIMES}}
@@ -35,7 +32,7 @@ def tuned(bundle: Path, place: Path) -> Path:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
+def campaign(tmp_path):
     """Of no bundle, which planted faults do not need."""
     return Campaign(Bench(tmp_path, tmp_path), SEED, tmp_path / "findings")
 
@@ -43,7 +40,7 @@ def campaign(tmp_path: Path) -> Campaign:
 @pytest.mark.slow(only=("fast",))
 @pytest.mark.nightly(only=("slow",))
 @pytest.mark.parametrize("classes", [FAST, SLOW], ids=["fast", "slow"])
-def test_every_class_runs(classes: tuple[str, ...], bundle: Path, campaign: Campaign, tmp_path: Path) -> None:
+def test_every_class_runs(classes, bundle, campaign, tmp_path):
     campaign.bench = Bench(tuned(bundle, tmp_path), tmp_path)
     campaign.replay([(name, number) for number in (1, 3) for name in classes])
     assert {name: tally.cases for name, tally in campaign.tallies.items()} == dict.fromkeys(classes, 2)
@@ -58,7 +55,7 @@ def test_every_class_runs(classes: tuple[str, ...], bundle: Path, campaign: Camp
         ("Memory", "memory"),
     ],
 )
-def test_a_planted_fault_is_found(name: str, kind: str, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_found(name, kind, campaign, monkeypatch):
     monkeypatch.setitem(LIMITS, PLANTED + name, 60.0 if name == "Memory" else 0.5)
     monkeypatch.setattr(watch, "STILL", 0.2)
     monkeypatch.setattr(watch, "MAX_GROWTH", 64 << 20)
@@ -69,10 +66,10 @@ def test_a_planted_fault_is_found(name: str, kind: str, campaign: Campaign, monk
 
 
 @pytest.mark.nightly
-def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path) -> None:
+def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path):
     """One status for findings, one for none, one where nothing could be tried; and the same findings again."""
 
-    def run(*given: str) -> tuple[int, dict[str, Any]]:
+    def run(*given):
         told = tmp_path / "told.json"
         more = ["--bundle", str(tmp_path), "--findings", str(tmp_path / "findings"), "--json", str(told)]
         return command.main([*given, *more]), json.loads(told.read_text()) if told.exists() else {}
@@ -91,7 +88,7 @@ def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path
     assert (status, told["findings"]) == (0, [])
 
 
-def test_a_manifest_is_sealed_as_a_build_seals_it(bundle: Path) -> None:
+def test_a_manifest_is_sealed_as_a_build_seals_it(bundle):
     body = manifest(bundle)
     assert sealed(body)["digest"] == body["digest"]
     assert Bundle.open(bundle).manifest.backend == body["backend"]

@@ -1,15 +1,11 @@
 """Hostile checkpoints: every file of one mutated; each ends in one line, soon, before anything is made of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign.attack import Bench
@@ -32,10 +28,10 @@ OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json", "sp
 
 
 @pytest.fixture(autouse=True)
-def _no_hang() -> Iterator[None]:
+def _no_hang():
     """Whatever takes too long fails where it is."""
 
-    def late(*_: Any) -> None:
+    def late(*_):
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, late)
@@ -46,26 +42,26 @@ def _no_hang() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> CheckpointsAttack:
+def attack(bundle, tmp_path_factory):
     return CheckpointsAttack(Bench(bundle, tmp_path_factory.mktemp("attack")))
 
 
 @pytest.fixture(scope="module")
-def original(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(make_checkpoint, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", num_hidden_layers=1)
 
 
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
+def folder(original, tmp_path):
     return Path(shutil.copytree(original, tmp_path / "tiny"))
 
 
-def edit(path: Path, **fields: Any) -> None:
+def edit(path, **fields):
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(content | fields), encoding="utf-8")
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder):
     """The line by which a build refuses a target."""
     with pytest.raises(CheckpointError) as caught:
         prepare(BuildConfig(str(folder), folder.parent / "out"))
@@ -76,11 +72,11 @@ def refusal(folder: Path) -> str:
 
 
 WRONG = table("wrong_checkpoints.json")
-SIZES: dict[str, list[Any]] = WRONG["sizes"]
+SIZES = WRONG["sizes"]
 
 
 @pytest.mark.parametrize("field", SIZES)
-def test_sizes_are_held_against_the_weights(folder: Path, field: str) -> None:
+def test_sizes_are_held_against_the_weights(folder, field):
     sound = (folder / "config.json").read_bytes()
     for value in SIZES[field]:
         (folder / "config.json").write_bytes(sound)
@@ -92,7 +88,7 @@ def test_sizes_are_held_against_the_weights(folder: Path, field: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*OBJECTS, INDEX])
-def test_json_that_is_none(folder: Path, name: str) -> None:
+def test_json_that_is_none(folder, name):
     for content in BROKEN:
         (folder / name).write_bytes(content)
         assert name in refusal(folder)
@@ -101,7 +97,7 @@ def test_json_that_is_none(folder: Path, name: str) -> None:
 NAMES = ("../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", "none.safetensors", "x" * 5000)
 
 
-def test_an_index_that_names_what_it_should_not(folder: Path) -> None:
+def test_an_index_that_names_what_it_should_not(folder):
     for weight_map in (*({"model.norm.weight": name} for name in (*NAMES, 5, None, ["x"])), None, 5, [], "x", {}):
         edit(folder / INDEX, weight_map=weight_map)
         refusal(folder)
@@ -111,7 +107,7 @@ def test_an_index_that_names_what_it_should_not(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*OBJECTS, "tokenizer.json", "model.safetensors", INDEX, "chat_template.jinja"])
-def test_only_regular_files_are_opened(folder: Path, name: str) -> None:
+def test_only_regular_files_are_opened(folder, name):
     (folder / name).unlink(missing_ok=True)
     for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)):
         make(folder / name)
@@ -120,26 +116,26 @@ def test_only_regular_files_are_opened(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-def test_ten_gigabytes_of_nothing(folder: Path, name: str) -> None:
+def test_ten_gigabytes_of_nothing(folder, name):
     with (folder / name).open("r+b") as file:
         file.truncate(10 << 30)
     refusal(folder)
 
 
-def test_links_of_a_hubs_cache_are_followed(folder: Path, original: Path) -> None:
+def test_links_of_a_hubs_cache_are_followed(folder, original):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(original / "model.safetensors")
     assert find(str(folder)).weights == [folder / "model.safetensors"]
 
 
 NORM = "model.norm.weight"
-LIES: dict[str, tuple[Any, ...]] = {  # of a tensor in a file's header
+LIES = {  # of a tensor in a file's header
     "data_offsets": ([0, 10**15], [0, 128], [128, 0], [-4, 0]),
     **{"dtype": ("F99",), "shape": ([33], [2**40, 2**40], [-32], None)},
 }
 
 
-def test_headers_that_lie(folder: Path) -> None:
+def test_headers_that_lie(folder):
     """Of a tensor, or of their own length."""
     path = folder / "model.safetensors"
     data = path.read_bytes()
@@ -154,13 +150,13 @@ def test_headers_that_lie(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "fields", "told"), WRONG["values"])
-def test_values_of_another_kind(folder: Path, name: str, fields: dict[str, Any], told: str) -> None:
+def test_values_of_another_kind(folder, name, fields, told):
     (folder / "generation_config.json").unlink()
     edit(folder / name, **fields)
     assert told in refusal(folder)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_wrong_types_anywhere(attack: CheckpointsAttack, tmp_path: Path, seed: int) -> None:
+def test_wrong_types_anywhere(attack, tmp_path, seed):
     """What the campaign draws: it is taken, or refused in one line."""
     assert not try_case(attack, "checkpoints", 3, seed, tmp_path / "case").found

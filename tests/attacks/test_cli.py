@@ -1,27 +1,21 @@
 """The command line under attack: output that nobody takes, streams that are closed, arguments that mean no good."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Outcome
 
 COMMAND = [sys.executable, "-c", "from specbuild.cli import main; main()"]
 
 
-def run(bundle: Path, arguments: str, *shell: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+def run(bundle, arguments, *shell, **streams):
     """The command in a process of its own; `{}` stands for the bundle."""
     command = [*shell, *COMMAND, *arguments.replace("{}", str(bundle)).split()]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=LIMIT, **streams)
 
 
-Specbuild = Callable[..., Outcome]
 LIMIT = 60
 
 
@@ -30,7 +24,7 @@ LIMIT = 60
     "arguments", ["inspect {} --json", "inspect {}", "generate {} -p import -n 64", "doctor", "--help"]
 )
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_goes_is_no_error(bundle: Path, arguments: str, buffered: bool) -> None:
+def test_a_reader_that_goes_is_no_error(bundle, arguments, buffered):
     """As behind `| head`: the pipe breaks, at the latest when the interpreter flushes at its exit."""
     ours, theirs = os.pipe()
     os.close(ours)
@@ -43,7 +37,7 @@ def test_a_reader_that_goes_is_no_error(bundle: Path, arguments: str, buffered: 
 
 @pytest.mark.slow(but=("--help",))
 @pytest.mark.parametrize("arguments", ["inspect {}", "generate {} -p x -n 4", "--help"])
-def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: str) -> None:
+def test_a_full_disk_behind_standard_output_is_said(bundle, arguments):
     with Path("/dev/full").open("w") as full:
         done = run(bundle, arguments, stdout=full)
     assert done.returncode == 1
@@ -62,14 +56,14 @@ def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: str
         ("2>/dev/full", "generate {} -p x -n 4 -t 3", 0),  # a warning that nobody can read stops nothing
     ],
 )
-def test_closed_and_full_streams(bundle: Path, redirected: str, arguments: str, status: int) -> None:
+def test_closed_and_full_streams(bundle, redirected, arguments, status):
     done = run(bundle, arguments, "sh", "-c", f'exec "$@" {redirected}', "sh", stdout=subprocess.PIPE)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1
 
 
-def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path):
     """What is printed by a library would land in it."""
     code = f"""
 from specbuild.cli.standard_streams import prepare
@@ -81,7 +75,7 @@ print(open({str(tmp_path / "new")!r}, "w").fileno() > 2, file=open({str(tmp_path
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[list[str]]:
+def places(tmp_path):
     """Paths that are no bundles."""
     (tmp_path / "file").write_text("{}")
     os.mkfifo(tmp_path / "fifo")
@@ -98,7 +92,7 @@ READERS = {name: [] for name in ("chat", "inspect", "verify", "tune", "profile",
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_bundle_is_refused_in_one_line(specbuild: Specbuild, places: list[str], name: str) -> None:
+def test_what_is_no_bundle_is_refused_in_one_line(specbuild, places, name):
     for place in places:
         specbuild(name, place, *READERS[name]).refusal(2)
 
@@ -123,15 +117,13 @@ ROWS = [(name, each) for name, listed in WRONG.items() for each in listed.replac
 
 
 @pytest.mark.parametrize(("name", "arguments"), ROWS)
-def test_what_is_out_of_range_is_refused_in_one_line(
-    specbuild: Specbuild, bundle: Path, name: str, arguments: str
-) -> None:
+def test_what_is_out_of_range_is_refused_in_one_line(specbuild, bundle, name, arguments):
     flag, _, value = arguments.partition(" ")
     value = value.replace("HUGE", str(10**9)).replace("LONG", "1" * 5000)
     specbuild(name, bundle, *READERS[name], flag, value).refusal(2)
 
 
-RECIPES: list[str | bytes] = [
+RECIPES = [
     *("a = " + "[" * 5000 + "]" * 5000, ".".join(["a"] * 5000) + " = 1", "max-seq-len = " + "9" * 5000, b"\xff\xfe"),
     *('target = "a\\u0000b"\noutput = "x"', "buckets = [[1], [2]]", "buckets = {a = 1}", "buckets = 1979-05-27"),
     *('target = "' + "x" * 100_000 + '"', "target = 7", "nonsense = 1", "max-kl = nan", ""),
@@ -141,7 +133,7 @@ RECIPES: list[str | bytes] = [
 
 @pytest.mark.slow(only=("13",))
 @pytest.mark.parametrize("place", range(len(RECIPES)))
-def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path: Path, pair: Path, place: int) -> None:
+def test_a_hostile_recipe_is_refused_in_one_line(specbuild, tmp_path, pair, place):
     path, content = tmp_path / "recipe.toml", RECIPES[place]
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     named = "target" in str(content) or content in ("", "max-kl = nan")

@@ -1,24 +1,20 @@
 """Engines that are dropped without `close`: they warn, end what runs, and leave neither threads nor models behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
 
 import pytest
 from engine_memory import memory, settled
 
-from specbuild.runtime import AsyncEngine, Engine, LoadOptions, Result, SamplingParams
+from specbuild.runtime import AsyncEngine, Engine, LoadOptions, SamplingParams
 
 LONG = SamplingParams(max_new_tokens=100)
 
 
-def fresh(like: Any, **options: Any) -> Any:
+def fresh(like, **options):
     """An engine that no fixture holds."""
-    engine: Any = Engine(like.manifest, like.tokenizer, like.loop, like.batch_size, LoadOptions(**options))
+    engine = Engine(like.manifest, like.tokenizer, like.loop, like.batch_size, LoadOptions(**options))
     engine.closed = closed = threading.Event()
     like.loop.close = closed.set
     return engine
@@ -26,7 +22,7 @@ def fresh(like: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", [False, True])
-def test_a_dropped_engine_is_closed(hash_engine: Any, twin: bool) -> None:
+def test_a_dropped_engine_is_closed(hash_engine, twin):
     before, engine = set(threading.enumerate()), fresh(hash_engine())
     assert engine.generate("ab", LONG)[0].finish_reason == "length"
     scheduler, closed = weakref.ref(engine.scheduler), engine.closed
@@ -40,7 +36,7 @@ def test_a_dropped_engine_is_closed(hash_engine: Any, twin: bool) -> None:
     assert scheduler() is None
 
 
-def test_requests_of_a_dropped_engine_are_cancelled(hash_engine: Any) -> None:
+def test_requests_of_a_dropped_engine_are_cancelled(hash_engine):
     like = hash_engine(batch_size=1, gated=True)
     before, engine = set(threading.enumerate()), fresh(like)
     handles = [engine.submit(text, LONG) for text in ("ab", "cd")]
@@ -52,7 +48,7 @@ def test_requests_of_a_dropped_engine_are_cancelled(hash_engine: Any) -> None:
     settled(before)
 
 
-def test_an_engine_that_was_never_used_is_freed_at_once(hash_engine: Any) -> None:
+def test_an_engine_that_was_never_used_is_freed_at_once(hash_engine):
     engine = fresh(hash_engine())
     closed = engine.closed
     with pytest.warns(ResourceWarning):
@@ -61,24 +57,24 @@ def test_an_engine_that_was_never_used_is_freed_at_once(hash_engine: Any) -> Non
 
 
 @pytest.mark.slow
-def test_a_service_that_its_engine_tells_results_is_dropped_with_it(hash_engine: Any) -> None:
+def test_a_service_that_its_engine_tells_results_is_dropped_with_it(hash_engine):
     like, before = hash_engine(), set(threading.enumerate())
 
     class Service:
-        def __init__(self) -> None:
+        def __init__(self):
             self.told, self.engine = threading.Event(), fresh(like, on_finish=self.finish)
 
-        def finish(self, result: Result) -> None:
+        def finish(self, result):
             self.told.set()
 
-    def use() -> threading.Event:
+    def use():
         service = Service()
         service.engine.generate("ab", LONG)
         service.told.wait(10)
-        closed: threading.Event = service.engine.closed
+        closed = service.engine.closed
         return closed
 
-    def collect() -> None:
+    def collect():
         for _ in range(100):  # the observer's thread lingers for a second
             gc.collect()
             if closed.wait(0.1):
@@ -92,7 +88,7 @@ def test_a_service_that_its_engine_tells_results_is_dropped_with_it(hash_engine:
 
 
 @pytest.mark.slow
-def test_a_stream_keeps_its_engine(hash_engine: Any) -> None:
+def test_a_stream_keeps_its_engine(hash_engine):
     engine = fresh(hash_engine())
     stream, closed = engine.stream("ab", LONG), engine.closed
     next(stream)
@@ -104,7 +100,7 @@ def test_a_stream_keeps_its_engine(hash_engine: Any) -> None:
     assert closed.wait(10)
 
 
-def drop(bundle: Path, count: int) -> None:
+def drop(bundle, count):
     for number in range(count):
         engine = Engine.load(bundle, threads=1)
         if number % 2:
@@ -113,7 +109,7 @@ def drop(bundle: Path, count: int) -> None:
             del engine
 
 
-def growth(bundle: Path, count: int, before: set[threading.Thread]) -> int:
+def growth(bundle, count, before):
     start = memory()
     drop(bundle, count)
     settled(before)
@@ -122,7 +118,7 @@ def growth(bundle: Path, count: int, before: set[threading.Thread]) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.soak)])
-def test_dropped_engines_leave_nothing(bundle: Path, count: int) -> None:
+def test_dropped_engines_leave_nothing(bundle, count):
     before = set(threading.enumerate())
     drop(bundle, 5)
     settled(before)

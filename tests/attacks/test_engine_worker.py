@@ -1,7 +1,5 @@
 """Whatever raises or hangs in an engine: every request ends, callers return, and the innocent go on."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import queue
@@ -20,16 +18,16 @@ from specbuild.runtime.errors import EngineClosedError
 class Panic(BaseException):
     """As what a tokenizer written in Rust raises; it cannot even be told."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no text")
 
 
 ERRORS = [RuntimeError("a bug"), Panic(), SystemExit(3), KeyboardInterrupt()]
 
 
-def in_time(call: Any, *given: Any) -> Any:
+def in_time(call, *given):
     """What a call gives within ten seconds."""
-    out: list[Any] = []
+    out = []
     thread = threading.Thread(target=lambda: out.append(call(*given)), daemon=True)
     thread.start()
     thread.join(10)
@@ -37,15 +35,15 @@ def in_time(call: Any, *given: Any) -> Any:
     return out[0] if out else None
 
 
-def raiser(error: BaseException) -> Any:
-    def call(*_: Any, **__: Any) -> Any:
+def raiser(error):
+    def call(*_, **__):
         raise error
 
     return call
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_who_listens_and_raises_harms_nobody(hash_engine: Any, error: BaseException) -> None:
+def test_who_listens_and_raises_harms_nobody(hash_engine, error):
     engine = hash_engine(batch_size=2, on_finish=raiser(error))
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
     handle = engine.scheduler.submit(sequence, raiser(error), each_round=True)
@@ -54,7 +52,7 @@ def test_who_listens_and_raises_harms_nobody(hash_engine: Any, error: BaseExcept
     at_rest(engine)
 
 
-def test_listening_needs_no_lock(hash_engine: Any) -> None:
+def test_listening_needs_no_lock(hash_engine):
     """Who is woken may wait for a thread that itself asks the engine."""
     engine = hash_engine(batch_size=1)
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
@@ -66,7 +64,7 @@ def test_listening_needs_no_lock(hash_engine: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["close", "drain"])
-def test_closing_from_who_listens(hash_engine: Any, call: str) -> None:
+def test_closing_from_who_listens(hash_engine, call):
     engine = hash_engine(batch_size=1)
     ((sequence,), _) = engine.requests("ab", LONG, "raise")
     once = [lambda: engine.close() if call == "close" else engine.drain(0)]
@@ -77,12 +75,12 @@ def test_closing_from_who_listens(hash_engine: Any, call: str) -> None:
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_closing_from_an_exclusive_section(hash_engine: Any, used: bool) -> None:
+def test_closing_from_an_exclusive_section(hash_engine, used):
     engine = hash_engine()
     if used:
         engine.generate("ab", SHORT)
 
-    def inside() -> None:
+    def inside():
         with engine.scheduler.exclusive():
             engine.close()
 
@@ -91,11 +89,11 @@ def test_closing_from_an_exclusive_section(hash_engine: Any, used: bool) -> None
     assert engine.loop.target.closed
 
 
-def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
+def test_a_stream_that_is_collected_amid_a_sweep(hash_engine):
     """A finalizer runs wherever the collector does, also with the engine's lock held by the same thread."""
     at_a_bad_time = list[Any]()
 
-    def clock() -> float:  # which is asked with the lock held
+    def clock():  # which is asked with the lock held
         if at_a_bad_time:
             at_a_bad_time.pop()()
         return time.perf_counter()
@@ -109,7 +107,7 @@ def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
         pass
     waiting = [*engine.scheduler.waiting]
 
-    def collect() -> None:
+    def collect():
         for handle in waiting:
             handle.cancel()
         assert not waiting[0].done, "what holds the lock is not disturbed"
@@ -126,11 +124,11 @@ def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine: Any) -> None:
+def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine):
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
     engine.scheduler.stall_timeout, told = 0.05, queue.SimpleQueue[logging.LogRecord]()
     handler = logging.Handler()
-    handler.emit = told.put  # type: ignore[method-assign]
+    handler.emit = told.put
     logging.getLogger("specbuild").addHandler(handler)
     try:
         late = engine.submit("ab", SamplingParams(max_new_tokens=100, deadline=0.5))
@@ -155,21 +153,21 @@ def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine: Any) -> None:
     assert late.result().token_ids == [], "a result never changes"
 
 
-def test_a_tokenizer_that_hangs_holds_no_lock(hash_engine: Any) -> None:
+def test_a_tokenizer_that_hangs_holds_no_lock(hash_engine):
     engine, entered, go = hash_engine(batch_size=2), threading.Event(), threading.Event()
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
 
     class Slow:
         @property
-        def text(self) -> str:
+        def text(self):
             entered.set()
             go.wait(60)
             return ""
 
-        def push(self, token: int) -> bool:
+        def push(self, token):
             return False
 
-        def finish(self) -> None:
+        def finish(self):
             pass
 
     sequence.detokenizer = Slow()
@@ -181,14 +179,14 @@ def test_a_tokenizer_that_hangs_holds_no_lock(hash_engine: Any) -> None:
     assert (handle.result(10).finish_reason, beside.result(10).finish_reason) == ("length", "length")
 
 
-def test_waits_beyond_what_threads_can_wait(hash_engine: Any) -> None:
+def test_waits_beyond_what_threads_can_wait(hash_engine):
     engine = hash_engine()
     assert engine.submit("ab", SHORT).result(1e18).finish_reason == "length"
     assert in_time(engine.drain, float("inf")) is True
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_bug_ends_every_request_and_the_engine(hash_engine: Any, error: BaseException) -> None:
+def test_a_bug_ends_every_request_and_the_engine(hash_engine, error):
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
     (*sequences, late), _ = engine.requests([[i] for i in range(6)], SHORT, "raise")
     handles = [engine.scheduler.submit(sequence) for sequence in sequences]  # two run, one waits, two stand in line
@@ -203,7 +201,7 @@ def test_a_bug_ends_every_request_and_the_engine(hash_engine: Any, error: BaseEx
     assert in_time(engine.drain) is False
 
 
-def test_a_request_that_finds_no_slot_for_a_bug_ends_alone(hash_engine: Any) -> None:
+def test_a_request_that_finds_no_slot_for_a_bug_ends_alone(hash_engine):
     engine = hash_engine(batch_size=1, gated=True)
     running, bad, good = (engine.submit(each, SHORT) for each in ("ab", "cd", "ef"))
     engine.gate.halted()
@@ -214,7 +212,7 @@ def test_a_request_that_finds_no_slot_for_a_bug_ends_alone(hash_engine: Any) -> 
     at_rest(engine)
 
 
-def test_a_clock_that_fails_ends_requests_all_the_same(hash_engine: Any) -> None:
+def test_a_clock_that_fails_ends_requests_all_the_same(hash_engine):
     engine = hash_engine(gated=True)
     running, clock = engine.submit("ab", SHORT), engine.scheduler.clock
     engine.gate.halted()

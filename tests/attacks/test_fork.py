@@ -1,7 +1,5 @@
 """A process that forks after its engine was loaded: the child is told what to do at once, and ends."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +67,7 @@ print("parent unharmed")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used", [True, False])
-def test_a_child_of_a_process_with_an_engine(used: bool) -> None:
+def test_a_child_of_a_process_with_an_engine(used):
     """Forked on a thread: that is the child's only one then, whatever the others held."""
     script = SCRIPT.format(support=str(TESTS / "support"), used=used)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -79,5 +77,5 @@ def test_a_child_of_a_process_with_an_engine(used: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly(but=("0",))
 @pytest.mark.parametrize("how", range(4))
-def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: int) -> None:
+def test_a_child_ends_though_the_models_have_threads(bundle, how):
     forked(bundle, how)

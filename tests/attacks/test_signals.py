@@ -1,16 +1,12 @@
 """Signals at bad moments: one line, nothing half-written, an earlier bundle whole, and the next run works."""
 
-from __future__ import annotations
-
 import random
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from campaign.attack import Bench
@@ -23,17 +19,17 @@ LIMIT = 60
 
 
 @contextmanager
-def started(code: str, *arguments: object, **more: object) -> Iterator[subprocess.Popen[str]]:
+def started(code, *arguments, **more):
     """Python code with a command's arguments, which says where it is on standard output."""
     command = [sys.executable, "-u", "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], word: str) -> None:
+def wait_for(process, word):
     assert process.stdout
     assert select.select([process.stdout], [], [], LIMIT)[0], f"no {word!r}"
     assert process.stdout.readline() == f"{word}\n"
@@ -53,7 +49,7 @@ sys.meta_path.insert(0, Slow())
 @pytest.mark.slow(but=("click-15",))
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("name", ["click", "specbuild.cli.generate", "onnxruntime"])
-def test_while_something_is_imported(bundle: Path, name: str, number: int) -> None:
+def test_while_something_is_imported(bundle, name, number):
     with started(WHILE_IMPORTING.format(name=name) + ENTRY, "generate", bundle, "-p", "x") as process:
         wait_for(process, "here")
         process.send_signal(number)
@@ -61,7 +57,7 @@ def test_while_something_is_imported(bundle: Path, name: str, number: int) -> No
     assert (process.returncode, out, err) == (1, "", STOPPED)
 
 
-def in_command(body: str) -> str:
+def in_command(body):
     """A command `doctor` whose work is something else."""
     return f"""
 import signal, sys, time
@@ -77,7 +73,7 @@ main()
 
 @pytest.mark.slow(but=("2",))
 @pytest.mark.parametrize("number", STOPPING)
-def test_more_signals_while_cleaning_up(tmp_path: Path, number: int) -> None:
+def test_more_signals_while_cleaning_up(tmp_path, number):
     """What an output holds is removed whole, whoever presses Ctrl-C again meanwhile."""
     body = f"""
 from pathlib import Path
@@ -108,7 +104,7 @@ with staging(Path({str(tmp_path / "b")!r}), 0) as folder:
 
 @pytest.mark.slow(but=("1",))
 @pytest.mark.parametrize("number", STOPPING)
-def test_what_was_ignored_stays_ignored(number: signal.Signals) -> None:
+def test_what_was_ignored_stays_ignored(number):
     """nohup ignores SIGHUP; a shell without job control ignores SIGINT for what is behind &."""
     body = """
 print("here")
@@ -125,7 +121,7 @@ return {"machine": "still there"}
 
 
 @pytest.fixture(scope="module")
-def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> SignalsAttack:
+def attack(bundle, tmp_path_factory):
     return SignalsAttack(Bench(bundle, tmp_path_factory.mktemp("attack")))
 
 
@@ -133,6 +129,6 @@ def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> SignalsAtt
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["build", "tune", "generate", "distill"])
-def test_at_random_moments(attack: SignalsAttack, tmp_path: Path, name: str, seed: int) -> None:
+def test_at_random_moments(attack, tmp_path, name, seed):
     """As the campaign does, also by SIGKILL: nothing is lost or left, and the next run works."""
     attack.interrupted(random.Random(f"{name}{seed}"), tmp_path, (name,))

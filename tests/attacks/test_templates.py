@@ -1,12 +1,9 @@
 """Hostile chat templates: what takes time, memory or the stack without bound is that prompt's error, and soon."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import jinja2
 import pytest
@@ -49,7 +46,7 @@ for source in json.load(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[str]:
+def outcomes():
     """What came of each template, in a process that may hang, crash or have no memory left."""
     command, sources = [sys.executable, "-c", CHILD], json.dumps(RENDERED + COMPILED)
     try:
@@ -60,7 +57,7 @@ def outcomes() -> list[str]:
 
 
 @pytest.mark.parametrize(("place", "source"), [*enumerate(RENDERED + COMPILED)], ids=lambda value: f"{value!r:.40}")
-def test_a_template_without_bounds_is_the_prompts_error(outcomes: list[str], place: int, source: str) -> None:
+def test_a_template_without_bounds_is_the_prompts_error(outcomes, place, source):
     said = outcomes[place] if place < len(outcomes) else "no end"
     assert said.startswith("refused: "), said
     assert "\n" not in said
@@ -69,17 +66,17 @@ def test_a_template_without_bounds_is_the_prompts_error(outcomes: list[str], pla
         assert "give the prompt as text" in said
 
 
-def render(source: str, *messages: dict[str, str]) -> str:
+def render(source, *messages):
     return ChatTemplate(source, {}).render(Chat(messages or [USER]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [ENDLESS, *(each for each in REFUSED if "m(n - 1)" in each)])
-def test_the_whole_budget_is_spent_soon(source: str) -> None:
+def test_the_whole_budget_is_spent_soon(source):
     """In any thread, with no signal; the join's limit is for a hang, not a bar."""
-    said: list[str] = []
+    said = []
 
-    def run() -> None:
+    def run():
         with pytest.raises(PromptError) as caught:
             render(source)
         said.append(str(caught.value))
@@ -91,10 +88,8 @@ def test_the_whole_budget_is_spent_soon(source: str) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, GeneratorExit, BaseException, KeyboardInterrupt])
-def test_whatever_jinja_raises_is_the_prompts_error_but_for_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+def test_whatever_jinja_raises_is_the_prompts_error_but_for_an_interrupt(monkeypatch, error):
+    def fail(*_, **__):
         raise error
 
     assert render("x") == "x"

@@ -1,11 +1,7 @@
 """What the benchmarks share: results a row a line, turns, and intervals."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +15,11 @@ RESULTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(s
 
 
 @given(result=RESULTS)
-def test_a_result_is_read_as_it_was_written(result: Any) -> None:
+def test_a_result_is_read_as_it_was_written(result):
     assert json.loads(common.rows(result)) == result
 
 
-def test_a_saved_result_has_a_row_a_line_few_digits_and_facts_that_stay(tmp_path: Path) -> None:
+def test_a_saved_result_has_a_row_a_line_few_digits_and_facts_that_stay(tmp_path):
     table = {number: {"ratio": 2 / 3, "texts": 123456, "spread": (0.1, 12345.6)} for number in range(30)}
     text = common.save(tmp_path / "new" / "result.json", {"machine": common.machine(), "rows": table})
     assert '\n  "7": {"ratio": 0.6667, "texts": 123456, "spread": [0.1, 12350.0]},\n' in text
@@ -31,12 +27,12 @@ def test_a_saved_result_has_a_row_a_line_few_digits_and_facts_that_stay(tmp_path
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["result.json"]
 
 
-def test_ways_take_turns_in_alternating_order_after_a_warm_up() -> None:
+def test_ways_take_turns_in_alternating_order_after_a_warm_up():
     count = itertools.count()
     assert common.in_turns({"a": count.__next__, "b": count.__next__}, 2) == {"a": [3, 4], "b": [2, 5]}
 
 
-def test_an_interval_is_of_whole_loads() -> None:
+def test_an_interval_is_of_whole_loads():
     """One load twice as fast and one half as fast, however many pairs say so, leave all between them open."""
     assert common.interval([[2.0] * 15, [0.5] * 15]) == pytest.approx([0.5, 2.0])
     assert common.interval([[2.0, 0.5]] * 15) == pytest.approx([1.0, 1.0])

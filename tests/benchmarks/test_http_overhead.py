@@ -1,9 +1,6 @@
 """The benchmark of the server on the reference pair: each contender's figures, and their ratios."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from benchmarks.serve import http_overhead
 pytestmark = pytest.mark.nightly
 
 
-def test_the_server_is_held_against_the_engine(bundle: Path) -> None:
+def test_the_server_is_held_against_the_engine(bundle):
     with serving(bundle, "--max-num-seqs", "4") as server:
         found = asyncio.run(http_overhead.measure(bundle, server.url, requests=4, turns=1))
     assert list(found) == ["1", "4", "16"]

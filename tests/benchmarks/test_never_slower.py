@@ -1,9 +1,6 @@
 """A cell says how much faster `auto` is, and a run goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ FIGURES = {
 }
 
 
-def test_a_cell_has_its_row_and_is_not_run_again(bundle: Path, tmp_path: Path) -> None:
+def test_a_cell_has_its_row_and_is_not_run_again(bundle, tmp_path):
     out = tmp_path / "out.json"
     given = ["--out", str(out), "--bundle", f"pair={bundle}", "--pairs", "2", "--loads", "2", "--turnover", "1"]
     given += ["--only", "concurrency=1 temperature=0.0$"]
@@ -38,7 +35,7 @@ def test_a_cell_has_its_row_and_is_not_run_again(bundle: Path, tmp_path: Path) -
     assert json.loads(out.read_text()) == found
 
 
-def test_both_ways_are_asked_the_same() -> None:
+def test_both_ways_are_asked_the_same():
     chosen, params = pairs.requests(["a", "b", "c"], 1, 4, 0.8)
     assert chosen == ["b", "c", "a", "b"]
     assert len({each.cache_salt for each in params}) == 2  # the second "b" finds nothing of the first

@@ -1,11 +1,8 @@
 """benchmarks/peers without the peers: what passes between its processes, its arithmetic, and specbuild's own worker."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +32,7 @@ serve(Toy)
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def job(tmp_path, monkeypatch):
     """The job of a worker of TOY."""
     monkeypatch.setenv("PYTHONPATH", str(worker.HERE))
     monkeypatch.setattr(worker, "HERE", tmp_path)
@@ -43,7 +40,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"threads": 2, "folder": str(tmp_path)}
 
 
-def test_a_worker_answers_each_request_and_says_in_a_line_what_it_cannot_do(job: dict[str, Any]) -> None:
+def test_a_worker_answers_each_request_and_says_in_a_line_what_it_cannot_do(job):
     with worker.Worker("toy", Path(sys.executable), job) as peer:
         for mode, said in (("broken", "cannot do that"), ("short", "2 tokens where 3 were asked for")):
             with pytest.raises(worker.PeerError, match=rf"^toy, {mode}: {said}$"):
@@ -56,8 +53,8 @@ def test_a_worker_answers_each_request_and_says_in_a_line_what_it_cannot_do(job:
         worker.Worker("toy", Path(sys.executable), job | {"threads": 13})
 
 
-def test_ratios_are_of_whole_requests_and_of_what_follows_the_first_token() -> None:
-    def tally(first: float, total: float) -> table.Tally:
+def test_ratios_are_of_whole_requests_and_of_what_follows_the_first_token():
+    def tally(first, total):
         return table.Tally(requests=1, tokens=11, first=first, total=total, equal=1)
 
     peer = {"plain": tally(2, 22), "plain, other": tally(1, 11), "draft": tally(1, 6)}
@@ -68,7 +65,7 @@ def test_ratios_are_of_whole_requests_and_of_what_follows_the_first_token() -> N
     assert tuple(result["auto_over_fastest_peer"]["decode"].values()) == ("slow", "draft", 2.5)
 
 
-def test_specbuild_decodes_every_prompt_in_every_mode(bundle: Path, tmp_path: Path, pair: Path, capsys: Any) -> None:
+def test_specbuild_decodes_every_prompt_in_every_mode(bundle, tmp_path, pair, capsys):
     paths = ("--target", pair / "target", "--draft", pair / "draft", "--bundle", bundle, "--folder", tmp_path)
     given = [*map(str, paths), "--only", "specbuild", "--num-prompts", "2", "--out", str(tmp_path / "out.json")]
     assert run.main([*given, "--max-new-tokens", "4"]) == 0
@@ -83,7 +80,7 @@ def test_specbuild_decodes_every_prompt_in_every_mode(bundle: Path, tmp_path: Pa
         assert wrong[1] in line
 
 
-def test_a_checkpoint_is_converted_once_and_again_where_it_changed(tmp_path: Path) -> None:
+def test_a_checkpoint_is_converted_once_and_again_where_it_changed(tmp_path):
     source, folder = tmp_path / "source", tmp_path / "models"
     source.mkdir()
     folder.mkdir()

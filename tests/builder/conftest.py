@@ -1,25 +1,20 @@
 """Fixtures of the builder's tests: random Llamas, in memory and on disk, whose every weight counts."""
 
-from __future__ import annotations
-
 import importlib
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_trace() -> None:
+def _no_trace():
     """Torch traces an export into thousands of log records, and pytest would keep them all."""
     importlib.import_module("torch")  # sets its loggers up
     logging.getLogger("torch.__trace").propagate = False
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """For products as small as these a second thread is a hindrance, and waits by spinning."""
     import torch
 
@@ -30,10 +25,10 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def make_model() -> Callable[..., Any]:
+def make_model():
     """`make_model(**LlamaConfig fields)`: a random float32 Llama, norms and biases random too."""
 
-    def make(**fields: Any) -> Any:
+    def make(**fields):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -61,10 +56,10 @@ def make_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def make_sharp_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[..., Path]:
+def make_sharp_checkpoint(make_checkpoint):
     """`make_checkpoint` with wide logits, so that no choice is a near-tie, and with random norms and biases."""
 
-    def make(folder: Path, **fields: object) -> Path:
+    def make(folder, **fields):
         import torch
         from safetensors.torch import load_file, save_file
 

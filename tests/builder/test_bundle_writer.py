@@ -1,14 +1,10 @@
 """The bundle's writer lists every file in the manifest, and puts tokenizer, chat template and kernels beside models."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -31,10 +27,10 @@ from specbuild.runtime.bundle.memory_plan import plan
 
 
 @pytest.fixture
-def context(pair: Path, tmp_path: Path) -> Callable[..., BuildContext]:
+def context(pair, tmp_path):
     """`context(**BuildConfig fields)`: a build of the reference target that has written nothing yet."""
 
-    def make(**fields: Any) -> BuildContext:
+    def make(**fields):
         config = BuildConfig(str(pair / "target"), tmp_path / "b", **fields)
         (tmp_path / "b").mkdir()
         stages = Stages(lambda stage: None, lambda phase, share: None)
@@ -43,7 +39,7 @@ def context(pair: Path, tmp_path: Path) -> Callable[..., BuildContext]:
     return make
 
 
-def test_the_manifest_describes_the_pair(bundle: Path, pair: Path) -> None:
+def test_the_manifest_describes_the_pair(bundle, pair):
     opened = Bundle.open(bundle)
     opened.verify()
     manifest = opened.manifest
@@ -62,11 +58,11 @@ def test_the_manifest_describes_the_pair(bundle: Path, pair: Path) -> None:
     assert there == set(manifest.files) | {"manifest.json"}
 
 
-def record(content: bytes) -> FileRecord:
+def record(content):
     return FileRecord(len(content), hashlib.sha256(content).hexdigest())
 
 
-def test_a_file_is_hashed_when_it_is_first_seen(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_is_hashed_when_it_is_first_seen(bundle, tmp_path):
     """Nothing is written twice, and weights take long to read; the manifest itself is no part of the list."""
     given = replace(Bundle.open(bundle).manifest, files={})
     (tmp_path / "target").mkdir()
@@ -84,7 +80,7 @@ def test_a_file_is_hashed_when_it_is_first_seen(bundle: Path, tmp_path: Path) ->
     assert "kernels" not in written
 
 
-def test_the_tokenizer_is_what_transformers_uses(pair: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_is_what_transformers_uses(pair, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     assert save_tokenizer(tmp_path, tokenizer) is None
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
@@ -102,9 +98,7 @@ def test_the_tokenizer_is_what_transformers_uses(pair: Path, tmp_path: Path) -> 
         ("", None),
     ],
 )
-def test_of_several_chat_templates_the_default_is_kept(
-    pair: Path, tmp_path: Path, template: Any, written: str | None
-) -> None:
+def test_of_several_chat_templates_the_default_is_kept(pair, tmp_path, template, written):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     tokenizer.chat_template = template
     assert save_tokenizer(tmp_path, tokenizer) == ("chat_template.jinja" if written else None)
@@ -112,14 +106,14 @@ def test_of_several_chat_templates_the_default_is_kept(
     assert (file.read_text(encoding="utf-8") if file.exists() else None) == written
 
 
-def test_a_checkpoints_sampling_parameters_are_kept(tmp_path: Path) -> None:
+def test_a_checkpoints_sampling_parameters_are_kept(tmp_path):
     save_sampling(tmp_path, {})
     assert not list(tmp_path.iterdir())
     save_sampling(tmp_path, {"temperature": 0.6, "top_k": 50})
     assert json.loads((tmp_path / "generation_config.json").read_text()) == {"temperature": 0.6, "top_k": 50}
 
 
-def test_memory_is_planned_by_batch_and_length(bundle: Path) -> None:
+def test_memory_is_planned_by_batch_and_length(bundle):
     manifest = Bundle.open(bundle).manifest
     found = memory_plans(manifest, BuildConfig("t", Path("b"), max_batch_size=3))
     sizes = [(each["batch_size"], each["seq_len"]) for each in found["plans"]]
@@ -132,12 +126,10 @@ def test_memory_is_planned_by_batch_and_length(bundle: Path) -> None:
 
 
 @pytest.mark.skipif(not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is missing")
-def test_each_cubin_has_its_record(
-    context: Callable[..., BuildContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_cubin_has_its_record(context, tmp_path, monkeypatch):
     """Around other backends' graphs only what decodes is compiled; one small source stands for that here."""
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
-    asked: list[tuple[str, ...]] = []
+    asked = []
     monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
     work = context(backend="onnxruntime-cuda", precision="fp32", cuda_arch=("80,90",))
     kernels = save_kernels(work)

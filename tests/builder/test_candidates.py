@@ -1,11 +1,6 @@
 """`best` by building: what is chosen runs, and the report has a row for each precision."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +12,7 @@ from specbuild.runtime.errors import OptionError
 
 
 @pytest.mark.nightly
-def test_a_build_takes_the_best(
-    make_sharp_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    specbuild: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_build_takes_the_best(make_sharp_checkpoint, tmp_path, specbuild, monkeypatch):
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4, max_kl=10.0)
     config = BuildConfig(model, tmp_path / "b", precision="best:SIZE", max_batch_size=1, tune=False, quantize=options)
@@ -51,6 +41,6 @@ def test_a_build_takes_the_best(
         ({"precision": "int8", "draft": "d", "draft_precision": "best:kl"}, "best:kl is for the target"),
     ],
 )
-def test_where_it_cannot(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+def test_where_it_cannot(tmp_path, fields, message):
     with pytest.raises(OptionError, match=message):
-        BuildConfig("model", tmp_path / "b", **fields)  # type: ignore[arg-type]
+        BuildConfig("model", tmp_path / "b", **fields)

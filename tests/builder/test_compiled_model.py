@@ -1,11 +1,5 @@
 """A model's way into the bundle: what is timed, what executors are told, and what a precision is called."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from specbuild.builder.build_context import BuildContext, Stages
@@ -20,10 +14,10 @@ STAGES = "load", "export", "quantize", "lower"
 
 
 @pytest.fixture
-def context(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., BuildContext]:
+def context(make_checkpoint, tmp_path):
     """`context(told, **BuildConfig fields)` of a target whose heads no operator takes as they are."""
 
-    def make(told: list[str], **fields: Any) -> BuildContext:
+    def make(told, **fields):
         target = make_checkpoint(tmp_path / "target", **FIELDS)
         config = BuildConfig(str(target), tmp_path / "b", buckets=(1, 2, 8), tree="chain:3", max_batch_size=1, **fields)
         (tmp_path / "b").mkdir()
@@ -35,9 +29,7 @@ def context(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize(("tensor_type", "precision"), [((), "fp32"), (("lm_head=int8",), "mixed")])
-def test_a_model_and_what_the_report_says_of_it(
-    context: Callable[..., BuildContext], tensor_type: tuple[str, ...], precision: str
-) -> None:
+def test_a_model_and_what_the_report_says_of_it(context, tensor_type, precision):
     """Heads of 20 lie 24 wide in the cache."""
     stages, options = list[str](), QuantizeOptions(tensor_type=tensor_type, calib_size=4)
     work = context(stages, **{"quantize": options} if tensor_type else {})
@@ -54,9 +46,9 @@ def test_a_model_and_what_the_report_says_of_it(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_a_draft_of_the_targets_own_weights_shares_its_tensors(context: Callable[..., BuildContext]) -> None:
+def test_a_draft_of_the_targets_own_weights_shares_its_tensors(context):
     """And is judged by what the target chooses."""
-    told: list[str] = []
+    told = []
     work = context(told, draft="self:int4", quantize=QuantizeOptions(calib_size=4))
     given = texts.read(None, work.source.target.tokenizer, 99, 4, 0)
     target = compile_target(work, given)

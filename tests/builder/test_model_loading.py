@@ -1,11 +1,6 @@
 """A build loads a draft that takes the target's tokens, or a head with its target, and says which tokens it drafts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,15 +17,15 @@ KNOWN = [0, 5, 300]
 
 
 @pytest.fixture(scope="module")
-def target(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(make_checkpoint, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("loading") / "target")
 
 
 @pytest.fixture
-def context(target: Path, tmp_path: Path) -> Callable[..., BuildContext]:
+def context(target, tmp_path):
     """`context(draft, **BuildConfig fields)`."""
 
-    def make(draft: Path | str, **fields: Any) -> BuildContext:
+    def make(draft, **fields):
         config = BuildConfig(str(target), tmp_path / "b", draft=str(draft), **fields)
         stages = Stages(lambda stage: None, lambda phase, share: None)
         return BuildContext(config, tmp_path, prepare(config), stages)
@@ -39,10 +34,10 @@ def context(target: Path, tmp_path: Path) -> Callable[..., BuildContext]:
 
 
 @pytest.fixture
-def head(target: Path, tmp_path: Path) -> Callable[[list[int]], Path]:
+def head(target, tmp_path):
     """`head(tokens)`: an EAGLE-3 head on disk that drafts these."""
 
-    def make(tokens: list[int]) -> Path:
+    def make(tokens):
         (tmp_path / "head").mkdir()
         save_head(tmp_path / "head", random_head(find(str(target)).config, tokens))
         return tmp_path / "head"
@@ -51,13 +46,7 @@ def head(target: Path, tmp_path: Path) -> Callable[[list[int]], Path]:
 
 
 @pytest.mark.parametrize(("backend", "columns"), [("onnxruntime", len(KNOWN)), ("onnxruntime-cuda", 4096)])
-def test_a_trimmed_draft_has_but_its_tokens(
-    make_checkpoint: Callable[..., Path],
-    context: Callable[..., BuildContext],
-    tmp_path: Path,
-    backend: str,
-    columns: int,
-) -> None:
+def test_a_trimmed_draft_has_but_its_tokens(make_checkpoint, context, tmp_path, backend, columns):
     """On a GPU its logits are by token, for kernels choose among the target's."""
     draft = make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
     config = json.loads((draft / "config.json").read_text())
@@ -72,7 +61,7 @@ def test_a_trimmed_draft_has_but_its_tokens(
     assert json.loads((tmp_path / "draft_tokens.json").read_text()) == KNOWN
 
 
-def test_a_draft_may_be_the_targets_own_weights(context: Callable[..., BuildContext]) -> None:
+def test_a_draft_may_be_the_targets_own_weights(context):
     work = context("self:int8")
     target, draft = load_target(work.source), load_draft(work.source, None)
     assert draft.net is not target.net
@@ -81,9 +70,7 @@ def test_a_draft_may_be_the_targets_own_weights(context: Callable[..., BuildCont
     assert draft.tokens is None
 
 
-def test_a_head_is_read_with_its_target(
-    context: Callable[..., BuildContext], head: Callable[[list[int]], Path], tmp_path: Path
-) -> None:
+def test_a_head_is_read_with_its_target(context, head, tmp_path):
     """Its embedding is the target's, and counts there alone."""
     work = context(head(KNOWN))
     target = load_target(work.source)

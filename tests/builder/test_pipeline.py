@@ -1,13 +1,9 @@
 """Whole builds: random pairs of every shape decode as transformers does, and a build that stops leaves nothing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,6 @@ from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.bundle import atomic_output
 from specbuild.runtime.errors import OutputError
 
-Make = Callable[..., Path]
 NEW_TOKENS = 20
 PROMPTS = [[17], [5, 900, 31, 31, 2048, 7], list(range(100, 140))]
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
@@ -29,7 +24,7 @@ ODD = {
     **{"head_dim": 48, "max_position_embeddings": 77},
 }
 ONE = {"num_hidden_layers": 1}
-PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+PAIRS = {
     "gqa, untied, biases, padded; mqa, tied, padded further": (
         {"attention_bias": True, "mlp_bias": True, "vocab_size": 4128},
         ONE | {"num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 4200},
@@ -44,7 +39,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-def greedy(folder: Path) -> list[list[int]]:
+def greedy(folder):
     """What `transformers` makes of the prompts, in float32, where it chooses no row that no token has."""
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +56,7 @@ def greedy(folder: Path) -> list[list[int]]:
 @pytest.mark.soak(only=("mha, tied, llama3, shards, padded; linear", "odd, linear; odd, biases"))
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make, tmp_path: Path, name: str) -> None:
+def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint, tmp_path, name):
     target_fields, draft_fields = PAIRS[name]
     target = make_sharp_checkpoint(tmp_path / "target", **target_fields)
     draft = make_sharp_checkpoint(tmp_path / "draft", **draft_fields) if draft_fields else None
@@ -70,7 +65,7 @@ def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make,
     expected = greedy(target)
     assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
     for drafter in ("model", "ngram", None) if draft else ("ngram", None):
-        with Engine.load(output, drafter=drafter, batch_size=2, threads=1) as engine:  # type: ignore[arg-type]
+        with Engine.load(output, drafter=drafter, batch_size=2, threads=1) as engine:
             sampled = None
             for tree in ("off", "chain:4", "topk:2,3", "best:16"):
                 params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree)
@@ -81,7 +76,7 @@ def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make,
                 assert tokens == sampled, (drafter, tree)
 
 
-def test_the_report_says_how_exact(bundle: Path) -> None:
+def test_the_report_says_how_exact(bundle):
     report = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
     assert report["exactness"]["largest_logit_difference"] < 1e-4
     assert len(report["exactness"]["cases"]) >= 3
@@ -92,21 +87,21 @@ def test_the_report_says_how_exact(bundle: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny(make_checkpoint, tmp_path_factory):
     return str(make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", **ONE))
 
 
 @pytest.fixture(scope="module")
-def tiny_bundle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], int]:
+def tiny_bundle(tiny, tmp_path_factory):
     """A small bundle, the stages its build announced, and how many it had said there would be."""
     config = BuildConfig(tiny, tmp_path_factory.mktemp("bundles") / "tiny.bundle", max_batch_size=1, max_seq_len=40)
-    announced: list[str] = []
+    announced = []
     build(config, announced.append)
     return config.output, announced, stages(config)
 
 
 @pytest.fixture
-def place(tiny_bundle: tuple[Path, list[str], int], tmp_path: Path) -> Path:
+def place(tiny_bundle, tmp_path):
     """A folder with an older bundle `b` and nothing else."""
     folder = tmp_path / "place"
     folder.mkdir()
@@ -114,12 +109,12 @@ def place(tiny_bundle: tuple[Path, list[str], int], tmp_path: Path) -> Path:
     return folder
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_stages_are_as_many_as_announced(tiny_bundle: tuple[Path, list[str], int]) -> None:
+def test_stages_are_as_many_as_announced(tiny_bundle):
     path, announced, expected = tiny_bundle
     assert len(announced) == len(set(announced)) == expected
     assert announced[-1] == "check"
@@ -143,10 +138,10 @@ class Interrupted(BaseException):
         ("check", Interrupted()),
     ],
 )
-def test_a_build_that_stops_leaves_nothing(tiny: str, place: Path, stage: str, error: BaseException) -> None:
+def test_a_build_that_stops_leaves_nothing(tiny, place, stage, error):
     before = snapshot(place)
 
-    def progress(name: str) -> None:
+    def progress(name):
         if name == stage:
             raise error
 
@@ -156,8 +151,8 @@ def test_a_build_that_stops_leaves_nothing(tiny: str, place: Path, stage: str, e
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
-def test_folders_made_for_a_build_that_stops_go(tiny: str, tmp_path: Path) -> None:
-    def progress(name: str) -> None:
+def test_folders_made_for_a_build_that_stops_go(tiny, tmp_path):
+    def progress(name):
         if name == "target: load":
             assert (tmp_path / "a" / "b").is_dir()
             raise RuntimeError("stop")
@@ -169,12 +164,10 @@ def test_folders_made_for_a_build_that_stops_go(tiny: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-def test_a_rename_that_fails_brings_the_older_bundle_back(
-    tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rename_that_fails_brings_the_older_bundle_back(tiny, place, monkeypatch):
     before, failed = snapshot(place), list[Path]()
 
-    def fail(folder: Path, output: Path) -> None:
+    def fail(folder, output):
         assert not output.exists(), "what was there is aside"
         failed.append(folder)
         raise OSError(errno.EIO, "Input/output error")
@@ -190,7 +183,7 @@ def test_a_rename_that_fails_brings_the_older_bundle_back(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_force_replaces(tiny: str, place: Path) -> None:
+def test_force_replaces(tiny, place):
     (place / "b" / "stray").write_text("of the older bundle")
     build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1, max_seq_len=50))
     assert Bundle.open(place / "b").manifest.max_seq_len == 50

@@ -1,12 +1,8 @@
 """The plan of a build: what each precision takes, why, what is missing here, and what would fit."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,21 +15,20 @@ from specbuild.builder.plan import Plan, Room, check_room
 from specbuild.builder.units import in_bytes
 from specbuild.runtime.errors import ExecutionError, OptionError, OutputError
 
-Make = Callable[..., Path]
 MUCH = 1 << 50
 
 
 @pytest.fixture(scope="module")
-def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(make_checkpoint, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("planned") / "target", hidden_size=64, intermediate_size=128)
 
 
 @pytest.fixture(scope="module")
-def plan(target: Path) -> Plan:
+def plan(target):
     return Plan.of(BuildConfig(str(target), Path("nowhere/b")))
 
 
-def test_a_dry_run_says_what_would_be_made(pair: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_would_be_made(pair, tmp_path):
     config = BuildConfig(
         str(pair / "target"),
         tmp_path / "b",
@@ -62,7 +57,7 @@ def test_a_dry_run_says_what_would_be_made(pair: Path, tmp_path: Path) -> None:
         assert refused.to_dict()["refusal"] == str(caught.value)
 
 
-def test_every_precision_has_its_cost(plan: Plan) -> None:
+def test_every_precision_has_its_cost(plan):
     """The one that was asked for comes first; `keep` is for a GGUF file."""
     costs = plan.costs()["target"]
     assert list(costs) == ["fp32", "int8", "int4"]
@@ -72,7 +67,7 @@ def test_every_precision_has_its_cost(plan: Plan) -> None:
         assert cost.build_memory == sum(cost.build_memory_by_use.values())
 
 
-def test_time_grows_with_the_model_and_with_what_is_calibrated(plan: Plan, pair: Path) -> None:
+def test_time_grows_with_the_model_and_with_what_is_calibrated(plan, pair):
     costs = plan.costs()["target"]
     seconds = [costs[precision].build_seconds or 0 for precision in ("fp32", "int8", "int4")]
     assert 0 < seconds[0] < seconds[1] < seconds[2]
@@ -85,14 +80,14 @@ def test_time_grows_with_the_model_and_with_what_is_calibrated(plan: Plan, pair:
     assert Plan.of(both).to_dict()["build_seconds"] > Plan.of(alone).to_dict()["build_seconds"]
 
 
-def test_more_and_longer_texts_take_more_memory_to_run(plan: Plan) -> None:
+def test_more_and_longer_texts_take_more_memory_to_run(plan):
     more = Plan.of(replace(plan.config, max_batch_size=2 * plan.config.max_batch_size))
     shorter = Plan.of(replace(plan.config, max_seq_len=plan.sources.max_seq_len // 2))
     sizes = [each.costs()["target"]["fp32"].run_memory for each in (shorter, plan, more)]
     assert sizes == sorted(set(sizes))
 
 
-def test_a_pairs_check_has_both_models(pair: Path) -> None:
+def test_a_pairs_check_has_both_models(pair):
     alone = BuildConfig(str(pair / "target"), Path("nowhere/b"))
     both = Plan.of(replace(alone, draft=str(pair / "draft")))
     more = both.sources.memory_bytes - Plan.of(alone).sources.memory_bytes
@@ -100,9 +95,7 @@ def test_a_pairs_check_has_both_models(pair: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_bundles_weights_take_what_the_plan_says(
-    pair: Path, build_shared: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_bundles_weights_take_what_the_plan_says(pair, build_shared, tmp_path):
     """Within a tenth, but for tables of positions, which all precisions have alike."""
     planned, written = dict[str, int](), dict[str, int]()
     for precision in ("fp32", "int8", "int4"):
@@ -116,22 +109,20 @@ def test_a_bundles_weights_take_what_the_plan_says(
         assert saved == pytest.approx(written["fp32"] - written[narrow], rel=0.1)
 
 
-def test_what_a_name_is_given_counts(plan: Plan) -> None:
+def test_what_a_name_is_given_counts(plan):
     mixed = replace(plan.config, quantize=QuantizeOptions(output_tensor_type="int8"))
     sizes = [Plan.of(config).costs()["target"]["fp32"].bundle for config in (plan.config, mixed)]
     assert sizes[1] < sizes[0]
 
 
-def test_a_bundle_for_gpus_is_in_16_bits_and_says_what_lacks(
-    target: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
+def test_a_bundle_for_gpus_is_in_16_bits_and_says_what_lacks(target, plan, monkeypatch):
+    def refuse():
         raise ExecutionError("there is no driver")
 
     monkeypatch.setattr("specbuild.builder.machine.check_driver", refuse)
     native = EngineOptions(attention="native")
     asked = {"backend": "onnxruntime-cuda", "engine": native, "cuda_arch": ("none",)}
-    gpu = Plan.of(BuildConfig(str(target), Path("nowhere/b"), **asked))  # type: ignore[arg-type]
+    gpu = Plan.of(BuildConfig(str(target), Path("nowhere/b"), **asked))
     costs = gpu.costs()["target"]
     assert list(costs) == ["fp16", "bf16", "fp32"]
     assert costs["fp16"].bundle == pytest.approx(plan.costs()["target"]["fp32"].bundle / 2, rel=0.01)
@@ -141,7 +132,7 @@ def test_a_bundle_for_gpus_is_in_16_bits_and_says_what_lacks(
     assert found["refusal"] is None
 
 
-def test_a_refusal_names_what_would_fit(plan: Plan) -> None:
+def test_a_refusal_names_what_would_fit(plan):
     """The widest precision that does; where none does, the rest of the advice stands."""
     config, sources = plan.config, plan.sources
     assert check_room(config, sources, Room(MUCH, MUCH, MUCH)).memory == plan.costs()["target"]["fp32"].build_memory
@@ -157,7 +148,7 @@ def test_a_refusal_names_what_would_fit(plan: Plan) -> None:
         check_room(config, sources, Room(1_000_000, MUCH, MUCH))
 
 
-def test_what_needs_room_in_tmpdir_is_answered_with_what_needs_none(plan: Plan) -> None:
+def test_what_needs_room_in_tmpdir_is_answered_with_what_needs_none(plan):
     best = Plan.of(replace(plan.config, precision="best:size"))
     room = Room(MUCH, best.sources.scratch_bytes - 1, MUCH)
     with pytest.raises(OptionError, match=r"free: --precision fp32 takes .* of disk, or set TMPDIR to another disk$"):
@@ -168,12 +159,12 @@ def test_what_needs_room_in_tmpdir_is_answered_with_what_needs_none(plan: Plan) 
     ("count", "words"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (9_960_000, "10 MB"), (1_900_000_000, "1.9 GB")],
 )
-def test_bytes_in_words(count: int, words: str) -> None:
+def test_bytes_in_words(count, words):
     assert in_bytes(count) == words
 
 
 @given(st.integers(0, 10**16))
-def test_bytes_in_words_are_near_the_number(count: int) -> None:
+def test_bytes_in_words_are_near_the_number(count):
     number, unit = in_bytes(count).split()
     scale = 1000 ** ("bytes", "kB", "MB", "GB", "TB", "PB").index(unit)
     assert abs(float(number) * scale - count) <= 0.06 * count

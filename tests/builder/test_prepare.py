@@ -1,12 +1,8 @@
 """A build looks at, measures and refuses what it is made from before any weights are loaded."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from other_tokenizers import edit
@@ -23,35 +19,34 @@ from specbuild.builder.plan import check_room
 from specbuild.builder.prepare import prepare
 from specbuild.runtime.errors import OptionError
 
-Make = Callable[..., Path]
 NO_HEADS = "head size 16: TreeAttention has 64, 80, 96, 128 and 256"
 
 
 @pytest.fixture(scope="module")
-def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(make_checkpoint, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("prepared") / "target")
 
 
 @pytest.fixture(scope="module")
-def draft(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def draft(make_checkpoint, tmp_path_factory):
     """Of fewer positions than the target."""
     folder = tmp_path_factory.mktemp("prepared") / "draft"
     return make_checkpoint(folder, num_hidden_layers=1, num_key_value_heads=1, max_position_embeddings=96)
 
 
 @pytest.fixture(scope="module")
-def eagle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def eagle(target, tmp_path_factory):
     """A random head."""
     folder = tmp_path_factory.mktemp("heads")
     save_head(folder, random_head(find(str(target)).config, list(range(0, 4096, 3))))
     return folder
 
 
-def config(target: Path, draft: Path | str | None = None, **fields: Any) -> BuildConfig:
+def config(target, draft=None, **fields):
     return BuildConfig(str(target), Path("nowhere/b"), draft=draft and str(draft), **fields)
 
 
-def test_a_pair_is_described(target: Path, draft: Path, make_checkpoint: Make, tmp_path: Path) -> None:
+def test_a_pair_is_described(target, draft, make_checkpoint, tmp_path):
     """The bundle's size and the memory that it takes are bounds, and grow with the weights."""
     found = prepare(config(target, draft))
     assert (found.kind, found.shares_weights, found.max_seq_len) == ("model", False, 96)
@@ -63,9 +58,7 @@ def test_a_pair_is_described(target: Path, draft: Path, make_checkpoint: Make, t
     assert wide.memory_bytes > found.memory_bytes > ours
 
 
-def test_each_kind_of_draft_has_its_name(
-    target: Path, draft: Path, eagle: Path, make_checkpoint: Make, tmp_path: Path
-) -> None:
+def test_each_kind_of_draft_has_its_name(target, draft, eagle, make_checkpoint, tmp_path):
     masked = edit(make_checkpoint(tmp_path / "masked", num_hidden_layers=1, vocab_size=4097), pard_token=4096)
     kinds = {str(draft): ("model", False), str(masked): ("parallel", False), str(eagle): ("eagle3", True)}
     for given, expected in (kinds | {"self:int8": ("model", True)}).items():
@@ -74,23 +67,21 @@ def test_each_kind_of_draft_has_its_name(
     assert list(prepare(config(target)).models) == ["target"]
 
 
-def test_a_bundle_is_no_larger_than_was_said(pair: Path, bundle: Path) -> None:
+def test_a_bundle_is_no_larger_than_was_said(pair, bundle):
     size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     assert size < prepare(config(pair / "target", pair / "draft")).bundle_bytes
 
 
 @pytest.mark.nightly
-def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, eagle: Path, tmp_path: Path) -> None:
+def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target, eagle, tmp_path):
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
     for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):
         with pytest.raises(OptionError, match="an EAGLE-3 head is not"):
-            prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(eagle), **wrong))  # type: ignore
+            prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(eagle), **wrong))
 
 
 @pytest.mark.parametrize(("asked", "least"), [(97, "draft's 96"), (129, "target's 128")])
-def test_a_text_is_no_longer_than_both_take(
-    target: Path, draft: Path, make_checkpoint: Make, tmp_path: Path, asked: int, least: str
-) -> None:
+def test_a_text_is_no_longer_than_both_take(target, draft, make_checkpoint, tmp_path, asked, least):
     """Longer ones than most need are asked for."""
     assert prepare(config(target, draft, max_seq_len=96)).max_seq_len == 96
     with pytest.raises(OptionError, match=rf"^max-seq-len {asked} is beyond the {least} positions$"):
@@ -100,7 +91,7 @@ def test_a_text_is_no_longer_than_both_take(
     assert prepare(config(long, max_seq_len=9000)).max_seq_len == 9000
 
 
-def test_what_is_not_calibrated_keeps_nothing(target: Path, tmp_path: Path) -> None:
+def test_what_is_not_calibrated_keeps_nothing(target, tmp_path):
     """Only what depends on the layers' inputs is kept, and `auto` may choose such a precision."""
     options = QuantizeOptions(calibration_cache=tmp_path / "cache")
     with pytest.raises(OptionError, match="are not calibrated, there is nothing to keep: drop --calibration-cache"):
@@ -118,13 +109,13 @@ def test_what_is_not_calibrated_keeps_nothing(target: Path, tmp_path: Path) -> N
         ({"backend": "onnxruntime-cuda"}, f"the target has no plugin, {NO_HEADS}: use --attention native"),
     ],
 )
-def test_heads_that_no_kernel_has_are_refused(target: Path, fields: dict[str, Any], message: str) -> None:
+def test_heads_that_no_kernel_has_are_refused(target, fields, message):
     with pytest.raises(OptionError) as caught:
         prepare(config(target, **fields))
     assert str(caught.value) == message
 
 
-def test_attention_is_compiled_for_the_type_that_it_computes_in(make_checkpoint: Make, tmp_path: Path) -> None:
+def test_attention_is_compiled_for_the_type_that_it_computes_in(make_checkpoint, tmp_path):
     """A checkpoint's own type counts where float32 graphs decode; a graph has no attention beside the bundle's."""
     target = make_checkpoint(tmp_path / "target", num_hidden_layers=1, head_dim=64)
     for precision, shapes in (("fp16", [Shape(64, "F16", "F16")]), ("bf16", [Shape(64, "BF16", "BF16")]), ("fp32", [])):
@@ -136,7 +127,7 @@ def test_attention_is_compiled_for_the_type_that_it_computes_in(make_checkpoint:
     assert prepare(config(edit(target, dtype="float16"), cuda_arch=("90",))).shapes == [Shape(64, "F16", "F16")]
 
 
-def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint, tmp_path):
     odd, even = (make_checkpoint(tmp_path / str(n), num_hidden_layers=1, head_dim=n) for n in (12, 24))
     with pytest.raises(OptionError, match=r"the target has heads of 12, .* takes multiples of 8: use fp32"):
         prepare(config(odd, backend="tensorrt-rtx", precision="fp16"))
@@ -151,7 +142,7 @@ def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_pa
         assert str(found.layouts["target"].caches[0].key) == target.name
 
 
-def test_memory_and_room_that_this_machine_has_not_are_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_room_that_this_machine_has_not_are_refused(target, monkeypatch):
     asked = config(target, precision="int4")
     found = prepare(asked)
     assert check_room(asked, found).memory == found.memory_bytes
@@ -163,7 +154,7 @@ def test_memory_and_room_that_this_machine_has_not_are_refused(target: Path, mon
         check_room(asked, found)
 
 
-def test_a_control_groups_limit_counts(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_groups_limit_counts(target, tmp_path, monkeypatch):
     limits = tmp_path / "memory.max", tmp_path / "none"
     monkeypatch.setattr("specbuild.builder.prepare.LIMITS", tuple(map(str, limits)))
     limits[0].write_text("max\n")
@@ -175,7 +166,7 @@ def test_a_control_groups_limit_counts(target: Path, tmp_path: Path, monkeypatch
         check_room(asked, found)
 
 
-def test_more_layers_take_no_more_memory_than_the_bundle_does(make_checkpoint: Make, tmp_path: Path) -> None:
+def test_more_layers_take_no_more_memory_than_the_bundle_does(make_checkpoint, tmp_path):
     """However they are quantized; and what is compared lies in TMPDIR."""
     few, many = (prepare_of(make_checkpoint(tmp_path / str(n), num_hidden_layers=n, hidden_size=128)) for n in (2, 8))
     parameters = find(str(tmp_path / "8")).parameters - find(str(tmp_path / "2")).parameters
@@ -184,5 +175,5 @@ def test_more_layers_take_no_more_memory_than_the_bundle_does(make_checkpoint: M
     assert many["best:size"].scratch_bytes > many["int4"].scratch_bytes == few["int4"].scratch_bytes
 
 
-def prepare_of(target: Path) -> dict[str, Any]:
+def prepare_of(target):
     return {precision: prepare(config(target, precision=precision)) for precision in ("fp32", "int4", "best:size")}

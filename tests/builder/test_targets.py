@@ -1,7 +1,5 @@
 """Architectures are read as they are written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +10,14 @@ from specbuild.builder.targets import ARCHITECTURES, architectures
 from specbuild.runtime.errors import OptionError
 
 
-def test_architectures() -> None:
+def test_architectures():
     assert architectures([]) == ()
     assert architectures(["90,89", "sm_90", " 121 "]) == ("90", "89", "121")
     assert architectures(["89", "all"]) == ARCHITECTURES
     assert BuildConfig("t", Path("b"), cuda_arch=("90,89",)).architectures == ("90", "89")
 
 
-def test_capabilities_and_cards_are_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capabilities_and_cards_are_architectures(monkeypatch):
     assert architectures(["8.9", "12.0", "10.0"]) == ("89", "120", "100")
     assert architectures(["rtx4090, NVIDIA GeForce RTX 5070 Ti", "H100", "l40s,a10"]) == ("89", "120", "90", "86")
     monkeypatch.setattr("specbuild.builder.targets.Cuda", lambda: SimpleNamespace(capability="86", close=lambda: None))
@@ -29,7 +27,7 @@ def test_capabilities_and_cards_are_architectures(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["75", "sm_70", "compute_80", "banana", "80;86", "8 0", "90a", "sm_100a", ""])
-def test_an_unsupported_architecture_is_named(name: str) -> None:
+def test_an_unsupported_architecture_is_named(name):
     told = f"sm_{name.removeprefix('sm_')} is not supported" if name else "an architecture is empty"
     with pytest.raises(OptionError, match=f"^{told}: use 80, 86, .* 90, 100, .*all$"):
         BuildConfig("t", Path("b"), cuda_arch=("80", name))

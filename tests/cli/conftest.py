@@ -1,10 +1,7 @@
 """Fixtures of the command line's tests: small bundles with a chat template."""
 
-from __future__ import annotations
-
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ REFUSAL = "{% if messages[-1]['content'] == 'forbidden' %}{{ raise_exception('no
 
 
 @pytest.fixture(scope="session")
-def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(make_checkpoint, tmp_path_factory):
     """A checkpoint that builds fast, with a chat template; read it, do not change it."""
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", num_hidden_layers=1)
     logging.getLogger("torch.__trace").propagate = False  # thousands of records that pytest would keep
@@ -28,7 +25,7 @@ def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]) -> Path:
+def tiny_bundle(tiny, tmp_path_factory, build_shared):
     """A small bundle without a draft; read it, do not change it."""
     path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"
     build_shared(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1)
@@ -36,7 +33,7 @@ def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory, build_shar
 
 
 @pytest.fixture(scope="session")
-def chatty(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chatty(bundle, tmp_path_factory):
     """The reference pair's bundle with a chat template, which refuses what is `forbidden`."""
     path = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b"))
     put(path, TEMPLATE, (CHAT_TEMPLATE + REFUSAL).encode(), hashed=True, chat_template=TEMPLATE)

@@ -1,23 +1,18 @@
 """However a command ends, that is an exit status and one line at most."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Specbuild
 
 from specbuild.cli import doctor
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 INTERRUPTED = ImportError("what a library made of the interrupt")
 INTERRUPTED.__cause__ = KeyboardInterrupt()
-ENDS: list[tuple[BaseException, int, str]] = [
+ENDS = [
     (INTERRUPTED, 1, "interrupted: nothing half-done was left behind"),
     (ExecutionError("it failed"), 1, "it failed"),
     (OptionError("no\nsuch  thing"), 2, "no such thing"),
@@ -35,10 +30,8 @@ ENDS: list[tuple[BaseException, int, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "told"), ENDS, ids=lambda each: type(each).__name__)
-def test_an_error_is_one_line(
-    specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, told: str
-) -> None:
-    def fail() -> dict[str, Any]:
+def test_an_error_is_one_line(specbuild, monkeypatch, error, status, told):
+    def fail():
         raise error
 
     monkeypatch.setattr(doctor, "examine", fail)
@@ -48,16 +41,16 @@ def test_an_error_is_one_line(
     assert line.startswith(f"specbuild: {told}")
 
 
-def test_no_command_shows_the_help_as_it_is(specbuild: Specbuild) -> None:
+def test_no_command_shows_the_help_as_it_is(specbuild):
     outcome = specbuild()
     assert (outcome.status, outcome.out + outcome.err) == (2, specbuild("--help").out)
     assert specbuild("--version").out.startswith("specbuild")
 
 
-def test_a_warning_is_told_once_and_on_one_line(specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_is_told_once_and_on_one_line(specbuild, monkeypatch):
     import logging
 
-    def warn() -> dict[str, Any]:
+    def warn():
         for _ in range(2):
             logging.getLogger("specbuild.anything").warning("take\ncare")
         return {}
@@ -67,7 +60,7 @@ def test_a_warning_is_told_once_and_on_one_line(specbuild: Specbuild, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_shell_completes_commands_and_flags(tmp_path: Path) -> None:
+def test_a_shell_completes_commands_and_flags(tmp_path):
     """As docs/reference/commands.md says."""
     for words, found in (
         *(("specbuild gen", "generate"), ("specbuild generate --draft-m", "--draft-max")),

@@ -1,18 +1,13 @@
 """`specbuild bench`: one real run with every output, and what it refuses before it measures."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Specbuild
 from html_page import Page
 
 
-def questions(tmp_path: Path, *categories: str) -> Path:
+def questions(tmp_path, *categories):
     path = tmp_path / "question.jsonl"
     lines = [{"category": name, "turns": [f"import {name[:2]}", "x"]} for name in categories]
     numbered = [{"question_id": number} | line for number, line in enumerate(lines)]
@@ -21,7 +16,7 @@ def questions(tmp_path: Path, *categories: str) -> Path:
 
 
 @pytest.mark.slow
-def test_one_run_and_all_its_outputs(specbuild: Specbuild, bundle: Path, tmp_path: Path) -> None:
+def test_one_run_and_all_its_outputs(specbuild, bundle, tmp_path):
     path = questions(tmp_path, "os <b>", "re & io", "os <b>")
     asked = ["--prompts", "spec_bench", "--dataset-path", path, "-n", 6, "--ignore-eos", "--concurrency", "2,1"]
     outputs = ["-o", tmp_path / "result.json", "--html", tmp_path / "report.html"]
@@ -43,7 +38,7 @@ def test_one_run_and_all_its_outputs(specbuild: Specbuild, bundle: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_plots_need_their_package(specbuild: Specbuild, tiny_bundle: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_plots_need_their_package(specbuild, tiny_bundle, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = specbuild("bench", tiny_bundle, "--html", tmp_path / "r.html")
     assert "pip install 'specbuild-trt[bench]'" in outcome.refusal()

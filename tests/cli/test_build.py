@@ -1,19 +1,14 @@
 """`specbuild build`: what it prints, and every input it refuses in one line, leaving nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign.signals import small
-from command_line import Specbuild
 
 from specbuild.runtime import Bundle
 
@@ -21,7 +16,7 @@ USAGE = namedtuple("usage", "total used free")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     """The output's parent."""
     folder = tmp_path / "place"
     folder.mkdir()
@@ -29,25 +24,25 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def checkpoint(tiny: Path, tmp_path: Path) -> Path:
+def checkpoint(tiny, tmp_path):
     """A checkpoint to damage."""
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
-def snapshot(folder: Path) -> dict[str, bytes | None]:
+def snapshot(folder):
     """Everything in a folder, hidden or not."""
     paths = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def edit(path: Path, **fields: Any) -> None:
+def edit(path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
 
 
-def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def weights(change):
     """A damage done to the tensors."""
 
-    def damage(folder: Path) -> None:
+    def damage(folder):
         from safetensors.torch import load_file, save_file
 
         tensors = load_file(folder / "model.safetensors")
@@ -57,36 +52,36 @@ def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return damage
 
 
-def config(**fields: Any) -> Callable[[Path], None]:
+def config(**fields):
     return lambda folder: edit(folder / "config.json", **fields)
 
 
-def removed(name: str) -> Callable[[Path], None]:
+def removed(name):
     return lambda folder: (folder / name).unlink()
 
 
-def cut(name: str, share: float) -> Callable[[Path], None]:
+def cut(name, share):
     return lambda folder: os.truncate(folder / name, int((folder / name).stat().st_size * share))
 
 
-def emptied(folder: Path) -> None:
+def emptied(folder):
     shutil.rmtree(folder)
     folder.mkdir()
 
 
-def pickled(folder: Path) -> None:
+def pickled(folder):
     import torch
 
     torch.save({}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
-def set_nan(tensors: dict[str, Any]) -> None:
+def set_nan(tensors):
     tensors["model.layers.0.self_attn.q_proj.weight"][1, 2] = float("nan")
 
 
-def fewer_tokens(folder: Path) -> None:
-    def halve(tensors: dict[str, Any]) -> None:
+def fewer_tokens(folder):
+    def halve(tensors):
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             tensors[name] = tensors[name][:2048].clone()
 
@@ -94,7 +89,7 @@ def fewer_tokens(folder: Path) -> None:
     config(vocab_size=2048)(folder)
 
 
-def encoder_decoder(folder: Path) -> None:
+def encoder_decoder(folder):
     from transformers import T5Config, T5ForConditionalGeneration
 
     for name in ("config.json", "model.safetensors", "generation_config.json"):
@@ -104,7 +99,7 @@ def encoder_decoder(folder: Path) -> None:
 
 
 # tests/attacks has broken JSON and headers, tests/builder/frontend what attention and weights cannot be.
-BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+BAD_CHECKPOINTS = {
     "missing folder": (shutil.rmtree, ["does not exist"]),
     "empty folder": (emptied, ["is empty"]),
     "no config.json": (removed("config.json"), ["config.json"]),
@@ -127,7 +122,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)
-def test_a_bad_checkpoint_is_refused(specbuild: Specbuild, checkpoint: Path, place: Path, name: str) -> None:
+def test_a_bad_checkpoint_is_refused(specbuild, checkpoint, place, name):
     damage, words = BAD_CHECKPOINTS[name]
     damage(checkpoint)
     line = specbuild("build", "--target", checkpoint, "-o", place / "b").refusal()
@@ -136,9 +131,7 @@ def test_a_bad_checkpoint_is_refused(specbuild: Specbuild, checkpoint: Path, pla
 
 
 @pytest.mark.slow
-def test_what_is_at_the_output_stays_unless_a_build_succeeds(
-    specbuild: Specbuild, tiny: Path, tiny_bundle: Path, checkpoint: Path, place: Path
-) -> None:
+def test_what_is_at_the_output_stays_unless_a_build_succeeds(specbuild, tiny, tiny_bundle, checkpoint, place):
     shutil.copytree(tiny_bundle, place / "b")
     (place / "mine").mkdir()
     (place / "mine" / "thesis.tex").write_text("mine")
@@ -153,9 +146,7 @@ def test_what_is_at_the_output_stays_unless_a_build_succeeds(
         assert snapshot(place) == before
 
 
-def test_too_little_space_is_known_before(
-    specbuild: Specbuild, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_known_before(specbuild, tiny, place, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(1 << 30, 1 << 30, 1 << 20))
     assert "free" in specbuild("build", "--target", tiny, "-o", place / "new" / "b").refusal()
     assert snapshot(place) == {}
@@ -163,7 +154,7 @@ def test_too_little_space_is_known_before(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-def test_a_full_disk(specbuild: Specbuild, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(specbuild, tiny, place, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(1 << 40, 0, 1 << 40))
     with small(place / "disk", 1) as disk:
         if not disk.is_mount():
@@ -176,9 +167,7 @@ def test_a_full_disk(specbuild: Specbuild, tiny: Path, place: Path, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-def test_the_summary(
-    specbuild: Specbuild, tiny: Path, tiny_bundle: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary(specbuild, tiny, tiny_bundle, place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     shutil.copytree(tiny_bundle, place / "b")
     sizes = "--max-seq-len", 64, "--max-batch-size", 1
@@ -194,7 +183,7 @@ def test_the_summary(
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled(monkeypatch):
     """TensorRT has compiled, as on a machine with a GPU."""
     from specbuild.builder import pipeline
     from specbuild.builder.codegen import emit
@@ -208,9 +197,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export", "compiled")
-def test_fp8_caches_in_pages(
-    specbuild: Specbuild, make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_caches_in_pages(specbuild, make_checkpoint, tmp_path, monkeypatch):
     """From a recipe: in the profiles, the manifest, the report, the memory, the bound, and in words."""
     monkeypatch.setenv("COLUMNS", "300")
     for name, count in (("target", 2), ("draft", 1)):
@@ -236,7 +223,7 @@ def test_fp8_caches_in_pages(
     assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches, in pages of 16 rows" in shown
 
 
-def test_a_recipes_values_have_their_flags_types(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:
+def test_a_recipes_values_have_their_flags_types(specbuild, tiny, tmp_path):
     for line, message in (
         ("max-batch-size = [4]", "has a list for 'max-batch-size'"),
         ("max-batch-size = 2.7", "'2.7' is not a valid integer"),

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from command_line import Specbuild
 from data_files import table
 
-VIEW: dict[str, Any] = table("canary.json")
+VIEW = table("canary.json")
 
 
 class Answer(BaseHTTPRequestHandler):
     body: ClassVar[bytes] = b""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         keyed = self.headers.get("Authorization") == "Bearer right"
         status = 404 if self.path != "/canary" else 200 if keyed else 401
         self.send_response(status)
         self.end_headers()
         self.wfile.write(self.body if status == 200 else b"{}")
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(monkeypatch):
     monkeypatch.setattr(Answer, "body", json.dumps(VIEW).encode())
     server = HTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -39,7 +37,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_and_json(specbuild, url, monkeypatch):
     told = specbuild("canary", url, "--admin-key", "right")
     assert told.status == 0
     for words in (
@@ -53,7 +51,7 @@ def test_a_table_and_json(specbuild: Specbuild, url: str, monkeypatch: pytest.Mo
     assert json.loads(specbuild("canary", f"{url}/", "--json").out) == VIEW
 
 
-def test_what_a_server_does_not_have(specbuild: Specbuild, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_does_not_have(specbuild, url, monkeypatch):
     assert "--admin-key" in specbuild("canary", url, "--admin-key", "wrong").refusal()
     assert "start it with --canary" in specbuild("canary", f"{url}/prefix", "--admin-key", "right").refusal()
     for body in (b"{}", b"[]", b"no JSON", b'{"alpha": 0}'):

@@ -1,14 +1,9 @@
 """`specbuild distill`: a draft from a shell, and every bad input as one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Specbuild
 from commands import COMMANDS, options_of
 
 from specbuild.builder.distill import pipeline
@@ -17,7 +12,7 @@ FEW = ("--sequence-length", 24, "--depth", 2, "--generate", 96, "--batch-size", 
 
 
 @pytest.mark.slow
-def test_a_draft_is_made_and_described(specbuild: Specbuild, tiny: Path, tmp_path: Path) -> None:
+def test_a_draft_is_made_and_described(specbuild, tiny, tmp_path):
     draft = tmp_path / "draft"
     outcome = specbuild("distill", tiny, "--out", draft, "--dtype", "fp32", *FEW)
     assert (outcome.status, outcome.err) == (0, "")
@@ -31,16 +26,14 @@ def test_a_draft_is_made_and_described(specbuild: Specbuild, tiny: Path, tmp_pat
 
 
 @pytest.fixture
-def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def configs(monkeypatch):
     """What the command asks of the training, which does not run."""
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr(pipeline, "distill", lambda config, progress: asked.append(config) or {})
     return asked
 
 
-def test_every_option_reaches_the_training(
-    specbuild: Specbuild, tiny: Path, tmp_path: Path, configs: list[Any]
-) -> None:
+def test_every_option_reaches_the_training(specbuild, tiny, tmp_path, configs):
     """Each has another value than its default, and is found in what is asked for."""
     other = {"kind": "parallel", "divergence": "tv", "init": "random", "device": "cpu", "dtype": "fp32"}
     other |= {"text": str(tiny), "on_policy": 0.25, "learning_rate": 0.5, "sequence_length": 99}
@@ -70,7 +63,7 @@ nowhere -o draft | does not exist
 
 
 @pytest.fixture
-def work(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tiny, tmp_path, monkeypatch):
     """The working folder, with texts and folders that are no drafts of this target."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text("{\n")
@@ -88,7 +81,7 @@ def work(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("case", BAD.strip().splitlines())
-def test_bad_input_is_one_line(specbuild: Specbuild, tiny: Path, work: Path, case: str) -> None:
+def test_bad_input_is_one_line(specbuild, tiny, work, case):
     line, message = case.split(" | ")
     target, *arguments = line.format(tiny=tiny).split()
     before = sorted(path.name for path in work.iterdir())

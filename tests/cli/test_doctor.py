@@ -1,27 +1,21 @@
 """`specbuild doctor`: what it says is what this machine has."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import onnxruntime
-import pytest
-from command_line import Specbuild
 
 from specbuild.cli import doctor
 
 
-def facts(specbuild: Specbuild) -> dict[str, Any]:
+def facts(specbuild):
     outcome = specbuild("doctor", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     return dict(json.loads(outcome.out))
 
 
-def test_facts(specbuild: Specbuild) -> None:
+def test_facts(specbuild):
     found = facts(specbuild)
     assert found["specbuild"] == version("specbuild-trt")
     assert found["ONNX Runtime"] == onnxruntime.__version__
@@ -33,7 +27,7 @@ def test_facts(specbuild: Specbuild) -> None:
     assert all(row.startswith(name) for row, name in zip(rows, found, strict=True))
 
 
-def test_what_compiles_kernels(specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_compiles_kernels(specbuild, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "find_library", lambda name="": tmp_path / "libspecbuild_kernels.so")
     monkeypatch.setattr(doctor, "compiler_version", lambda: "13.5")
     found = facts(specbuild)
@@ -42,8 +36,8 @@ def test_what_compiles_kernels(specbuild: Specbuild, monkeypatch: pytest.MonkeyP
     assert "yes, by the library" in found["CUDA kernels"]
 
 
-def test_a_machine_with_nothing(specbuild: Specbuild, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def test_a_machine_with_nothing(specbuild, monkeypatch):
+    def refuse(*_):
         raise OSError("no such library")
 
     monkeypatch.setattr(doctor.shutil, "which", lambda _: None)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,13 @@ needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a 
 
 
 @pytest.fixture(scope="module")
-def used() -> int:
+def used():
     """The most memory that this process had before it built anything here, other tests' included, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.fixture(scope="module")
-def engines(
-    used: int, pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]
-) -> Path:
+def engines(used, pair, tmp_path_factory, build_shared):
     """The reference pair's engines in fp16, the README builds them in bf16; read them, do not change them."""
     path = tmp_path_factory.mktemp("engines") / "fp16.bundle"
     sources = {"target": str(pair / "target"), "draft": str(pair / "draft")}
@@ -35,7 +32,7 @@ def engines(
 
 
 @pytest.mark.nightly
-def test_the_graph_of_a_round_is_shown(specbuild: Specbuild, engines: Path) -> None:
+def test_the_graph_of_a_round_is_shown(specbuild, engines):
     outcome = specbuild("inspect", engines, "--device-loop")
     assert (outcome.status, outcome.err) == (0, "")
     graph = json.loads(outcome.out)
@@ -62,7 +59,7 @@ NO_GPU = pytest.param("--backend tensorrt | needs a GPU to build, and here", mar
 
 
 @pytest.mark.parametrize("case", [*REFUSED.strip().splitlines(), NO_GPU])
-def test_refused_before_anything_is_built(specbuild: Specbuild, pair: Path, tmp_path: Path, case: str) -> None:
+def test_refused_before_anything_is_built(specbuild, pair, tmp_path, case):
     flags, message = case.split(" | ")
     models = ("--target", pair / "target", "--draft", pair / "draft")
     assert message in specbuild("build", *models, "-o", tmp_path / "x.bundle", *flags.split()).refusal()
@@ -70,7 +67,7 @@ def test_refused_before_anything_is_built(specbuild: Specbuild, pair: Path, tmp_
 
 
 @pytest.mark.nightly
-def test_the_table(specbuild: Specbuild, engines: Path, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(specbuild, engines, used, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     shown = specbuild("inspect", engines).out
     for words in (
@@ -96,7 +93,7 @@ def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> Non
     assert "which has no threads" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
 
 
-def test_a_plan_s_profiles_are_listed(specbuild: Specbuild, pair: Path, tmp_path: Path) -> None:
+def test_a_plan_s_profiles_are_listed(specbuild, pair, tmp_path):
     recipe = pair.parent / "pycode-jetson-orin.toml"
     shown = specbuild("build", "--recipe", recipe, "-o", tmp_path / "x", "--max-batch-size", 2, "--dry-run").out
     assert re.search(r"\nmax_batch_size +2\n", shown)

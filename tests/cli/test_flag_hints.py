@@ -1,12 +1,9 @@
 """Flags and commands that other engines' users type: each works, or one line says what to use here."""
 
-from __future__ import annotations
-
 import re
 
 import click
 import pytest
-from command_line import Specbuild
 from commands import COMMANDS, FLAGS, GROUP
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,12 +24,12 @@ OTHERS = """
 """.split()
 
 
-def parsed(name: str, *arguments: str) -> dict[str, object]:
+def parsed(name, *arguments):
     """The values that a command gets; nothing is run."""
     return COMMANDS[name].make_context(name, list(arguments), parent=GROUP).params
 
 
-def outcome(name: str, *arguments: str) -> str:
+def outcome(name, *arguments):
     """What is said of a command's arguments, "" if they can be parsed."""
     try:
         parsed(name, *arguments)
@@ -50,7 +47,7 @@ def outcome(name: str, *arguments: str) -> str:
     flag=st.sampled_from(OTHERS),
     form=st.sampled_from([["{}"], ["{}", "4"], ["{}=4"]]),
 )
-def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, flag: str, form: list[str]) -> None:
+def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name, flag, form):
     said, dashed = outcome(name, "x", *(part.format(flag) for part in form)), flag.replace("_", "-")
     if dashed in FLAGS[name]:
         assert "there is no" not in said
@@ -69,19 +66,19 @@ def test_a_flag_of_another_engine_works_or_one_line_says_what_to_use(name: str, 
     name=st.sampled_from(list(COMMANDS)),
     flag=st.sampled_from(["--hepl", "--hel", "--hlp"]) | st.from_regex(r"--zz[a-z]{7,9}", fullmatch=True),
 )
-def test_an_unknown_flag_is_answered_with_the_help_that_lists_all(name: str, flag: str) -> None:
+def test_an_unknown_flag_is_answered_with_the_help_that_lists_all(name, flag):
     assert outcome(name, flag).startswith(f"there is no {flag} here: specbuild {name} --help ")
 
 
 @given(name=st.sampled_from([name for name, flags in FLAGS.items() if "--threads" in flags]), data=st.data())
-def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(name: str, data: st.DataObject) -> None:
+def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(name, data):
     flag = data.draw(st.sampled_from(sorted(flag for flag in FLAGS[name] if len(flag) > 8)))
     mistyped = flag[:4] + "z" + flag[4:]
     assert outcome(name, mistyped) == f"there is no {mistyped} here: did you mean {flag}?"
 
 
 @pytest.mark.parametrize("words", ["--hlp", "doctor --foo", "generate x -np4", "serve x -ngl=9"])
-def test_a_wrong_flag_is_refused_on_one_line(specbuild: Specbuild, words: str) -> None:
+def test_a_wrong_flag_is_refused_on_one_line(specbuild, words):
     assert "did you mean" not in specbuild(*words.split()).refusal().lower()
 
 
@@ -94,11 +91,11 @@ def test_a_wrong_flag_is_refused_on_one_line(specbuild: Specbuild, words: str) -
         ("xyz", "specbuild --help"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_nearest(specbuild: Specbuild, word: str, meant: str) -> None:
+def test_an_unknown_command_is_answered_with_the_nearest(specbuild, word, meant):
     assert meant in specbuild(word, "x").refusal()
 
 
-def test_a_value_that_looks_like_another_engines_flag_is_a_value() -> None:
+def test_a_value_that_looks_like_another_engines_flag_is_a_value():
     assert parsed("generate", "x", "-p", "-ngl")["texts"] == ("-ngl",)
 
 
@@ -121,7 +118,7 @@ build --max_seq_len --max-seq-len
 
 
 @pytest.mark.parametrize("line", NAMES.strip().splitlines())
-def test_names_by_which_others_call_a_flag(line: str) -> None:
+def test_names_by_which_others_call_a_flag(line):
     command, theirs, ours = line.split()
     needed = ["--target", "t", "-o", "o"] if command == "build" else ["x"]
     assert parsed(command, *needed, theirs, "7") == parsed(command, *needed, ours, "7") != parsed(command, *needed)

@@ -1,31 +1,24 @@
 """`specbuild generate`: its objects, streams and parameters, and how prompts of a file end."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Outcome, Specbuild
 
-Generate = Callable[..., list[dict[str, Any]]]
 PROMPT = "def main(argv):\n    "
 SAMPLED = ["--temperature", 1.2, "-n", 30, "--seed", 7]
 
 
-def objects(outcome: Outcome) -> list[dict[str, Any]]:
+def objects(outcome):
     assert outcome.status == 0, outcome.err
     return [json.loads(line) for line in outcome.out.splitlines()]
 
 
 @pytest.fixture
-def generate(specbuild: Specbuild, bundle: Path) -> Generate:
+def generate(specbuild, bundle):
     """`generate(*arguments)`: the objects of `specbuild generate --json`, of PROMPT unless prompts are given."""
 
-    def run(*arguments: Any, stdin: bytes = b"") -> list[dict[str, Any]]:
+    def run(*arguments, stdin=b""):
         prompt = [] if {"-p", "--prompts"} & {*map(str, arguments)} else ["-p", PROMPT]
         return objects(specbuild("generate", bundle, *prompt, *arguments, "--json", stdin=stdin))
 
@@ -33,10 +26,10 @@ def generate(specbuild: Specbuild, bundle: Path) -> Generate:
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Callable[..., Path]:
+def lines(tmp_path):
     """`lines(*requests)`: a prompt file of these."""
 
-    def write(*requests: Mapping[str, Any]) -> Path:
+    def write(*requests):
         path = tmp_path / "prompts.jsonl"
         path.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="utf-8")
         return path
@@ -44,11 +37,11 @@ def lines(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def tokens(results: list[dict[str, Any]]) -> list[list[int]]:
+def tokens(results):
     return [result["token_ids"] for result in results]
 
 
-def test_an_object_per_prompt(generate: Generate) -> None:
+def test_an_object_per_prompt(generate):
     (result,) = generate("-n", 16, "--logprobs", 2)
     assert list(result) == [*"index sample text token_ids finish_reason stop_reason metrics logprobs".split()]
     metrics = result["metrics"]
@@ -64,9 +57,7 @@ def test_an_object_per_prompt(generate: Generate) -> None:
     assert tokens(generate("--temperature", 1, "-n", 12, "--seed", seed)) == [sampled["token_ids"]]
 
 
-def test_prompts_and_samples_come_in_order_and_are_what_they_are_alone(
-    specbuild: Specbuild, bundle: Path, generate: Generate
-) -> None:
+def test_prompts_and_samples_come_in_order_and_are_what_they_are_alone(specbuild, bundle, generate):
     prompts, sampled = [PROMPT, "import os\n", "日本語 = '"], ["--temperature", 1, "-n", 12]
     flags = [flag for prompt in prompts for flag in ("-p", prompt)]
     together = generate(*flags, *sampled, "--n", 2, "--seed", 5, "-b", 3)
@@ -80,9 +71,7 @@ def test_prompts_and_samples_come_in_order_and_are_what_they_are_alone(
 
 
 @pytest.mark.slow
-def test_one_prompt_streams_its_text_and_statistics_go_to_stderr(
-    specbuild: Specbuild, bundle: Path, generate: Generate
-) -> None:
+def test_one_prompt_streams_its_text_and_statistics_go_to_stderr(specbuild, bundle, generate):
     for prompt in (PROMPT, "日本語のテキスト = '"):
         (result,) = generate("-p", prompt, "-n", 40)
         outcome = specbuild("generate", bundle, "-p", prompt, "-n", 40)
@@ -94,7 +83,7 @@ def test_one_prompt_streams_its_text_and_statistics_go_to_stderr(
 
 
 @pytest.mark.slow
-def test_no_flag_of_speculation_changes_the_tokens(generate: Generate) -> None:
+def test_no_flag_of_speculation_changes_the_tokens(generate):
     (expected,) = generate(*SAMPLED, "--top-p", 0.95)
     for flags, tree in {
         ("--no-speculation",): "off",
@@ -112,9 +101,7 @@ def test_no_flag_of_speculation_changes_the_tokens(generate: Generate) -> None:
 
 
 @pytest.mark.slow
-def test_a_prediction_in_a_file_is_drafted_from(
-    specbuild: Specbuild, bundle: Path, generate: Generate, tmp_path: Path
-) -> None:
+def test_a_prediction_in_a_file_is_drafted_from(specbuild, bundle, generate, tmp_path):
     (expected,), file = generate("-n", 40), tmp_path / "guess.txt"
     file.write_text(expected["text"], encoding="utf-8")
     (result,) = generate("-n", 40, "--prediction", file)
@@ -126,7 +113,7 @@ def test_a_prediction_in_a_file_is_drafted_from(
 
 
 @pytest.mark.slow
-def test_every_sampling_flag_counts(generate: Generate) -> None:
+def test_every_sampling_flag_counts(generate):
     expected = generate(*SAMPLED)
     for flag, value in {
         "--seed": 8,
@@ -142,7 +129,7 @@ def test_every_sampling_flag_counts(generate: Generate) -> None:
 
 
 @pytest.mark.slow
-def test_what_ends_a_text(specbuild: Specbuild, generate: Generate, tiny_bundle: Path) -> None:
+def test_what_ends_a_text(specbuild, generate, tiny_bundle):
     (whole,) = generate("-n", 40)
     (stopped,) = generate("-n", 40, "--stop", stop := whole["text"][5:8])
     assert stopped["text"] == whole["text"][: whole["text"].index(stop)]
@@ -156,15 +143,13 @@ def test_what_ends_a_text(specbuild: Specbuild, generate: Generate, tiny_bundle:
     assert len(full["token_ids"]) + full["metrics"]["num_prompt_tokens"] == 64, "what the bundle was built for"
 
 
-def test_later_turns_are_not_dropped_in_silence(specbuild: Specbuild, bundle: Path, lines: Callable[..., Path]) -> None:
+def test_later_turns_are_not_dropped_in_silence(specbuild, bundle, lines):
     file = lines({"turns": [PROMPT, "and now in C", "thanks"]})
     outcome = specbuild("generate", bundle, "--prompts", file, "-n", 6)
     assert outcome.err == "specbuild: only the first of each line's turns is run; 2 later turns are not\n"
 
 
-def test_messages_go_through_the_chat_template(
-    specbuild: Specbuild, tiny_bundle: Path, lines: Callable[..., Path]
-) -> None:
+def test_messages_go_through_the_chat_template(specbuild, tiny_bundle, lines):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     chat = specbuild("generate", tiny_bundle, "--prompts", lines({"messages": messages}), "-n", 6)
     plain = specbuild("generate", tiny_bundle, "-p", "<system>be brief\n<user>hi\n<assistant>", "-n", 6)
@@ -172,9 +157,7 @@ def test_messages_go_through_the_chat_template(
     assert plain.err == f"specbuild: -p is raw text, without the chat template: specbuild chat {tiny_bundle} chats\n"
 
 
-def test_a_line_that_cannot_run_is_its_own_error(
-    specbuild: Specbuild, bundle: Path, lines: Callable[..., Path]
-) -> None:
+def test_a_line_that_cannot_run_is_its_own_error(specbuild, bundle, lines):
     bad = {
         "empty": {"prompt": ""},
         "chain:64": {"prompt": "x", "speculation": "chain:64"},
@@ -191,9 +174,7 @@ def test_a_line_that_cannot_run_is_its_own_error(
         assert line == f"specbuild: prompt {number + 1}: {result['error']}"
 
 
-def test_texts_of_a_schema_a_regex_a_grammar_or_a_choice(
-    generate: Generate, lines: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_texts_of_a_schema_a_regex_a_grammar_or_a_choice(generate, lines, tmp_path):
     """By flags, and by the field of a prompt file, which goes before them."""
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text('{"enum": ["alpha", "beta"]}')

@@ -1,38 +1,32 @@
 """GGUF files where commands take checkpoints: the bundles they make, and every bad one refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Specbuild
 from tiny_gguf import write_gguf
 
 SMALL = ("--max-seq-len", 64, "--max-batch-size", 1, "--no-tune")
 
 
 @pytest.fixture(scope="module")
-def plain(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(make_checkpoint, tmp_path_factory):
     """A checkpoint whose rows are whole blocks of 32."""
     return make_checkpoint(tmp_path_factory.mktemp("plain") / "tiny", num_hidden_layers=1, intermediate_size=64)
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """Where temporary folders are made, empty."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary"
 
 
-def test_a_gguf_drafts(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
+def test_a_gguf_drafts(specbuild, plain, tmp_path, temporary):
     draft = write_gguf(plain, tmp_path / "draft.gguf", "F16")
     asked = "--target", plain, "--draft", draft, "-o", tmp_path / "x"
     models = json.loads(specbuild("build", *asked, "--dry-run", "--json").out)["models"]
@@ -41,17 +35,17 @@ def test_a_gguf_drafts(specbuild: Specbuild, plain: Path, tmp_path: Path, tempor
     assert not list(temporary.iterdir())
 
 
-def cut(path: Path) -> None:
+def cut(path):
     os.truncate(path, path.stat().st_size - 1000)
 
 
-def entries(path: Path) -> None:
+def entries(path):
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 10**9) + bytes(1000))
     os.truncate(path, 1 << 40)  # sparse
 
 
 # tests/builder/frontend has all that is refused.
-BAD: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
+BAD = {
     "family": ({"arch": "rwkv7"}, None, "rwkv7"),
     "cut": ({}, cut, "is cut off within"),
     "entries": ({}, entries, "1000000000 entries of metadata"),
@@ -59,7 +53,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_gguf_is_refused(specbuild: Specbuild, plain: Path, case: str, tmp_path: Path, temporary: Path) -> None:
+def test_a_bad_gguf_is_refused(specbuild, plain, case, tmp_path, temporary):
     changes, damage, words = BAD[case]
     path = write_gguf(plain, tmp_path / "bad.gguf", **changes)
     if damage:
@@ -76,7 +70,7 @@ def test_a_bad_gguf_is_refused(specbuild: Specbuild, plain: Path, case: str, tmp
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_a_bundle_of_a_gguf(specbuild: Specbuild, plain: Path, tmp_path: Path, temporary: Path) -> None:
+def test_a_bundle_of_a_gguf(specbuild, plain, tmp_path, temporary):
     path, built = write_gguf(plain, tmp_path / "model.gguf", "Q8_0"), tmp_path / "a.bundle"
     outcome = specbuild("build", "--target", path, "-o", built, "--precision", "fp32", *SMALL, "--json")
     counts = "9 tensors Q8_0, 3 tensors F32"

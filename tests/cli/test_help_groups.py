@@ -1,18 +1,15 @@
 """The help of commands: every option once, in commands with many under a heading that exists."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from command_line import Specbuild
 from commands import COMMANDS, options_of
 
 LONG = {"generate", "chat", "serve", "build"}  # whose options have headings
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_listed_once_and_there_is_an_example(specbuild: Specbuild, name: str) -> None:
+def test_every_option_is_listed_once_and_there_is_an_example(specbuild, name):
     shown = specbuild(name, "-h")
     assert (shown.status, shown.err) == (0, "")
     assert f"\n  specbuild {name} " in shown.out

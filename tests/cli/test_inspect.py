@@ -1,17 +1,12 @@
 """`specbuild inspect`: manifest and report, after every hash was checked."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from campaign.bundle_copy import put
-from command_line import Specbuild
 
 
-def test_json_is_manifest_and_report(specbuild: Specbuild, bundle: Path) -> None:
+def test_json_is_manifest_and_report(specbuild, bundle):
     outcome = specbuild("inspect", bundle, "--json")
     assert (outcome.status, outcome.err) == (0, "")
     content = json.loads(outcome.out)
@@ -20,7 +15,7 @@ def test_json_is_manifest_and_report(specbuild: Specbuild, bundle: Path) -> None
         assert content[name] == json.loads((bundle / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_the_table(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(specbuild, bundle, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     outcome = specbuild("inspect", bundle)
     assert (outcome.status, outcome.err) == (0, "")
@@ -29,7 +24,7 @@ def test_the_table(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.Monke
     assert "token by token, 4096 of the target's 4096 tokens" in outcome.out
 
 
-def test_the_graph_before_and_after(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_before_and_after(specbuild, bundle, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     outcome = specbuild("inspect", bundle, "--graph")
     assert (outcome.status, outcome.err) == (0, "")
@@ -41,12 +36,12 @@ def test_the_graph_before_and_after(specbuild: Specbuild, bundle: Path, monkeypa
         assert "FuseQKV" in title
 
 
-def test_a_chat_template_is_seen(specbuild: Specbuild, tiny_bundle: Path) -> None:
+def test_a_chat_template_is_seen(specbuild, tiny_bundle):
     (line,) = (line for line in specbuild("inspect", tiny_bundle).out.splitlines() if "chat template" in line)
     assert line.split()[-1] == "yes"
 
 
-def test_the_rounds_of_a_gpu_s_bundle_and_a_report_that_is_none(specbuild: Specbuild, bundle_copy: Path) -> None:
+def test_the_rounds_of_a_gpu_s_bundle_and_a_report_that_is_none(specbuild, bundle_copy):
     put(bundle_copy, "report.json", b"[]", hashed=True, backend="onnxruntime-cuda")
     found = json.loads(specbuild("inspect", bundle_copy, "--device-loop").out)
     assert (found["backend"], found["tree"]) == ("onnxruntime-cuda", "best:5")
@@ -55,7 +50,7 @@ def test_the_rounds_of_a_gpu_s_bundle_and_a_report_that_is_none(specbuild: Specb
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_what_quantization_cost(specbuild: Specbuild, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_quantization_cost(specbuild, make_checkpoint, tmp_path):
     """In words for a person, as JSON for a machine, and a clear line where nothing was quantized."""
     model = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
     options = "--precision", "int8", "--draft-precision", "int4", "--max-batch-size", 1, "--max-kl", 9, "--no-tune"

@@ -1,7 +1,5 @@
 """Signals become one interrupt, whatever it meets on its way; tests/attacks/test_signals.py has whole commands."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -10,7 +8,7 @@ import pytest
 from specbuild.cli.interrupts import interrupted
 
 
-def test_an_interrupt_is_found_behind_what_was_made_of_it() -> None:
+def test_an_interrupt_is_found_behind_what_was_made_of_it():
     assert interrupted(KeyboardInterrupt())
     assert not interrupted(ValueError())
     assert not interrupted(None)
@@ -21,12 +19,12 @@ def test_an_interrupt_is_found_behind_what_was_made_of_it() -> None:
     assert interrupted(dropped)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("SIGINT", "KeyboardInterrupt"), ("SIGHUP", "Terminated")])
-def test_one_that_was_caught_can_come_again_but_not_while_it_is_handled(name: str, kind: str) -> None:
+def test_one_that_was_caught_can_come_again_but_not_while_it_is_handled(name, kind):
     done = run(f"""
 import signal
 from specbuild.cli import interrupts
@@ -45,7 +43,7 @@ signal.raise_signal(signal.{name})
 
 
 @pytest.mark.slow
-def test_one_that_ended_nothing_comes_again() -> None:
+def test_one_that_ended_nothing_comes_again():
     """Closing a file in its destructor drops whatever is raised meanwhile, without a word."""
     done = run("""
 import signal, time
@@ -68,7 +66,7 @@ for done in (False, True):
     assert (done.returncode, done.stdout, done.stderr) == (0, "Terminated\nleft alone\n", "")
 
 
-def test_before_a_command_begins_a_signal_ends_the_process() -> None:
+def test_before_a_command_begins_a_signal_ends_the_process():
     done = run("""
 import signal
 from specbuild.cli import interrupts
@@ -78,7 +76,7 @@ signal.raise_signal(signal.SIGTERM)
     assert (done.returncode, done.stderr) == (1, "specbuild: interrupted: nothing half-done was left behind\n")
 
 
-def test_errors_of_destructors_are_shown_as_ever_but_interrupts_are_not() -> None:
+def test_errors_of_destructors_are_shown_as_ever_but_interrupts_are_not():
     done = run("""
 from specbuild.cli import interrupts
 interrupts.raise_exceptions()

@@ -1,19 +1,13 @@
 """The flags of canary and drift become options; tests/cli/test_refusals.py has those that do nothing alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
-
-import pytest
-from command_line import Specbuild
 
 from specbuild.serve.http import server
 from specbuild.serve.telemetry import logs
 
 
-def test_flags_become_options(specbuild: Specbuild, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+def test_flags_become_options(specbuild, bundle, monkeypatch):
+    seen = []
     monkeypatch.setattr(logs, "install", lambda log: None)
     monkeypatch.setattr(server, "check", lambda named, options, *_: seen.append(options))
     flags = "--canary speculation=auto --canary-weight 5 --canary-action none --canary-ignore ttft --drift d"

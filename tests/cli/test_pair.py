@@ -1,19 +1,14 @@
 """`specbuild pair`: what it prints, what it refuses, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Specbuild
 
 from specbuild.builder.pair import measure
 
 
 @pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scratch(tmp_path, monkeypatch):
     """Where temporary folders are made."""
     folder = tmp_path / "scratch"
     folder.mkdir()
@@ -23,9 +18,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
-def test_a_model_is_weighed_as_its_own_draft(
-    specbuild: Specbuild, tiny: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_weighed_as_its_own_draft(specbuild, tiny, scratch, tmp_path, monkeypatch):
     (tmp_path / "p.jsonl").write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')
     asked = ("pair", tiny, tiny, "--prompts", tmp_path / "p.jsonl", "--num-prompts", 1, "-n", 16)
     outcome = specbuild(*asked, "--temperature", 0, "--temp", 0.5, "--json")
@@ -43,10 +36,8 @@ def test_a_model_is_weighed_as_its_own_draft(
     assert lines[-2:] == ["worth it", "it is cheap"]
 
 
-def test_nothing_is_left_of_a_failure(
-    specbuild: Specbuild, tiny: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(config: Any, progress: Any) -> None:
+def test_nothing_is_left_of_a_failure(specbuild, tiny, scratch, monkeypatch):
+    def build(config, progress):
         config.output.mkdir()
         raise KeyboardInterrupt
 

@@ -1,15 +1,10 @@
 """`specbuild profile`: every step counted and measured, a generation told apart, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from campaign.bundle_copy import put
-from command_line import Specbuild
 
 from specbuild.cli import profile
 from specbuild.runtime.backends import nvtx
@@ -20,13 +15,13 @@ BUCKETS = [1, 2, 4, 8, 16, 32, 64]
 
 
 @pytest.fixture(autouse=True)
-def off() -> Iterator[None]:
+def off():
     yield
     nvtx.enabled = False
 
 
 @pytest.mark.slow
-def test_the_table(specbuild: Specbuild, bundle: Path) -> None:
+def test_the_table(specbuild, bundle):
     outcome = specbuild("profile", bundle, "--tree", "chain:2", "-b", 3, *QUICK)
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
@@ -40,9 +35,7 @@ def test_the_table(specbuild: Specbuild, bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_are_on_where_asked_and_a_cache_is_faster_than_memory(
-    specbuild: Specbuild, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_on_where_asked_and_a_cache_is_faster_than_memory(specbuild, tiny_bundle, monkeypatch):
     pytest.importorskip("nvtx")
     for bandwidth in (1.0, 1e30):
         device = bandwidth, 1e30  # bytes and operations a second
@@ -52,26 +45,26 @@ def test_ranges_are_on_where_asked_and_a_cache_is_faster_than_memory(
         assert ("over 100%: the weights come from a cache" in outcome.out) == (bandwidth == 1.0)
 
 
-def test_ranges_need_their_package(specbuild: Specbuild, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_need_their_package(specbuild, tiny_bundle, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
     assert "pip install nvtx" in specbuild("profile", tiny_bundle, "--nvtx").refusal()
 
 
-def test_a_report_without_products(specbuild: Specbuild, bundle_copy: Path) -> None:
+def test_a_report_without_products(specbuild, bundle_copy):
     report = json.loads((bundle_copy / "report.json").read_text(encoding="utf-8"))
     del report["products"]
     put(bundle_copy, "report.json", json.dumps(report).encode(), hashed=True)
     assert "build it again" in specbuild("profile", bundle_copy).refusal()
 
 
-def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild: Specbuild, bundle_copy: Path) -> None:
+def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild, bundle_copy):
     put(bundle_copy, "report.json", (bundle_copy / "report.json").read_bytes(), hashed=True, backend="onnxruntime-cuda")
     expected = specbuild("generate", bundle_copy, "-p", "x")
     assert specbuild("profile", bundle_copy).refusal(1) == expected.refusal(1)
 
 
 @pytest.mark.slow
-def test_json_without_a_draft(specbuild: Specbuild, tiny_bundle: Path) -> None:
+def test_json_without_a_draft(specbuild, tiny_bundle):
     found = json.loads(specbuild("profile", tiny_bundle, "--json", *QUICK).out)
     assert {each["model"] for each in found["steps"]} == {"target"}
     assert (found["context"], found["generation"]["emitted"]) == (32, 12)

@@ -1,11 +1,8 @@
 """What goes on is shown on standard error: a bar on a terminal alone, elsewhere a line now and then."""
 
-from __future__ import annotations
-
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from specbuild.cli.progress import Progress, showing
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Callable[[str], str]]]:
+def terminal(monkeypatch):
     """A terminal, and what it has shown when some words are there; a terminal's bytes come when the system likes."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
@@ -23,7 +20,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Callable[[s
         monkeypatch.delenv(name, raising=False)
     ours, theirs = os.openpty()
 
-    def shown(words: str) -> str:
+    def shown(words):
         found = ""
         while words not in found:
             assert select.select([ours], [], [], 10)[0], f"no {words!r} in {found!r}"
@@ -35,7 +32,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Callable[[s
     os.close(ours)
 
 
-def test_a_terminal_shows_what_goes_on_and_how_far_it_is(terminal: tuple[int, Callable[[str], str]]) -> None:
+def test_a_terminal_shows_what_goes_on_and_how_far_it_is(terminal):
     there, see = terminal
     with redirected(2, there), showing("build", quiet=False) as progress:
         assert "0/?" in see("0:00:0"), "the end is not known yet"
@@ -44,7 +41,7 @@ def test_a_terminal_shows_what_goes_on_and_how_far_it_is(terminal: tuple[int, Ca
         assert "lowering target: layers 20%" in see("3/7")
 
 
-def test_noise_on_standard_error_does_not_take_the_bar_away(terminal: tuple[int, Callable[[str], str]]) -> None:
+def test_noise_on_standard_error_does_not_take_the_bar_away(terminal):
     """A compiler's is sent elsewhere while it runs; the bar has a way to the terminal of its own."""
     there, see = terminal
     with redirected(2, there), showing("build", quiet=False) as progress:
@@ -55,9 +52,7 @@ def test_noise_on_standard_error_does_not_take_the_bar_away(terminal: tuple[int,
         assert "warning" not in found
 
 
-def test_what_is_printed_to_a_file_stays_there_while_a_terminal_shows_a_bar(
-    terminal: tuple[int, Callable[[str], str]], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_to_a_file_stays_there_while_a_terminal_shows_a_bar(terminal, capfd):
     there, _ = terminal
     with redirected(2, there), showing("verify", quiet=False):
         print("equal")
@@ -65,7 +60,7 @@ def test_what_is_printed_to_a_file_stays_there_while_a_terminal_shows_a_bar(
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_no_descriptor_and_no_thread_stays(quiet: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_descriptor_and_no_thread_stays(quiet, capfd):
     threads = set(threading.enumerate())
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
@@ -76,7 +71,7 @@ def test_no_descriptor_and_no_thread_stays(quiet: bool, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_line_says_what_is_done_and_what_is_left() -> None:
+def test_a_line_says_what_is_done_and_what_is_left():
     now = 0.0
     progress = Progress("distill", lambda: now)
     now = 12
@@ -98,10 +93,10 @@ def test_a_line_says_what_is_done_and_what_is_left() -> None:
     assert progress.line() == "distill, texts: 1 of 6, about 2 min left"
 
 
-def test_what_is_no_terminal_gets_a_line_every_interval(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_terminal_gets_a_line_every_interval(capfd):
     told = threading.Event()
 
-    def clock() -> float:
+    def clock():
         if threading.current_thread() is not threading.main_thread():  # each line asks for the time
             told.set()
         return 0.0
@@ -115,7 +110,7 @@ def test_what_is_no_terminal_gets_a_line_every_interval(capfd: pytest.CaptureFix
     assert "specbuild: pair, texts: 0 of 6 prompts, 0 s so far" in lines
 
 
-def test_a_reader_of_lines_that_goes_does_not_stop_the_command() -> None:
+def test_a_reader_of_lines_that_goes_does_not_stop_the_command():
     ours, theirs = os.pipe()
     os.close(ours)
     with redirected(2, theirs), showing("pair", quiet=False, interval=1e-3):

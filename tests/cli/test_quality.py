@@ -1,9 +1,5 @@
 """What quantization cost is told in a line for each model, and in tables with every layer."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from data_files import table
 
@@ -13,7 +9,7 @@ REPORT = table("quality.json")
 TARGET, DRAFT = REPORT["target"], REPORT["draft"]
 
 
-def shown(found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def shown(found, capsys):
     """What is printed of a single model, by the first words of each line of its table."""
     texts = {"source": "pycode", "tokens": {"calibration": 4096, "held_out": 512}}
     show({"texts": texts, "models": {"target": found}})
@@ -22,11 +18,11 @@ def shown(found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str
 
 
 @pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def _wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_tables_have_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_have_the_numbers(capsys):
     found = shown(TARGET, capsys)
     for name, number in {
         "weights": "0.250×",
@@ -46,7 +42,7 @@ def test_tables_have_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "greedy texts" not in shown({k: v for k, v in TARGET.items() if k != "first_divergence"}, capsys)
 
 
-def test_a_line_for_each_model_of_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_model_of_what_is_known(capsys):
     assert in_words(None) == in_words({"models": {}}) == []
     target, draft = in_words({"models": {"target": TARGET | {"own_grids": 210}, "draft": DRAFT}})
     assert "0.25× the weights, 1.2e-03 nats a token" in target

@@ -1,7 +1,5 @@
 """The flags of --ray become options; tests/cli/test_refusals.py has those that do nothing alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -12,7 +10,7 @@ from specbuild.cli.ray_flags import OPTIONS, taken
 GIVEN = {str(option.name): None for option in OPTIONS} | {"use_ray": True}
 
 
-def test_flags_become_options() -> None:
+def test_flags_become_options():
     options = taken(GIVEN | {"autoscale": "0, 4", "num_cpus": 2.0, "routing": "random", "downscale_delay_s": 3.0})
     assert options
     assert (options.autoscale, options.num_cpus, options.routing, options.address) == ((0, 4), 2.0, "random", None)
@@ -20,7 +18,7 @@ def test_flags_become_options() -> None:
 
 
 @pytest.mark.slow
-def test_ray_is_not_imported_until_it_is_asked_for() -> None:
+def test_ray_is_not_imported_until_it_is_asked_for():
     code = """
 import sys
 from specbuild.cli import ray_flags, serve

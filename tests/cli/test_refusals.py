@@ -1,16 +1,12 @@
 """Whatever is wrong on a command line is refused in one line that names it, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from command_line import Specbuild
 from commands import COMMANDS, options_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -148,9 +144,7 @@ build --target {tiny} -o bad.jsonl --force | not a folder
 
 
 @pytest.fixture
-def places(
-    bundle: Path, tiny: Path, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
+def places(bundle, tiny, tiny_bundle, tmp_path, monkeypatch):
     """What stands in braces; the working folder has prompt files."""
     work = tmp_path / "work"
     work.mkdir()
@@ -173,7 +167,7 @@ def places(
 
 
 @pytest.mark.parametrize("case", REFUSED.strip().splitlines())
-def test_what_is_wrong_is_named(specbuild: Specbuild, places: dict[str, Any], case: str) -> None:
+def test_what_is_wrong_is_named(specbuild, places, case):
     before, (line, words) = sorted(Path().iterdir()), case.split(" | ")
     told = specbuild(*(word.format_map(places) for word in shlex.split(line))).refusal()
     assert words in told
@@ -185,9 +179,7 @@ def test_what_is_wrong_is_named(specbuild: Specbuild, places: dict[str, Any], ca
     flag=st.sampled_from(NUMBERS),
     value=st.from_regex(r"z[a-z]{0,9}", fullmatch=True) | st.integers(max_value=-(10**9)).map(str) | st.just("nan"),
 )
-def test_a_wrong_value_is_refused_by_its_flags_name(
-    specbuild: Specbuild, places: dict[str, Any], flag: tuple[str, click.Option], value: str
-) -> None:
+def test_a_wrong_value_is_refused_by_its_flags_name(specbuild, places, flag, value):
     name, option = flag
     needed = NEEDED.get(name, "{bundle}").format_map(places).split()
     told = re.sub("[- ]", "_", specbuild(name, *needed, option.opts[-1], value).refusal())
@@ -195,7 +187,7 @@ def test_a_wrong_value_is_refused_by_its_flags_name(
     assert any(each in told for each in names | {SAME.get(each, each) for each in names}), told
 
 
-def test_a_damaged_bundle_is_refused_by_all_that_read_it(specbuild: Specbuild, bundle_copy: Path) -> None:
+def test_a_damaged_bundle_is_refused_by_all_that_read_it(specbuild, bundle_copy):
     for name, file in {
         "generate": "draft/weights.bin",
         "inspect": "target/weights.bin",

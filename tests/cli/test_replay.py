@@ -1,25 +1,18 @@
 """`specbuild replay`: 0 where the tokens came again, 1 where others did, 2 where the receipt is of something else."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Outcome, Specbuild
 
-from specbuild.runtime import Chat, Engine, Prompt, SamplingParams
+from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.engine.receipt import sha256
 from specbuild.serve.shadow.shadow_check import without_prompt
 
-Replay = Callable[..., Outcome]
 TEXT = "import os\n"
 MESSAGES = [{"role": "user", "content": "def main():"}]
 
 
-def receipt_of(bundle: Path, prompt: Prompt, **params: Any) -> dict[str, Any]:
+def receipt_of(bundle, prompt, **params):
     asked = SamplingParams(**{"max_new_tokens": 12, "temperature": 0.8, "seed": 5} | params)
     with Engine.load(bundle) as engine:
         (result,) = engine.generate([prompt], asked)
@@ -27,21 +20,21 @@ def receipt_of(bundle: Path, prompt: Prompt, **params: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def receipt(bundle: Path) -> dict[str, Any]:
+def receipt(bundle):
     return receipt_of(bundle, TEXT)
 
 
 @pytest.fixture(scope="module")
-def prompt(bundle: Path) -> list[int]:
+def prompt(bundle):
     with Engine.load(bundle) as engine:
         return engine.tokenizer.encode(TEXT)
 
 
 @pytest.fixture
-def replay(specbuild: Specbuild, bundle: Path, tmp_path: Path) -> Replay:
+def replay(specbuild, bundle, tmp_path):
     """`replay(body, *flags)`: the outcome for a file with this body, of the reference pair's bundle."""
 
-    def run(body: Any, *flags: object, of: Path = bundle) -> Outcome:
+    def run(body, *flags, of=bundle):
         path = tmp_path / "receipt.json"
         path.write_bytes(body if isinstance(body, bytes) else json.dumps(body).encode())
         return specbuild("replay", of, path, *flags)
@@ -49,7 +42,7 @@ def replay(specbuild: Specbuild, bundle: Path, tmp_path: Path) -> Replay:
     return run
 
 
-def test_what_came_again_is_proven(replay: Replay, receipt: dict[str, Any], bundle: Path) -> None:
+def test_what_came_again_is_proven(replay, receipt, bundle):
     outcome = replay(receipt, "-p", TEXT)
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out == "proven: plain decoding and speculation give the 12 tokens\n"
@@ -59,7 +52,7 @@ def test_what_came_again_is_proven(replay: Replay, receipt: dict[str, Any], bund
     assert (cut_off.status, "the first 0 tokens" in cut_off.out) == (0, True)
 
 
-def test_other_tokens_are_a_failure(replay: Replay, receipt: dict[str, Any]) -> None:
+def test_other_tokens_are_a_failure(replay, receipt):
     outcome = replay(receipt | {"seed": 6}, "-p", TEXT)
     assert (outcome.status, outcome.err, outcome.out.count("\n")) == (1, "", 1)
     assert outcome.out.startswith("DIFFERENT: plain decoding and speculation did not give the 12 tokens")
@@ -68,15 +61,13 @@ def test_other_tokens_are_a_failure(replay: Replay, receipt: dict[str, Any]) -> 
     assert "not those of its hash" in replay(receipt | {"parameters": hotter}, "-p", TEXT).refusal()
 
 
-def test_a_response_has_one_for_each_choice(replay: Replay, receipt: dict[str, Any]) -> None:
+def test_a_response_has_one_for_each_choice(replay, receipt):
     response = {"choices": [{"index": 1, "receipt": receipt}, {"index": 0}]}
     assert replay(response, "-p", TEXT, "--choice", 1).status == 0
     assert "choice 0 of the response has no receipt" in replay(response, "-p", TEXT).refusal()
 
 
-def test_what_a_shadow_oracle_kept_may_have_the_prompt(
-    replay: Replay, receipt: dict[str, Any], prompt: list[int]
-) -> None:
+def test_what_a_shadow_oracle_kept_may_have_the_prompt(replay, receipt, prompt):
     kept = {"receipt": receipt, "plain_token_ids": [1], "position": 0}
     whole = kept | {"prompt_token_ids": prompt}
     assert replay(whole).out.startswith("proven:")
@@ -90,9 +81,7 @@ def test_what_a_shadow_oracle_kept_may_have_the_prompt(
         assert words in replay(body, *given).refusal()
 
 
-def test_a_prompt_that_is_known_by_a_keyed_hash_alone(
-    replay: Replay, receipt: dict[str, Any], prompt: list[int], tmp_path: Path
-) -> None:
+def test_a_prompt_that_is_known_by_a_keyed_hash_alone(replay, receipt, prompt, tmp_path):
     """As the oracle keeps it: the replay asks for the prompt, and knows it by the key beside the file."""
     defect = {"receipt": receipt, "plain_token_ids": [1], "position": 0, "prompt_token_ids": prompt}
     kept = without_prompt(defect, b"a key")
@@ -115,7 +104,7 @@ def test_a_prompt_that_is_known_by_a_keyed_hash_alone(
     assert "none of the 1 prompts is the receipt's" in replay(kept, "--key", moved, "-p", "x").refusal()
 
 
-def test_the_prompt_is_found_in_a_file(replay: Replay, receipt: dict[str, Any], tmp_path: Path) -> None:
+def test_the_prompt_is_found_in_a_file(replay, receipt, tmp_path):
     """Whatever other prompts are there, some of which no bundle takes."""
     lines = [{"prompt": "x" * 100_000}, {"prompt": "import sys", "seed": 3}, {"messages": MESSAGES}, {"prompt": TEXT}]
     file = tmp_path / "prompts.jsonl"
@@ -126,7 +115,7 @@ def test_the_prompt_is_found_in_a_file(replay: Replay, receipt: dict[str, Any], 
 
 
 @pytest.mark.parametrize("beside", [{}, {"add_generation_prompt": False, "chat_template_kwargs": {"x": 1}}])
-def test_messages(replay: Replay, chatty: Path, tmp_path: Path, beside: dict[str, Any]) -> None:
+def test_messages(replay, chatty, tmp_path, beside):
     """As they are, or in an object with what stands beside them."""
     chat = Chat(MESSAGES, None, beside.get("add_generation_prompt", True), beside.get("chat_template_kwargs", {}))
     body, file = receipt_of(chatty, chat), tmp_path / "messages.json"
@@ -141,7 +130,7 @@ def test_messages(replay: Replay, chatty: Path, tmp_path: Path, beside: dict[str
         assert words in (outcome.out if words == "proven" else outcome.refusal())
 
 
-def test_another_class_may_be_tried(replay: Replay, receipt: dict[str, Any]) -> None:
+def test_another_class_may_be_tried(replay, receipt):
     body = receipt | {"exactness": receipt["exactness"] | {"digest": "0" * 64}}
     assert "--any-class" in replay(body, "-p", TEXT).refusal()
     outcome = replay(body, "-p", TEXT, "--any-class")
@@ -149,7 +138,7 @@ def test_another_class_may_be_tried(replay: Replay, receipt: dict[str, Any]) -> 
     assert outcome.out.endswith("the 12 tokens, in another exactness class\n")
 
 
-def test_refused(replay: Replay, receipt: dict[str, Any], chatty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused(replay, receipt, chatty, monkeypatch):
     for body, flags, words in (
         (receipt, [], "one of --prompt, --prompts and --messages"),
         (receipt, ["-p", "x", "--prompts", "-"], "one of --prompt"),

@@ -1,18 +1,14 @@
 """`specbuild serve` from a shell: what is wrong with its options, and where they come from."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from command_line import Specbuild
 from serving import Server
 
 from specbuild.serve.telemetry import logs
@@ -21,12 +17,12 @@ COMMAND = str(Path(sys.executable).parent / "specbuild")
 
 
 @pytest.fixture(autouse=True)
-def _logs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _logs_are_left_alone(monkeypatch):
     """A command in this process has none of its own."""
     monkeypatch.setattr(logs, "install", lambda log: None)
 
 
-def test_a_bad_file_of_options_is_refused(specbuild: Specbuild, bundle: Path, tmp_path: Path) -> None:
+def test_a_bad_file_of_options_is_refused(specbuild, bundle, tmp_path):
     file = tmp_path / "f.yaml"
     for text, words in {
         "- 1\n": "f.yaml is no table",
@@ -49,7 +45,7 @@ def test_a_bad_file_of_options_is_refused(specbuild: Specbuild, bundle: Path, tm
 
 
 @pytest.mark.slow
-def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle: Path, tmp_path: Path) -> None:
+def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle, tmp_path):
     (tmp_path / "serve.yaml").write_text(
         "port: 0\nmax-model-len: 64\nmax_num_seqs: 1\nserved-model-name: [one, two]\nreturn-token-ids: true\n"
     )
@@ -60,12 +56,12 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle: Pa
         with server.client(headers={"Authorization": "Bearer b"}) as client:
             cards = client.get("/v1/models").json()["data"]
             assert [(card["id"], card["max_model_len"]) for card in cards] == [("one", 32), ("two", 32)]
-            asked: dict[str, Any] = {"prompt": "def main(", "max_tokens": 4}
+            asked = {"prompt": "def main(", "max_tokens": 4}
             assert len(client.post("/v1/completions", json=asked).json()["choices"][0]["token_ids"]) == 4
             assert client.get("/load").json()["models"]["one"]["slots"] == 1
 
 
-def test_a_port_that_is_taken(bundle: Path, specbuild: Specbuild) -> None:
+def test_a_port_that_is_taken(bundle, specbuild):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = specbuild("serve", bundle, "--port", port).refusal()
@@ -73,7 +69,7 @@ def test_a_port_that_is_taken(bundle: Path, specbuild: Specbuild) -> None:
 
 
 @pytest.mark.slow
-def test_a_key_of_the_command_line_goes_before_the_environments(bundle: Path, tmp_path: Path) -> None:
+def test_a_key_of_the_command_line_goes_before_the_environments(bundle, tmp_path):
     """Lists of a file are options that are given several times, or JSON."""
     (tmp_path / "serve.yaml").write_text("api_key: [file]\nport: 0\nallowed-origins: ['https://a.example']\n")
     flags = ["--config", str(tmp_path / "serve.yaml")]
@@ -87,7 +83,7 @@ def test_a_key_of_the_command_line_goes_before_the_environments(bundle: Path, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_it_serves_ends_it_at_once(bundle: Path, number: int, tmp_path: Path) -> None:
+def test_a_signal_before_it_serves_ends_it_at_once(bundle, number, tmp_path):
     """While it reads a chat template that nobody writes to its end."""
     os.mkfifo(tmp_path / "template")
     command = [COMMAND, "serve", str(bundle), "--port", "0", "--chat-template", str(tmp_path / "template")]

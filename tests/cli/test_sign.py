@@ -1,10 +1,7 @@
 """`specbuild sign`, and `verify --signature`."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +14,7 @@ from specbuild.runtime.errors import BundleError
 
 
 @pytest.mark.slow
-def test_a_bundle_is_signed_and_verified(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_is_signed_and_verified(bundle, tmp_path, monkeypatch):
     key = ed25519.Ed25519PrivateKey.generate()
     secret = pem.BestAvailableEncryption(b"open")
     (tmp_path / "key.pem").write_bytes(key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, secret))

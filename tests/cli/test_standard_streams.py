@@ -1,7 +1,5 @@
 """Output that is lost is noticed once; tests/attacks/test_cli.py has pipes, full disks and closed streams."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -15,14 +13,14 @@ from specbuild.cli.standard_streams import lost, prepare, tell
 
 
 @pytest.fixture(autouse=True)
-def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def _streams(monkeypatch):
     """They are replaced here, and put back."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
 
 
 @pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EPIPE])
-def test_a_failure_is_raised_once_and_remembered(failure: int) -> None:
+def test_a_failure_is_raised_once_and_remembered(failure):
     ours, theirs = os.pipe()
     os.close(ours)
     with Path("/dev/full").open("w") as full:
@@ -41,7 +39,7 @@ def test_a_failure_is_raised_once_and_remembered(failure: int) -> None:
     os.close(theirs)
 
 
-def test_output_goes_where_it_went_whatever_its_characters(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_where_it_went_whatever_its_characters(capfd):
     prepare()
     print("ä\udcff")
     tell("one\n  line\udcff")

@@ -1,21 +1,15 @@
 """`specbuild tune`: what it prints, and what follows from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from command_line import Specbuild
 
 GENERATE = ("generate", "-p", "import os", "-n", 16)
 
 
 @pytest.mark.slow
-def test_what_was_found_is_shown(
-    specbuild: Specbuild, bundle: Path, bundle_copy: Path, tiny_bundle: Path, tmp_path: Path
-) -> None:
+def test_what_was_found_is_shown(specbuild, bundle, bundle_copy, tiny_bundle, tmp_path):
     """A row for each tree of a draft model; without one there is none."""
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')

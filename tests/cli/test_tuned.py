@@ -1,11 +1,9 @@
 """What tuning found is told in a few lines, and so is speculation that loses."""
 
-from __future__ import annotations
-
 from specbuild.cli.tuned import in_words
 
 
-def test_a_tuning_in_words() -> None:
+def test_a_tuning_in_words():
     assert in_words(None) == []
     assert in_words({"auto": 1.5}) == ["auto 1.50× plain decoding, measured; there is no draft, lookup alone is tuned"]
     (even,) = in_words({"auto": 1.0, "tree": "best:8", "speedup": 1.0, "measured": 0.9})

@@ -1,23 +1,19 @@
 """`specbuild verify`: equal tokens are status 0, a real divergence is status 1 and shown."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
-from command_line import Specbuild
 
 
 @pytest.fixture
-def file(tmp_path: Path, prompts: list[str]) -> Path:
+def file(tmp_path, prompts):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts[3:6]), encoding="utf-8")
     return path
 
 
 @pytest.mark.slow
-def test_an_exact_bundle(specbuild: Specbuild, bundle: Path, pair: Path, file: Path) -> None:
+def test_an_exact_bundle(specbuild, bundle, pair, file):
     outcome = specbuild("verify", bundle, "--hf", pair / "target", "--prompts", file, "-n", 12, "-b", 2, "--json")
     assert (outcome.status, outcome.err) == (0, "")
     cases = [json.loads(line) for line in outcome.out.splitlines()]
@@ -32,7 +28,7 @@ def test_an_exact_bundle(specbuild: Specbuild, bundle: Path, pair: Path, file: P
 
 
 @pytest.mark.slow
-def test_another_model_is_a_real_divergence(specbuild: Specbuild, bundle: Path, tiny: Path, file: Path) -> None:
+def test_another_model_is_a_real_divergence(specbuild, bundle, tiny, file):
     outcome = specbuild("verify", bundle, "--hf", tiny, "--prompts", file, "-n", 4)
     assert (outcome.status, outcome.err) == (1, "")
     assert outcome.out.count("DIFFERENT") == 1

@@ -1,15 +1,11 @@
 """What deploy/ has fits the server: its metrics, its routes, its flags."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,12 +21,12 @@ FLAGS = {flag for option in command.params for flag in option.opts}
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle):
     with Engine.load(bundle) as engine:
         yield engine
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(engine: Engine) -> None:
+def test_the_dashboard_asks_for_metrics_that_there_are(engine):
     text = Metrics({"model": engine}).render()[0].decode()
     there = set(re.findall(r"^(specbuild:\w+)", text, re.MULTILINE))
     there |= {
@@ -48,7 +44,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(engine: Engine) -> None:
 NAMES = """drift_alarms_total canary_verdict slo_attainment watcher_up"""  # of what is asked for by a flag
 
 
-def test_alerts_are_of_metrics_that_there_are(engine: Engine) -> None:
+def test_alerts_are_of_metrics_that_there_are(engine):
     text = Metrics({"model": engine}).render()[0].decode()
     there = set(re.findall(r"specbuild:\w+", text)) | {f"specbuild:{name}" for name in NAMES.split()}
     there |= {f"{name}_total" for name in there}  # the type of a counter, which has no sample yet
@@ -61,11 +57,11 @@ def test_alerts_are_of_metrics_that_there_are(engine: Engine) -> None:
         assert labels <= set(by.split(", "))
 
 
-def manifests() -> list[dict[str, Any]]:
+def manifests():
     return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 
 
-def test_the_pod_s_flags_probes_and_times_are_the_server_s() -> None:
+def test_the_pod_s_flags_probes_and_times_are_the_server_s():
     deployment, service, _ = manifests()
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -81,7 +77,7 @@ def test_the_pod_s_flags_probes_and_times_are_the_server_s() -> None:
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_the_unit_is_one_and_its_flags_are_the_server_s() -> None:
+def test_the_unit_is_one_and_its_flags_are_the_server_s():
     text = (DEPLOY / "specbuild.service").read_text()
     commands = [line.partition("=")[2] for line in text.splitlines() if line.startswith("ExecStart")]
     for each in commands:
@@ -94,7 +90,7 @@ def test_the_unit_is_one_and_its_flags_are_the_server_s() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
-def test_the_images_serve_as_nobody_in_particular(name: str) -> None:
+def test_the_images_serve_as_nobody_in_particular(name):
     lines = (DEPLOY / name).read_text().splitlines()
     entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).partition(" ")[2])
     assert [Path(entry[0]).name, entry[1]] == ["specbuild", "serve"]
@@ -105,12 +101,12 @@ def test_the_images_serve_as_nobody_in_particular(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_check_loads_and_ends(bundle: Path) -> None:
+def test_a_check_loads_and_ends(bundle):
     done = CliRunner().invoke(command, [str(bundle), "--check", "--port", "1"])
     assert done.exit_code == 0
     assert "this can be served" in done.stderr
 
 
-def test_a_check_says_what_is_wrong(bundle: Path, tmp_path: Path) -> None:
+def test_a_check_says_what_is_wrong(bundle, tmp_path):
     with pytest.raises(BundleError, match=r"manifest\.json"):
         CliRunner().invoke(command, [str(tmp_path), "--check"], catch_exceptions=False)

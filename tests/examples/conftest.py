@@ -1,11 +1,7 @@
 """Fixtures of the examples' tests: each example as a module."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -13,10 +9,10 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
 @pytest.fixture
-def example() -> Callable[[str], ModuleType]:
+def example():
     """`example(name)`: a fresh import of one of the examples."""
 
-    def load(name: str) -> ModuleType:
+    def load(name):
         spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None

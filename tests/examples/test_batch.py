@@ -1,11 +1,6 @@
 """The batch: a line out for each line in, in order, whatever is wrong with one of them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +8,7 @@ from specbuild.runtime import Engine, SamplingParams
 
 
 @pytest.mark.slow
-def test_a_line_for_each_line(example: Any, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_line(example, bundle, tmp_path, capsys):
     prompts = [f"def f{i}(" for i in range(70)]  # more than the window
     lines = [json.dumps({"prompt": prompt, "max_new_tokens": 4}) for prompt in prompts]
     bad = ["{", "5", "{}", '{"prompt": ""}', '{"prompt": "x", "top_k": -1}', '{"prompt": "x", "tempratur": 1}']
@@ -33,10 +28,10 @@ def test_a_line_for_each_line(example: Any, bundle: Path, tmp_path: Path, capsys
     assert len(target.read_text(encoding="utf-8").splitlines()) == 3
 
 
-def test_no_more_is_read_than_the_window(example: Any, bundle: Path) -> None:
+def test_no_more_is_read_than_the_window(example, bundle):
     batch, read = example("batch"), list[int]()
 
-    def lines() -> Iterator[str]:
+    def lines():
         for i in range(200):
             read.append(i)
             yield '{"prompt": "x", "max_new_tokens": 1}'

@@ -1,18 +1,12 @@
 """The terminal: the text on stdout, the rest on stderr, and an interrupt that leaves nothing hanging."""
 
-from __future__ import annotations
-
 import io
 import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from specbuild.runtime import Engine, SamplingParams
 
 
-def test_the_text_and_what_became_of_it(example: Any, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_and_what_became_of_it(example, bundle, capsys):
     with Engine.load(bundle) as engine:
         (want,) = engine.generate("def main(", SamplingParams(max_new_tokens=20))
     assert example("terminal").main(str(bundle), "def main(", 20) == 0
@@ -22,11 +16,9 @@ def test_the_text_and_what_became_of_it(example: Any, bundle: Path, capsys: pyte
     assert "tokens/s" in err
 
 
-def test_an_interrupt_keeps_what_there_is(
-    example: Any, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_keeps_what_there_is(example, bundle, monkeypatch, capsys):
     class Interrupted(io.StringIO):
-        def flush(self) -> None:
+        def flush(self):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "stdout", shown := Interrupted())

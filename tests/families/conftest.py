@@ -1,11 +1,6 @@
 """Random checkpoints of many families, small enough to build in seconds, whose every weight counts."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from small_models import randomize
@@ -25,13 +20,13 @@ BASE = {
 
 
 @pytest.fixture(scope="session")
-def make_family(pair: Path) -> Callable[..., Path]:
+def make_family(pair):
     """`make_family(folder, model_type, noise, **fields)`: a random checkpoint; noise tells it from another one.
 
     Logits are wide, so that few choices are near-ties; the tokenizer is the reference pair's.
     """
 
-    def make(folder: Path, model_type: str, noise: float = 0.0, **fields: Any) -> Path:
+    def make(folder, model_type, noise=0.0, **fields):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.for_model(model_type, **BASE | fields)

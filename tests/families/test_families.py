@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ TIED = {"tie_word_embeddings": True}
 LOCAL = ["sliding_attention", "full_attention"]
 
 # name: model type, fields, what the passes match
-FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+FAMILIES = {
     "llama": ("llama", {}, LLAMA),
     "llama-mha-biases-tied": (
         "llama",
@@ -91,7 +90,7 @@ UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3
 @pytest.mark.soak(only=("phi3",))
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama-mqa-rope-llama3", "qwen2-yarn-window", "qwen3", "gemma3", "phi3"])
-def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
+def test_tokens(make_family, tmp_path, prompts, name):
     decodes_exactly(make_family, tmp_path, prompts[:FEW], name)
 
 
@@ -104,7 +103,7 @@ DEEP = {  # fields of six layers
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FAMILIES)
-def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_layers_are_those_of_a_whole_trace(name, monkeypatch):
     model_type, fields, _ = FAMILIES[name]
     sizes = BASE | {"vocab_size": 97, "num_hidden_layers": 6} | fields | DEEP.get(name, {})
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
@@ -116,7 +115,7 @@ def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest
 @pytest.mark.soak(only=("144", "256"))
 @pytest.mark.nightly
 @pytest.mark.parametrize("head_dim", [80, 144, 256])
-def test_wide_heads_have_a_class(make_family: Callable[..., Path], tmp_path: Path, head_dim: int) -> None:
+def test_wide_heads_have_a_class(make_family, tmp_path, head_dim):
     """Gemma's 256 columns a head are added up otherwise over 64 rows than over more; a text may be short or long."""
     target = make_family(tmp_path / "target", "gemma3_text", num_hidden_layers=1, head_dim=head_dim, sliding_window=6)
     build(BuildConfig(str(target), tmp_path / "bundle", max_batch_size=4, tune=False))
@@ -132,13 +131,11 @@ def test_wide_heads_have_a_class(make_family: Callable[..., Path], tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_of_many_prompts(
-    make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str
-) -> None:
+def test_tokens_of_many_prompts(make_family, tmp_path, prompts, name):
     decodes_exactly(make_family, tmp_path, prompts[:MANY], name)
 
 
-def decodes_exactly(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
+def decodes_exactly(make_family, tmp_path, prompts, name):
     """Build a random pair of the family, and hold all trees at two batch sizes against both references."""
     model_type, fields, matches = FAMILIES[name]
     target = make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)
@@ -181,7 +178,7 @@ def test_engines_of_like_families(make_family: Callable[..., Path], tmp_path: Pa
     compiles_whole(make_family, tmp_path, name)
 
 
-def compiles_whole(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def compiles_whole(make_family, tmp_path, name):
     """Every layer of a family becomes TensorRT's attention over a cache updated in place."""
     model_type, fields, matches = FAMILIES[name]
     found = checkpoint.find(str(make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)))
@@ -229,7 +226,7 @@ def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, mod
         ("mixtral", {"num_hidden_layers": 1, "num_local_experts": 4}),
     ],
 )
-def test_others(make_family: Callable[..., Path], tmp_path: Path, model_type: str, fields: dict[str, Any]) -> None:
+def test_others(make_family, tmp_path, model_type, fields):
     """Families nobody prepared for; a build ends with a check against transformers."""
     target = make_family(tmp_path / "target", model_type, **fields)
     report = build(BuildConfig(str(target), tmp_path / "bundle", max_batch_size=1))
@@ -238,7 +235,7 @@ def test_others(make_family: Callable[..., Path], tmp_path: Path, model_type: st
 
 
 @pytest.mark.nightly
-def test_a_text_to_the_last_learned_position(make_family: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_text_to_the_last_learned_position(make_family, tmp_path):
     """Trees reach past a table of positions that ends with the longest text; what they hold there is never emitted."""
     fields = {"n_layer": 1, "max_position_embeddings": 48}
     target, draft = (make_family(tmp_path / name, "gpt2", noise=0.05 * at, **fields) for at, name in enumerate("td"))

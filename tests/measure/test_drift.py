@@ -1,7 +1,5 @@
 """Drift: a shift is found within 500 requests, in 20 quiet days next to nothing, and the index has its known values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ SIGNALS = {  # a server's, as random draws: where the share or the mean is `at`
 SHIFTED = {"acceptance": 0.55, "tokens": 70, "cut": 0.45, "logprob": -1.6}
 
 
-def alarms(reference: Reference, values: np.ndarray) -> int:
+def alarms(reference, values):
     """How often a fresh detector would be at an alarm, all values at once; see `evidence.detector`."""
     factors = reference.log_factors(values)
     total = np.cumsum(factors, axis=0)
@@ -27,7 +25,7 @@ def alarms(reference: Reference, values: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_planted_shift_is_found_within_500_requests_and_a_quiet_hour_is_quiet(name: str) -> None:
+def test_a_planted_shift_is_found_within_500_requests_and_a_quiet_hour_is_quiet(name):
     draw, shifted = SIGNALS[name], SHIFTED[name]
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -38,14 +36,14 @@ def test_a_planted_shift_is_found_within_500_requests_and_a_quiet_hour_is_quiet(
 
 
 @pytest.mark.parametrize(("spread", "direction"), [(2.0, "wider"), (0.4, "narrower")])
-def test_what_lies_wider_or_closer_together_has_drifted_too(spread: float, direction: str) -> None:
+def test_what_lies_wider_or_closer_together_has_drifted_too(spread, direction):
     rng = np.random.default_rng(1)
     signal = Signal(Reference(rng.normal(0, 1, 1000)))
     found = [alarm for each in rng.normal(0, spread, 500) if (alarm := signal.add(each))]
     assert found[0].direction == direction
 
 
-def test_an_alarm_says_what_moved_and_a_signal_begins_again_after_it() -> None:
+def test_an_alarm_says_what_moved_and_a_signal_begins_again_after_it():
     rng = np.random.default_rng(2)
     signal = Signal(Reference(rng.normal(5, 1, 1000)))
     (first, alarm), (second, _), *_ = [
@@ -56,7 +54,7 @@ def test_an_alarm_says_what_moved_and_a_signal_begins_again_after_it() -> None:
     assert second >= 1.5 * first, "not with the very next value"
 
 
-def test_the_index_is_zero_for_the_reference_and_as_written_out_by_hand() -> None:
+def test_the_index_is_zero_for_the_reference_and_as_written_out_by_hand():
     reference = Reference(np.arange(1000))
     assert reference.stability(list(range(1000))) == pytest.approx(0, abs=1e-3)
     assert reference.stability([]) == 0
@@ -64,7 +62,7 @@ def test_the_index_is_zero_for_the_reference_and_as_written_out_by_hand() -> Non
     assert reference.stability([0.0] * 500) == pytest.approx(float(((here - there) * np.log(here / there)).sum()))
 
 
-def test_a_constant_has_drifted_only_when_it_changes() -> None:
+def test_a_constant_has_drifted_only_when_it_changes():
     constant = Signal(Reference([0.0] * 500))
     assert not [each for each in [0.0] * 2000 if constant.add(each)]
     assert constant.psi == pytest.approx(0, abs=1e-9)
@@ -74,7 +72,7 @@ def test_a_constant_has_drifted_only_when_it_changes() -> None:
 @pytest.mark.slow
 @pytest.mark.soak(only=("20",))
 @pytest.mark.parametrize("days", [1, 20])
-def test_quiet_days_have_one_false_alarm_at_most(days: int) -> None:
+def test_quiet_days_have_one_false_alarm_at_most(days):
     rng, found = np.random.default_rng(4), 0
     for draw in SIGNALS.values():
         reference = Reference(draw(rng, 1000))

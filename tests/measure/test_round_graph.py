@@ -1,22 +1,18 @@
 """The graph of rounds that follow each other is described without a device, with its nodes, their order and memory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specbuild.measure.round_graph import RecordingDevice, describe_bundle
 from specbuild.runtime import Bundle
-from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 
-def as_plans(bundle: Path, attention: str) -> Bundle:
+def as_plans(bundle, attention):
     """The reference pair's, as if it were two plans of TensorRT."""
     opened = Bundle.open(bundle)
     record = EngineRecord("11.0", [], attention, "1" if attention == "plugin" else None, False, None, 0, {})
@@ -30,7 +26,7 @@ def as_plans(bundle: Path, attention: str) -> Bundle:
 
 
 @pytest.mark.parametrize("attention", ["native", "plugin"])
-def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
+def test_a_description_is_of_what_runs(bundle, attention):
     found = json.loads(json.dumps(describe_bundle(as_plans(bundle, attention), 2, "topk:2,3")))
     nodes, edges = found["body"]["nodes"], found["body"]["edges"]
     copies = 2 if attention == "native" else 2 + 3 * 3 + 2  # what TreeAttention takes; the target's tree has no offset
@@ -50,7 +46,7 @@ def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
     assert walk["grid"] == [2, 1, 1]
 
 
-def test_a_description_of_paged_caches(bundle: Path) -> None:
+def test_a_description_of_paged_caches(bundle):
     """The models' steps and the commit read one table; nothing else of a round is another."""
     opened = as_plans(bundle, "plugin")
     engines = {n: replace(e, block_size=32) for n, e in opened.manifest.engines.items()}
@@ -64,7 +60,7 @@ def test_a_description_of_paged_caches(bundle: Path) -> None:
         assert node | {"reads": [name for name in node["reads"] if name not in names]} == other
 
 
-def test_a_description_without_a_draft(bundle: Path) -> None:
+def test_a_description_without_a_draft(bundle):
     found = describe_bundle(as_plans(bundle, "native"), 3, "off")
     assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}
     assert found["body"]["nodes"][0]["reads"] == ["slots.roots"]
@@ -77,7 +73,7 @@ def test_a_description_without_a_draft(bundle: Path) -> None:
         describe_bundle(replace(opened, manifest=replace(opened.manifest, models=models)), 3, "off")
 
 
-def test_what_a_body_cannot_hold() -> None:
+def test_what_a_body_cannot_hold():
     notes = RecordingDevice()
     stream, there = notes.stream(), notes.empty((4,), np.int32)
     here = notes.pinned((4,), np.int32)
@@ -88,7 +84,7 @@ def test_what_a_body_cannot_hold() -> None:
         (lambda: notes.empty((1,), np.int32) and None, "allocation"),
     ):
 
-        def body(handle: int, step: Step = step) -> None:
+        def body(handle, step=step):
             notes.copy(there, there, stream)
             step()
 

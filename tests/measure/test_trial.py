@@ -1,10 +1,6 @@
 """Trials: what is planted is rolled back, equal arms seldom, and nothing is promoted that is worse by its margin."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +20,7 @@ METRICS = (
 ALPHA, RUNS = 0.05, 100
 
 
-def requests(
-    rng: np.random.Generator, candidate: Any, slower: float = 1.0, sigma: float = 0.3, failing: float = 0.003
-) -> Any:
+def requests(rng, candidate, slower=1.0, sigma=0.3, failing=0.003):
     """Values of one request of each run: log-normal times with a heavy tail, lengths up to a limit, few errors."""
     runs = len(candidate)
     heavy = np.where(rng.random(runs) < 0.03, rng.exponential(1.0, runs), 0.0)
@@ -39,7 +33,7 @@ def requests(
     return np.stack([ttft, tpot, whole, failed * 1.0, (tokens == 256) * 1.0, tokens * 1.0, acceptance], axis=-1)
 
 
-def run(runs: int, count: int, seed: int, **planted: Any) -> tuple[Any, Any]:
+def run(runs, count, seed, **planted):
     """Requests until each run is rolled back, and until it is promoted, under a share that steps from 10 % to 50 %."""
     rng, trial = np.random.default_rng(seed), Trial(METRICS, ALPHA, (runs,))
     back, on = np.full(runs, np.inf), np.full(runs, np.inf)
@@ -52,7 +46,7 @@ def run(runs: int, count: int, seed: int, **planted: Any) -> tuple[Any, Any]:
     return back, on
 
 
-def trial_of(metrics: Sequence[Metric], count: int, seed: int, **planted: Any) -> Trial:
+def trial_of(metrics, count, seed, **planted):
     """One trial of the first of METRICS, half of whose requests go to the candidate."""
     rng, trial = np.random.default_rng(seed), Trial(metrics, ALPHA)
     for _ in range(count):
@@ -63,48 +57,48 @@ def trial_of(metrics: Sequence[Metric], count: int, seed: int, **planted: Any) -
 
 @pytest.mark.slow(but=("0.2",))
 @pytest.mark.parametrize("sigma", [0.2, 0.4])
-def test_a_candidate_ten_per_cent_slower_is_rolled_back_within_2000_requests(sigma: float) -> None:
+def test_a_candidate_ten_per_cent_slower_is_rolled_back_within_2000_requests(sigma):
     back, on = run(40, 2000, seed=1, slower=1.1, sigma=sigma)
     assert np.isfinite(back).sum() >= 38
     assert (on < back).sum() == 0
 
 
 @pytest.mark.slow
-def test_equal_arms_are_rolled_back_no_more_often_than_alpha_and_are_promoted() -> None:
+def test_equal_arms_are_rolled_back_no_more_often_than_alpha_and_are_promoted():
     back, on = run(200, 2000, seed=2)
     assert np.isfinite(back).sum() <= ALPHA * 200
     assert (on < back).sum() >= 180
 
 
 @pytest.mark.slow
-def test_a_candidate_that_fails_more_often_is_rolled_back() -> None:
+def test_a_candidate_that_fails_more_often_is_rolled_back():
     assert np.isfinite(run(20, 1000, seed=3, failing=0.05)[0]).sum() >= 19
 
 
 @pytest.fixture(scope="module")
-def slow() -> Trial:
+def slow():
     """A trial whose candidate takes half as long again."""
     return trial_of(METRICS, 300, seed=4, slower=1.5)
 
 
-def test_a_verdict_has_its_evidence(slow: Trial) -> None:
+def test_a_verdict_has_its_evidence(slow):
     verdict = slow.verdict()
     assert verdict.kind == "rollback"
     assert verdict.evidence.metric in ("ttft", "tpot", "e2el")
     assert verdict.e >= 1 / ALPHA
     baseline, candidate = verdict.evidence.means
-    assert 1.3 < candidate / baseline < 1.7  # type: ignore[operator]
+    assert 1.3 < candidate / baseline < 1.7
     assert 250 < sum(verdict.evidence.n) <= 300
     assert json.loads(json.dumps(verdict.to_dict()))["kind"] == "rollback"
 
 
-def test_a_faster_one_is_promoted_for_the_metric_that_was_settled_last() -> None:
+def test_a_faster_one_is_promoted_for_the_metric_that_was_settled_last():
     few, many = (trial_of(METRICS[:2], count, seed=5, slower=0.8) for count in (10, 400))
     assert (few.verdict().kind, many.verdict().kind) == ("hold", "promote")
     assert many.verdict().e == min(each.fine for each in many.evidence() if each.fine is not None)
 
 
-def test_what_is_lower_or_other_is_harm_where_it_is_so_said() -> None:
+def test_what_is_lower_or_other_is_harm_where_it_is_so_said():
     rng, trial = np.random.default_rng(6), Trial(METRICS[4:], ALPHA)
     for _ in range(300):
         candidate = rng.random() < 0.5
@@ -124,7 +118,7 @@ def test_what_is_lower_or_other_is_harm_where_it_is_so_said() -> None:
     [(0.05, 0.02, 0.95, 0), (0.005, 0.5, 0, 0.95), (0.02, 0.02, 0, 0)],
     ids=["broken", "kept", "neither is proven"],
 )
-def test_an_objective_is_the_candidates_alone(candidate: float, baseline: float, back: float, on: float) -> None:
+def test_an_objective_is_the_candidates_alone(candidate, baseline, back, on):
     rng, trial = np.random.default_rng(7), Trial([Metric("errors", "share", ceiling=0.02)], ALPHA, (RUNS,))
     rolled_back, promoted = np.zeros((2, RUNS), bool)
     for _ in range(1500):
@@ -137,14 +131,14 @@ def test_an_objective_is_the_candidates_alone(candidate: float, baseline: float,
         assert share >= expected if expected else share <= ALPHA
 
 
-def test_nothing_of_a_metric_is_no_evidence() -> None:
+def test_nothing_of_a_metric_is_no_evidence():
     trial = Trial(METRICS, ALPHA)
     trial.add(True, 0.5, np.full(len(METRICS), np.nan))
     verdict = trial.verdict()
     assert (verdict.kind, verdict.e, verdict.evidence.n, verdict.evidence.means) == ("hold", 1, (0, 0), (None, None))
 
 
-def test_it_goes_on_from_its_state(slow: Trial) -> None:
+def test_it_goes_on_from_its_state(slow):
     other = Trial(METRICS, ALPHA)
     other.restore(json.loads(json.dumps(slow.state())))
     for trial in (slow, other):

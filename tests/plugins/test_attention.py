@@ -1,38 +1,34 @@
 """TreeAttention's own source, run on the host, against NumPy in float64."""
 
-from __future__ import annotations
-
 import ctypes
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from attention_oracle import Case, oracle, random_case, run
-from device import GPU, Array, HostKernels
+from attention_oracle import oracle, random_case, run
+from device import GPU, HostKernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault
 
 BOUNDS = {Dtype.F16: 6e-4, Dtype.BF16: 4e-3}  # of ‖out − ref‖ / ‖ref‖
 
 
 @pytest.fixture(scope="session")
-def bulk(compile_host: Callable[..., KernelLibrary]) -> HostKernels:
+def bulk(compile_host):
     """The kernels as compute capability 9.0 and later run them: rows come by bulk copies."""
     return HostKernels(compile_host("-DSPECBUILD_HOST_BULK"))
 
 
 @pytest.fixture(scope="session", params=["host", pytest.param("bulk", marks=pytest.mark.soak), *GPU])
-def library(request: pytest.FixtureRequest) -> HostKernels:
+def library(request):
     """Either way of copying, and a GPU where there is one."""
-    found: HostKernels = request.getfixturevalue("bulk" if request.param == "bulk" else f"{request.param}_kernels")
+    found = request.getfixturevalue("bulk" if request.param == "bulk" else f"{request.param}_kernels")
     return found
 
 
-def compare(library: HostKernels, case: Case, workspace: Array | None = None) -> None:
+def compare(library, case, workspace=None):
     """The output is near the oracle's, the new rows too, and not a byte of the rest of the caches has changed."""
     expected, *caches = oracle(case)
     output, keys, values, faults = run(library, case, workspace=workspace)
@@ -64,7 +60,7 @@ FIRST = [f"host-dtypes{t}-{size}-{2 * NODES[(t + s) % 4]}rows" for t in range(4)
 @pytest.mark.parametrize("nodes", NODES, ids=lambda n: f"{2 * n}rows")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtypes", TYPES)
-def test_every_kernel(library: HostKernels, nodes: int, size: int, dtypes: tuple[Dtype, Dtype]) -> None:
+def test_every_kernel(library, nodes, size, dtypes):
     compare(
         library, random_case(size + nodes, nodes=nodes, size=size, dtype=dtypes[0], cache_dtype=dtypes[1], splits=2)
     )
@@ -72,7 +68,7 @@ def test_every_kernel(library: HostKernels, nodes: int, size: int, dtypes: tuple
 
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("cache", [Dtype.BF16, Dtype.E4M3])
-def test_no_matrix_is_read_with_bank_conflicts(host_kernels: HostKernels, size: int, cache: Dtype) -> None:
+def test_no_matrix_is_read_with_bank_conflicts(host_kernels, size, cache):
     """In shared memory a row's place is its stride's alone, whoever has copied it there."""
     conflicts = ctypes.CDLL(str(host_kernels.library.path)).specbuild_host_conflicts
     conflicts.restype = ctypes.c_uint64
@@ -106,18 +102,16 @@ def test_no_matrix_is_read_with_bank_conflicts(host_kernels: HostKernels, size: 
     page_rows=st.sampled_from([0, 0, 8, 16]),
     dtypes=st.sampled_from([(Dtype.BF16, None), (Dtype.F16, None), (Dtype.F16, Dtype.E4M3)]),
 )
-def test_anything(
-    kernels: HostKernels, heads: tuple[int, int], dtypes: tuple[Dtype, Dtype | None], page_rows: int, **arguments: Any
-) -> None:
+def test_anything(kernels, heads, dtypes, page_rows, **arguments):
     case = random_case(heads=heads[0], kv_heads=heads[1], dtype=dtypes[0], cache_dtype=dtypes[1], **arguments)
     compare(kernels, case.paged(page_rows, arguments["seed"]) if page_rows else case)
 
 
-def test_a_long_chain_is_a_prompt(library: HostKernels) -> None:
+def test_a_long_chain_is_a_prompt(library):
     compare(library, random_case(130, nodes=130, tree=False, context=90, splits=3))
 
 
-def test_rows_before_the_window_are_not_read(library: HostKernels) -> None:
+def test_rows_before_the_window_are_not_read(library):
     case = random_case(5, window=40, nodes=6, context=200)
     for b in range(case.batch):
         case.key_cache[b, :, : case.cache_len[b] - 40] = case.value_cache[b, :, : case.cache_len[b] - 40] = np.nan
@@ -127,7 +121,7 @@ def test_rows_before_the_window_are_not_read(library: HostKernels) -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize(("name", "splits"), [("key_cache", 3), ("value_cache", 1)])
-def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: str, splits: int, poison: float) -> None:
+def test_padding_is_zero_whatever_the_cache_holds(library, name, splits, poison):
     """Padding beside real rows, and a tile of nothing else; 0 · NaN is NaN."""
     case = random_case(12, nodes=40, splits=splits, context=300)
     case.counts = np.array([3, 40], np.int32)
@@ -144,10 +138,8 @@ def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: st
 @pytest.mark.slow(but=("host_kernels-1",))
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.soak)])
-def test_no_order_of_threads_matters(
-    request: pytest.FixtureRequest, way: str, seed: int, in_order: Callable[..., Any]
-) -> None:
-    library: HostKernels = request.getfixturevalue(way)
+def test_no_order_of_threads_matters(request, way, seed, in_order):
+    library = request.getfixturevalue(way)
     for n, (nodes, splits, size, cache) in enumerate([(5, 3, 64, None), (20, 2, 128, Dtype.E4M3), (64, 1, 256, None)]):
         case = random_case(n, nodes=nodes, splits=splits, size=size, cache_dtype=cache, ragged=True)
         usual = run(library, case)
@@ -167,7 +159,7 @@ def test_no_order_of_threads_matters(
         ({"tree_offset": (1, 3)}, Fault.CAPACITY),
     ],
 )
-def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...]], fault: Fault) -> None:
+def test_faults_in_memory(kernels, change, fault):
     (name, (*at, value)), case = next(iter(change.items())), random_case(8, offset=2, ragged=True, splits=2)
     assert case.counts is not None
     case.counts[:] = 5
@@ -186,7 +178,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
     ("nodes", "tree", "window", "seen"),
     [(5, True, 0, range(10)), (50, False, 0, range(13)), (5, True, 60, range(5, 10)), (50, False, 60, range(5, 13))],
 )
-def test_a_page_that_is_none(library: HostKernels, nodes: int, tree: bool, window: int, seen: range, past: int) -> None:
+def test_a_page_that_is_none(library, nodes, tree, window, seen, past):
     """Of 150 committed rows and the new ones on pages of 16; the two row tiles of 50 nodes end on different ones."""
     case = random_case(9, nodes=nodes, tree=tree, window=window, splits=3, context=300)
     case.cache_len[:] = 150
@@ -205,7 +197,7 @@ def test_a_page_that_is_none(library: HostKernels, nodes: int, tree: bool, windo
             assert (new[others].tobytes() == old[others].tobytes()) == faulty
 
 
-def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
+def test_splits_fill_the_machine_and_no_more(host):
     sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": Dtype.BF16, "cache_dtype": Dtype.BF16}
     one, many = (Attention(batch=batch, nodes=8, capacity=2**17, **sizes) for batch in (1, 64))
     found = [host.splits(one, processors) for processors in (1, 16, 132, 1000)]
@@ -217,9 +209,7 @@ def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize(("first", "window", "splits"), [(61, 0, 1), (126, 70, 3), (190, 0, 3)])
-def test_a_first_path_has_the_bits_of_one_token_at_a_time(
-    library: HostKernels, first: int, window: int, splits: int
-) -> None:
+def test_a_first_path_has_the_bits_of_one_token_at_a_time(library, first, window, splits):
     """Rows that a tree adds, across tiles and parts, give each of its nodes what they give it as committed rows."""
     tree = random_case(first, batch=1, nodes=8, context=300, window=window, splits=splits)
     tree.cache_len[:] = first
@@ -235,7 +225,7 @@ def test_a_first_path_has_the_bits_of_one_token_at_a_time(
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_part_without_rows_is_not_read(library: HostKernels, host: KernelLibrary, paged: bool) -> None:
+def test_a_part_without_rows_is_not_read(library, host, paged):
     """The splits are the capacity's, the parts those of the text there is; and padding has no parts at all."""
     case = random_case(2, nodes=3, context=200, capacity=4096)
     case.cache_len[:], case.counts = (100, 30), np.array([3, 2], np.int32)

@@ -1,21 +1,15 @@
 """Choosing on the host: bit for bit the sampler's, among all tokens or those that are legal at each node."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import oracles
 import pytest
 from calls import choose, choose_struct, ints, struct, tree_arrays
 from choosing import Case, MaskedSampler, check, drawn_params, masks, rows, simple
-from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import Choose, Fault, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import Choose, Fault
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
@@ -34,7 +28,7 @@ EVERYTHING = SamplingParams(
 )
 
 
-def legal_tokens(rng: np.random.Generator, kind: str, vocab: int) -> Any:
+def legal_tokens(rng, kind, vocab):
     """`bool[V]`: which tokens of one node are legal."""
     legal, last = np.zeros(vocab, dtype=bool), (vocab - 1) // 32
     if kind in ("dense", "sparse"):
@@ -49,7 +43,7 @@ def legal_tokens(rng: np.random.Generator, kind: str, vocab: int) -> Any:
     return legal
 
 
-def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
+def legal_of(seed, kinds, vocab):
     """`bool[B, N, V]` of each node's kind."""
     rng = np.random.default_rng(seed)
     return np.array([[legal_tokens(rng, kind, vocab) for kind in nodes] for nodes in kinds])
@@ -68,17 +62,7 @@ def legal_of(seed: int, kinds: list[list[str]], vocab: int) -> Any:
     kinds=st.none() | st.lists(st.sampled_from(KINDS), min_size=8, max_size=8),
     data=st.data(),
 )
-def test_anything(
-    kernels: HostKernels,
-    host: KernelLibrary,
-    in_order: Callable[..., Any],
-    vocab: int,
-    nodes: int,
-    order: int,
-    kinds: list[str] | None,
-    data: st.DataObject,
-    **how: Any,
-) -> None:
+def test_anything(kernels, host, in_order, vocab, nodes, order, kinds, data, **how):
     """Every processor and cut-off, in any combination, differing in a batch; a full mask is as none."""
     params = [drawn_params(data, vocab) for _ in range(2)]
     case = Case(how["seed"], params, vocab, nodes, how["dtype"], min(how["best"], vocab), how["spread"])
@@ -95,7 +79,7 @@ def test_anything(
         assert got[1].tobytes() == expected[1].tobytes()
 
 
-def test_choices_are_numpys_outside_the_bound(kernels: HostKernels) -> None:
+def test_choices_are_numpys_outside_the_bound(kernels):
     """With NumPy's own noise, not the kernel's: a different choice has a gap below the bound."""
     params = [SamplingParams(temperature=0.5), SamplingParams(temperature=1.3, top_p=0.9)]
     case = Case(4, params, 3000, 16, np.float32, 1)
@@ -109,9 +93,7 @@ def test_choices_are_numpys_outside_the_bound(kernels: HostKernels) -> None:
 
 
 @pytest.mark.parametrize(("seed", "dtype"), [*enumerate(FLOATS)])
-def test_equals_go_to_the_lowest_token(
-    kernels: HostKernels, host: KernelLibrary, dtype: Any, seed: int, in_order: Callable[..., Any]
-) -> None:
+def test_equals_go_to_the_lowest_token(kernels, host, dtype, seed, in_order):
     logits = np.zeros((1, 3, 9000), dtype=dtype)
     logits[0, 1, [8000, 400, 8999, 4096]] = 2.0
     logits[0, 2, ::2] = -0.0
@@ -121,7 +103,7 @@ def test_equals_go_to_the_lowest_token(
     assert scores[0, 1].tolist() == [2, 2, 2, 2, 0, 0]
 
 
-def test_rows_without_a_choice(kernels: HostKernels) -> None:
+def test_rows_without_a_choice(kernels):
     nan, inf = np.nan, np.inf
     logits = rows([1, nan, 0], [-inf] * 3, [inf, 0, 0], [nan] * 3, [1, -nan, 0], [-inf, -inf, -3], [-inf, 0, -1])
     assert np.signbit(logits[0, 4, 1])
@@ -137,7 +119,7 @@ def test_rows_without_a_choice(kernels: HostKernels) -> None:
     assert simple(kernels, far, SamplingParams())[0].ravel().tolist() == [-1, 0]
 
 
-def test_rows_may_lie_apart_and_without_scores(kernels: HostKernels) -> None:
+def test_rows_may_lie_apart_and_without_scores(kernels):
     rng = np.random.default_rng(6)
     wide = rng.normal(0, 2, (2, 3, 70)).astype(np.float32)
     wide[:, :, 61:] = np.nan  # a padded vocabulary
@@ -158,7 +140,7 @@ def test_rows_may_lie_apart_and_without_scores(kernels: HostKernels) -> None:
         ({"row_nodes": ints([[0, -1, 0], [0, 1, 2]])}, Fault.NODE),
     ],
 )
-def test_faults_in_memory(kernels: HostKernels, change: dict[str, Any], fault: Fault) -> None:
+def test_faults_in_memory(kernels, change, fault):
     """A row whose node makes no sense gives −1; the others are as they would be."""
     case = Case(8, [EVERYTHING] * 2, 50, 3, np.float32, 1)
     case.trees = [Tree([0, 1, 2], [-1, 0, 0], [0, 1, 1])] * 2
@@ -173,7 +155,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, Any], fault: F
     assert np.array_equal(params.keep["choices"][1], sound[1])
 
 
-def test_an_illegal_tokens_logit_does_not_matter(kernels: HostKernels) -> None:
+def test_an_illegal_tokens_logit_does_not_matter(kernels):
     """Neither a NaN nor an infinity, nor one that a penalty or a bias makes so; a legal one is found."""
     nan, inf = np.nan, np.inf
     logits = rows([nan, 1, 0, 2], [inf, 1, 0, 2], [nan, 1, 0, 2], [inf, 1, 0, 2])
@@ -187,7 +169,7 @@ def test_an_illegal_tokens_logit_does_not_matter(kernels: HostKernels) -> None:
         assert choices.ravel().tolist() == [3, 3, -1, -1]
 
 
-def test_groups_without_a_legal_token_leave_nothing_behind(kernels: HostKernels) -> None:
+def test_groups_without_a_legal_token_leave_nothing_behind(kernels):
     """A row whose neighbour on the same processor had better tokens, where this one has none that are legal."""
     logits = np.full((1, 2, 4096), 9, dtype=np.float32)
     legal = np.zeros(logits.shape, dtype=bool)
@@ -196,7 +178,7 @@ def test_groups_without_a_legal_token_leave_nothing_behind(kernels: HostKernels)
     assert choices[0].tolist() == [[0, 1, 2], [0, 4, -1]]
 
 
-def test_a_mask_is_its_rows_and_lies_without_gaps(kernels: HostKernels) -> None:
+def test_a_mask_is_its_rows_and_lies_without_gaps(kernels):
     """A draft's frontier, whose rows of logits lie apart: mask n is row n's, whichever node of the pool that is."""
     rng = np.random.default_rng(5)
     pool = oracles.random_tree(rng, 500, 100)
@@ -213,7 +195,7 @@ def test_a_mask_is_its_rows_and_lies_without_gaps(kernels: HostKernels) -> None:
         assert choices[0, row].tolist() == expected
 
 
-def test_masks_of_padding_are_not_read_and_tickets_are_used_again(kernels: HostKernels) -> None:
+def test_masks_of_padding_are_not_read_and_tickets_are_used_again(kernels):
     case = Case(7, [EVERYTHING, SamplingParams()], 9000, 4, np.float32, 4)
     case.legal = legal_of(8, [["sparse", "none", "dense", "one"]] * 2, 9000)
     plain, more = case.arguments()

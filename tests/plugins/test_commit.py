@@ -1,24 +1,18 @@
 """Moving accepted rows, on the kernels, against KVCache.gather."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import oracles
 import pytest
-from calls import Array, cache_struct, commit, ints
-from device import HostKernels
+from calls import cache_struct, commit, ints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.cpu.kv_cache import KVCache
-from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import Fault
 from specbuild.runtime.bundle.manifest import CacheShape
 
 
-def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def paged(rows, page_rows, rng):
     """The rows on pages in random order, and the page table."""
     layers, batch, heads, capacity, size = rows.shape
     each = capacity // page_rows
@@ -28,14 +22,14 @@ def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array,
     return pages, table
 
 
-def linear(pages: Array, table: Array) -> Array:
+def linear(pages, table):
     layers, _, heads, page_rows, size = pages.shape
     batch, each = table.shape
     return pages[:, table].swapaxes(2, 3).reshape(layers, batch, heads, each * page_rows, size)
 
 
 @settings(max_examples=80)
-def random_cache(rng: np.random.Generator, shapes: list[CacheShape], batch: int, capacity: int) -> KVCache:
+def random_cache(rng, shapes, batch, capacity):
     cache = KVCache(shapes, batch, capacity)
     for each in cache.views:
         each[:] = rng.random(each.shape, dtype=np.float32)
@@ -53,20 +47,7 @@ def random_cache(rng: np.random.Generator, shapes: list[CacheShape], batch: int,
     in_place=st.booleans(),
     order=st.integers(0, 3),
 )
-def test_two_caches(
-    kernels: HostKernels,
-    host: KernelLibrary,
-    in_order: Callable[..., Any],
-    seed: int,
-    nodes: int,
-    batch: int,
-    layers: int,
-    heads: int,
-    size: int,
-    page_rows: int,
-    in_place: bool,
-    order: int,
-) -> None:
+def test_two_caches(kernels, host, in_order, seed, nodes, batch, layers, heads, size, page_rows, in_place, order):
     """The target's with every node, in place; the draft's with some nodes, its rows in another order and shape."""
     rng = np.random.default_rng(seed)
     trees = [oracles.random_tree(rng, nodes, 50) for _ in range(batch)]
@@ -92,7 +73,7 @@ def test_two_caches(
         width = size * (i + 1) // 4
         caches.append(random_cache(rng, [CacheShape(heads, width, width)] * (layers + i), batch, capacity))
     rows = [np.stack(cache.views) for cache in caches]
-    more: dict[str, Any] = {}
+    more = {}
     if page_rows:
         rows[1], table = paged(rows[1], page_rows, rng)
         more = {"page_table": table, "page_rows": page_rows, "capacity": capacity, "pages": rows[1].shape[1]}
@@ -121,7 +102,7 @@ def test_two_caches(
     ).tobytes()
 
 
-def test_one_cache_alone(kernels: HostKernels) -> None:
+def test_one_cache_alone(kernels):
     rows = np.arange(8, dtype=np.float64).reshape(1, 1, 1, 8, 1)
     length = ints([2])
     out = commit(kernels, ints([[0, 2, 3, -1]]), ints([3]), cache_struct(kernels, rows, length, length))
@@ -143,7 +124,7 @@ def test_one_cache_alone(kernels: HostKernels) -> None:
         ([0, 1, 2], 3, -1, Fault.CAPACITY),
     ],
 )
-def test_faults_in_memory(kernels: HostKernels, path: list[int], length: int, base: int, fault: Fault) -> None:
+def test_faults_in_memory(kernels, path, length, base, fault):
     """The sequence stays as it was; the other one is committed."""
     rows = np.random.default_rng(0).random((2, 2, 1, 8, 4), dtype=np.float32)
     before, lengths = rows.copy(), ints([base, 1])
@@ -160,7 +141,7 @@ def test_faults_in_memory(kernels: HostKernels, path: list[int], length: int, ba
     [(0, Fault.NONE), (1, Fault.PAGE), (2, Fault.PAGE), (3, Fault.PAGE)],
     ids=lambda each: str(int(each)),
 )
-def test_a_page_that_is_none(kernels: HostKernels, wrong: int, at: int, fault: Fault) -> None:
+def test_a_page_that_is_none(kernels, wrong, at, fault):
     """Where a row would come from, or go to, and nowhere else; every layer of the sequence stays as it was."""
     pages = np.random.default_rng(0).random((4, 4, 200, 16, 4), dtype=np.float32)  # two blocks a layer
     before, lengths, table = pages.copy(), ints([17, 17]), ints([[0, 3, 1, 2]] * 2)

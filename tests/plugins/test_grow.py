@@ -1,19 +1,13 @@
 """Growing trees on the host: node for node what runtime/draft.py's Growth grows."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 from attention_oracle import ancestors
 from calls import Growths, ints
-from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import Fault
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, likelihoods
 
@@ -22,9 +16,7 @@ TREES += ["best:1", "best:3", "best:8", "best:16", "best:33", "best:63"]
 FIRST_POSITION = 100
 
 
-def level(
-    rng: np.random.Generator, growths: Growths, values: Sequence[float] | None, holes: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def level(rng, growths, values, holes):
     """What choosing gives the frontiers: each row's best tokens, at times fewer, and scores with ties or without."""
     rows = growths.frontiers if growths.levels else 1
     shape = growths.batch, rows, growths.best
@@ -38,9 +30,7 @@ def level(
     return choices, scores
 
 
-def grow_both(
-    kernels: HostKernels, texts: Sequence[str | None], seed: int, values: Sequence[float] | None, holes: bool
-) -> None:
+def grow_both(kernels, texts, seed, values, holes):
     """Grow a batch with the kernel and each sequence with Growth, and compare everything after every level."""
     rng = np.random.default_rng(seed)
     specs = [TreeSpec.parse(text) if text else None for text in texts]
@@ -80,7 +70,7 @@ def grow_both(
                 assert np.array_equal(ancestors(rows)[offset:], seen)
             else:
                 assert rows == list(range(-1, len(rows) - 1))
-        going = [b for b in going if not expected[b].done]  # type: ignore[union-attr]
+        going = [b for b in going if not expected[b].done]
         for b in set(batch) - set(going):
             assert made.arrays["level_counts"][b] == 0
             assert not made.arrays["level_tokens"][b].any()
@@ -100,7 +90,7 @@ def grow_both(
     assert not made.arrays["fault"].any()
 
 
-def in_levels(pool: Tree, nodes: Sequence[int]) -> Tree:
+def in_levels(pool, nodes):
     """The tree of some nodes of a pool, in the pool's order."""
     tree, index = Tree([pool.tokens[0]]), {0: 0}
     for node in nodes[1:]:
@@ -116,16 +106,7 @@ def in_levels(pool: Tree, nodes: Sequence[int]) -> Tree:
     holes=st.booleans(),
     order=st.integers(0, 3),
 )
-def test_ragged_batches(
-    kernels: HostKernels,
-    host: KernelLibrary,
-    in_order: Callable[..., Any],
-    seed: int,
-    texts: list[str | None],
-    ties: bool,
-    holes: bool,
-    order: int,
-) -> None:
+def test_ragged_batches(kernels, host, in_order, seed, texts, ties, holes, order):
     """Shapes differ, some trees are done early, some sequences are idle; scores of two values tie a lot."""
     with in_order(host, order):
         grow_both(kernels, texts, seed, [0.0, 1.0] if ties else None, holes)
@@ -142,7 +123,7 @@ NO_STATES = {"size": 10**9, "run": 10**6, "level": -5}
         *((field, value, 1) for field, value in [*NO_STATES.items(), ("size", 0), ("run", -1)]),
     ],
 )
-def test_what_cannot_be_gets_the_root_alone(kernels: HostKernels, field: str, value: int, levels: int) -> None:
+def test_what_cannot_be_gets_the_root_alone(kernels, field, value, levels):
     """A shape that does not fit, and a state that nobody has set up; the other sequence grows."""
     spec, rng = TreeSpec.parse("best:16"), np.random.default_rng(0)
     made = Growths(kernels, [spec, spec], [7, 8], [0, 0])

@@ -1,12 +1,9 @@
 """What a launch asks of CUDA, counted: attributes once a kernel and device."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ FREE = 16 * 1024  # bytes of shared memory that need no asking
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     compiler, path = shutil.which("g++") or pytest.skip("needs g++"), tmp_path_factory.mktemp("launch") / "harness.so"
     flags = ["-std=c++17", "-shared", "-fPIC", "-fno-gnu-unique", "-pthread", f"-I{HARNESS}", f"-I{PLUGINS}"]
     subprocess.run([compiler, *flags, str(HARNESS / "harness.cpp"), "-o", str(path)], check=True)
@@ -25,21 +22,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def harness(library: Path, tmp_path: Path) -> Any:
+def harness(library, tmp_path):
     """The host's side of a launch, as if it were new: a copy's memory, in which nothing is known of any kernel."""
     found = ctypes.CDLL(str(shutil.copy(library, tmp_path)))
     found.harness_error.restype = ctypes.c_char_p
     return found
 
 
-def counts(harness: Any) -> dict[str, int]:
+def counts(harness):
     numbers = (ctypes.c_int * len(NAMES))()
     harness.harness_counts(numbers)
     return dict(zip(NAMES, numbers, strict=True))
 
 
 @pytest.mark.slow
-def test_a_kernel_is_asked_for_once_on_each_device(harness: Any) -> None:
+def test_a_kernel_is_asked_for_once_on_each_device(harness):
     for turn in range(3):
         for device in (0, 1):
             for kernel in (FIRST, SECOND):
@@ -51,7 +48,7 @@ def test_a_kernel_is_asked_for_once_on_each_device(harness: Any) -> None:
 
 
 @pytest.mark.slow
-def test_shared_memory_is_asked_for_where_it_grows(harness: Any) -> None:
+def test_shared_memory_is_asked_for_where_it_grows(harness):
     for shared, allowed in ((FREE + 1, 1), (FREE + 1, 1), (FREE, 1), (70_000, 2), (FREE + 1, 2), (70_000, 2)):
         assert harness.harness_launch(FIRST, 0, shared, 0) == 0
         assert counts(harness)["allowed"] == allowed
@@ -62,7 +59,7 @@ def test_shared_memory_is_asked_for_where_it_grows(harness: Any) -> None:
     assert counts(harness)["asked"] == 3
 
 
-def test_what_overlaps_was_compiled_for_it(harness: Any) -> None:
+def test_what_overlaps_was_compiled_for_it(harness):
     for device, overlapped in ((0, 1), (1, 1), (0, 2)):
         harness.harness_launch(FIRST, device, 0, 1)
         assert counts(harness)["overlapped"] == overlapped
@@ -70,7 +67,7 @@ def test_what_overlaps_was_compiled_for_it(harness: Any) -> None:
     assert counts(harness)["overlapped"] == 2
 
 
-def test_what_failed_is_asked_again(harness: Any) -> None:
+def test_what_failed_is_asked_again(harness):
     harness.harness_fail(1)
     assert harness.harness_launch(FIRST, 0, 0, 0) == 2
     assert harness.harness_error() == b"CUDA: invalid argument"
@@ -86,7 +83,7 @@ def test_what_failed_is_asked_again(harness: Any) -> None:
     assert counts(harness) == {"asked": 3, "allowed": 2, "launched": 3, "overlapped": 0, "allowance": 70_000}
 
 
-def test_threads_ask_together_and_no_allowance_shrinks(harness: Any) -> None:
+def test_threads_ask_together_and_no_allowance_shrinks(harness):
     harness.harness_launch_at_once(8, 40_000)
     found = counts(harness)
     assert found["asked"] == 1

@@ -1,25 +1,19 @@
 """The tree's mask on the kernels, in every type."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import oracles
-from calls import DTYPES, Array, ints, poisoned, struct, tree_arrays
-from device import HostKernels
+from calls import DTYPES, ints, poisoned, struct, tree_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Mask
+from specbuild.runtime.backends.kernels.abi import Fault, Mask
 from specbuild.runtime.speculation.tree import Tree
 
 TYPES = (np.bool_, np.float32, np.float16, ml_dtypes.bfloat16)
 
 
-def launch(kernels: HostKernels, nodes: int, capacity: int, dtype: Any, **fields: Any) -> tuple[Array, Array]:
+def launch(kernels, nodes, capacity, dtype, **fields):
     """The mask `[B, N, S]` and the faults; outputs among the fields stay theirs."""
     batch = len(fields["cache_len"])
     output = np.full((batch, nodes, capacity), 1 if dtype == np.bool_ else 77, dtype=dtype)
@@ -29,7 +23,7 @@ def launch(kernels: HostKernels, nodes: int, capacity: int, dtype: Any, **fields
     return output, fault
 
 
-def seen(output: Array) -> Array:
+def seen(output):
     """As bool, from 0 and −∞, of which nothing else is there."""
     if output.dtype == np.bool_:
         assert set(np.unique(output.view(np.uint8)).tolist()) <= {0, 1}
@@ -52,21 +46,7 @@ def seen(output: Array) -> Array:
     tree=st.booleans(),
     order=st.integers(0, 3),
 )
-def test_anything(
-    kernels: HostKernels,
-    host: KernelLibrary,
-    in_order: Callable[..., Any],
-    seed: int,
-    batch: int,
-    nodes: int,
-    before: int,
-    context: int,
-    window: int,
-    shift: int,
-    dtype: Any,
-    tree: bool,
-    order: int,
-) -> None:
+def test_anything(kernels, host, in_order, seed, batch, nodes, before, context, window, shift, dtype, tree, order):
     rng = np.random.default_rng(seed)
     total = nodes + before
     counts, offsets = ints(rng.integers(0, nodes + 1, batch)), ints(rng.integers(0, before + 1, batch))
@@ -90,7 +70,7 @@ def test_anything(
     assert np.array_equal(rows, committed + offsets)
 
 
-def test_faults_in_memory(kernels: HostKernels) -> None:
+def test_faults_in_memory(kernels):
     """Whoever reads the mask of a faulty sequence attends to row 0."""
     parents = ints([[-1, 0, 1], [-1, 2, 1], [-1, 0, 1], [-1, 0, 1], [-1, 0, 1]])
     fields = {"cache_len": ints([2, 2, 8, -1, 2]), "counts": ints([3, 3, 3, 3, 4]), "tree_nodes": 3}
@@ -103,7 +83,7 @@ def test_faults_in_memory(kernels: HostKernels) -> None:
         assert launch(kernels, 3, 10, np.float32, **one)[1] == Fault.CAPACITY
 
 
-def test_padded_rows_stay_in_the_slot(kernels: HostKernels) -> None:
+def test_padded_rows_stay_in_the_slot(kernels):
     """Whatever is in memory; and whose nodes would lie elsewhere than the mask says is at fault."""
     positions, rows = poisoned(5, 4), poisoned(5)
     fields = {"cache_len": ints([6, 7, 7, -9, 2**31 - 1]), "counts": ints([4, 0, 1, 4, 0]), "shift": -1}
@@ -115,7 +95,7 @@ def test_padded_rows_stay_in_the_slot(kernels: HostKernels) -> None:
     assert not launch(kernels, 4, 9, np.bool_, cache_len=ints([7]), counts=ints([1]))[1].any()  # no rows, no scatter
 
 
-def test_without_an_output_it_is_tree_attention_s_check(kernels: HostKernels) -> None:
+def test_without_an_output_it_is_tree_attention_s_check(kernels):
     """The rows are cache_len's, padding needs no room, and whoever is at fault is found."""
     parents, rows, fault = ints([[-1, 0, 1], [-1, 0, 0], [-1, 2, 1], *[[-1, 0, 1]] * 2]), poisoned(5), ints([0] * 5)
     fields = {"cache_len": ints([2, 1497, 2, 1498, -1]), "tree_offset": ints([1, 0, 1, 1, 0]), "shift": 1}

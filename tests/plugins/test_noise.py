@@ -1,11 +1,8 @@
 """The kernel's noise: the runtime's, within a bound."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from calls import noise
-from device import HostKernels
 
 from specbuild.runtime.sampling.noise import SMALL, Noise
 
@@ -16,7 +13,7 @@ LAST = 2**64 - 1
 @pytest.mark.parametrize(
     ("vocab", "rows"), [(1, 20), (8, 2000), (13, 20), (SMALL, 5), (SMALL + 1, 5), (49_152, 5), (300_007, 4)]
 )
-def test_noise_is_the_runtimes(kernels: HostKernels, vocab: int, rows: int) -> None:
+def test_noise_is_the_runtimes(kernels, vocab, rows):
     """Of any seed and position, as long as a vocabulary may be."""
     keys = np.random.default_rng(vocab).integers(0, 2**64, (rows, 2), dtype=np.uint64)
     keys[:4] = [[0, 0], [LAST, LAST], [0, LAST], [1, 0]]

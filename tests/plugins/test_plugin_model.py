@@ -1,27 +1,21 @@
 """A model around TensorRT's plugin does what an executor has to; decoding over pages is in test_paged_admission.py."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from device_requests import prompt_of, run
 from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice
-from numpy.typing import NDArray
 from plugin_executors import BOUND, HEAD, _in_float32, loop_of, lowered, made, requests, spec, torch_model  # noqa: F401
 from small_models import reference
 from tiny_models import BUCKETS, CHUNK
 
 from specbuild.runtime.backends.executor import StepInput
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.errors import ExecutionError
 
 pytestmark = pytest.mark.nightly
 
 
-def test_a_plan_with_small_trees_drafts_none_that_are_larger(host: KernelLibrary) -> None:
+def test_a_plan_with_small_trees_drafts_none_that_are_larger(host):
     """best:7 may run 42 nodes in the draft, and such a model takes 16."""
     plain = run(loop_of(host, 2), requests("off", 2))
     done = run(loop_of(host, 2, tree_nodes=BUCKETS[-1]), [*requests("best:7", 1), *requests("chain:4", 2)[1:]])
@@ -30,7 +24,7 @@ def test_a_plan_with_small_trees_drafts_none_that_are_larger(host: KernelLibrary
     assert drafted[0] == 0 < drafted[1]
 
 
-def test_its_executor_does_what_every_one_has_to() -> None:
+def test_its_executor_does_what_every_one_has_to():
     """Prompts, trees from the host, commits and a draft's levels; whoever has no share in a step keeps every row."""
     model, target = torch_model("target"), made("target", HostDevice(), 3)
     target.step([chain(1, prompt_of(1, 5), 0, 1)])
@@ -44,7 +38,7 @@ def test_its_executor_does_what_every_one_has_to() -> None:
     for slot in range(3):
         target.commit(slot, (), 0)
 
-    def last(text: Sequence[int]) -> NDArray[np.float32]:
+    def last(text):
         return reference(model, list(text))[-1]
 
     check_trees_and_commits(target, [prompt_of(3, 11), prompt_of(4, 3), prompt_of(5, 1)], last, BOUND)

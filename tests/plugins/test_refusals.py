@@ -1,12 +1,8 @@
 """Every launcher refuses what it is given wrongly, in one line that names it, before anything runs."""
 
-from __future__ import annotations
-
 import ctypes
-from typing import Any
 
 import pytest
-from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +10,7 @@ from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Cache, Dtype
 from specbuild.runtime.errors import OptionError
 
 ADDRESS = 4096  # of every array: aligned, and no memory of this process, so whatever is launched crashes
-SOUND: dict[str, dict[str, Any]] = {
+SOUND = {
     "tree_attention": {
         **{"batch": 2, "nodes": 5, "tree_nodes": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "capacity": 176},
         **{"rotary_dim": 64, "positions": 176, "splits": 1, "dtype": Dtype.BF16, "cache_dtype": Dtype.BF16},
@@ -48,10 +44,10 @@ NEEDED = {"publish": {"counts"}, "tree_attention": {"output"}}
 TOGETHER = {"bias_tokens", "bias_values", "salts", "page_table", "key_scale", "value_scale"}  # with another field
 
 
-def struct(name: str, cache: bool = False, **change: Any) -> Any:
+def struct(name, cache=False, **change):
     """Sound parameters but for a change, of the first cache if that is asked."""
     params = LAUNCHERS[name]()
-    parts: list[tuple[Any, dict[str, Any]]] = [(params, SOUND[name] | ({} if cache else change))]
+    parts = [(params, SOUND[name] | ({} if cache else change))]
     if name == "commit_path":
         parts.append((params.caches[0], CACHE | (change if cache else {})))
     for part, values in parts:
@@ -63,7 +59,7 @@ def struct(name: str, cache: bool = False, **change: Any) -> Any:
     return params
 
 
-def refusal(kernels: HostKernels, name: str, **change: Any) -> str:
+def refusal(kernels, name, **change):
     with pytest.raises(OptionError) as caught:
         kernels.launch(name, struct(name, **change))
     return str(caught.value)
@@ -71,9 +67,7 @@ def refusal(kernels: HostKernels, name: str, **change: Any) -> str:
 
 @settings(max_examples=300)
 @given(name=st.sampled_from([*SOUND, "cache"]), wrong=st.integers(-(2**31), -10), data=st.data())
-def test_no_array_lies_anywhere_and_no_size_is_negative(
-    kernels: HostKernels, name: str, wrong: int, data: st.DataObject
-) -> None:
+def test_no_array_lies_anywhere_and_no_size_is_negative(kernels, name, wrong, data):
     cache, name = name == "cache", "commit_path" if name == "cache" else name
     kinds = dict((Cache if cache else LAUNCHERS[name])._fields_)
     arrays = [field for field, kind in kinds.items() if kind is ctypes.c_void_p and field not in TOGETHER]
@@ -89,7 +83,7 @@ def test_no_array_lies_anywhere_and_no_size_is_negative(
         assert field in refusal(kernels, name, cache=cache, **{field: None})
 
 
-NO_MATCH: dict[str, list[dict[str, Any]]] = {  # what does not fit the rest, or is not known
+NO_MATCH = {  # what does not fit the rest, or is not known
     "tree_attention": [
         *({field: value} for field, value in (
             *(("head_dim", 72), ("dtype", Dtype.F32), ("cache_dtype", Dtype.F16), ("heads", 3), ("nodes", 65)),
@@ -115,5 +109,5 @@ NO_MATCH: dict[str, list[dict[str, Any]]] = {  # what does not fit the rest, or 
 @pytest.mark.parametrize(
     ("name", "change"), [(name, change) for name in NO_MATCH for change in NO_MATCH[name]], ids=str
 )
-def test_what_does_not_fit_together(kernels: HostKernels, name: str, change: dict[str, Any]) -> None:
+def test_what_does_not_fit_together(kernels, name, change):
     refusal(kernels, name, **change)

@@ -1,18 +1,12 @@
 """The walk on the host against runtime/accept.py."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import oracles
 from calls import POISON, history, ints, tree_arrays, walk
-from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import Fault
 from specbuild.runtime.speculation.tree import Tree
 from specbuild.runtime.speculation.tree import walk as walk_tree
 
@@ -27,18 +21,7 @@ from specbuild.runtime.speculation.tree import walk as walk_tree
     chain=st.booleans(),
     order=st.integers(0, 3),
 )
-def test_anything(
-    kernels: HostKernels,
-    host: KernelLibrary,
-    in_order: Callable[..., Any],
-    seed: int,
-    nodes: int,
-    batch: int,
-    vocab: int,
-    trunk: bool,
-    chain: bool,
-    order: int,
-) -> None:
+def test_anything(kernels, host, in_order, seed, nodes, batch, vocab, trunk, chain, order):
     """With `trunk` it ends with the choice that leaves the nodes 0, 1, 2, …; a chain needs no parents."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, nodes + 1, batch).tolist()
@@ -70,7 +53,7 @@ def test_anything(
         assert np.array_equal(past[b], history(vocab, prompt, [*output, *kept]))
 
 
-def test_the_next_round_may_start_elsewhere(kernels: HostKernels) -> None:
+def test_the_next_round_may_start_elsewhere(kernels):
     tokens, choices = ints([[5, 6, 7], [5, 6, 7]]), ints([[6, 9, 1], [8, 1, 1]])
     out = walk(kernels, tokens, None, choices)
     assert out["roots"].tolist() == [9, 8]
@@ -81,7 +64,7 @@ def test_the_next_round_may_start_elsewhere(kernels: HostKernels) -> None:
     assert (out["pair"] == POISON).all()
 
 
-def test_idle_sequences_and_faults(kernels: HostKernels) -> None:
+def test_idle_sequences_and_faults(kernels):
     trees = [Tree([0, 1, 2], parents, [0, 1, 1]) for parents in ([-1, 0, 0], [-1, 2, 0], [-1, 0, 0], [-1, 0, -2])]
     tokens, parents, _ = tree_arrays(trees, 3)
     out = walk(kernels, tokens, parents, np.full((4, 3), 2, dtype=np.int32), counts=ints([0, 3, 4, 3]))

@@ -1,11 +1,6 @@
 """Bundles that nobody built: manifests of small numbers, and folders with files that stand for their models."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +8,7 @@ from specbuild.runtime.bundle.bundle import Bundle, file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, Manifest, ModelRecord
 
 
-def model_record(name: str, **fields: Any) -> ModelRecord:
+def model_record(name, **fields):
     """A model of 2 layers and 50 tokens, with graphs of 1 and 2 sequences."""
     return ModelRecord(
         **{
@@ -38,12 +33,10 @@ def model_record(name: str, **fields: Any) -> ModelRecord:
 
 
 @pytest.fixture(scope="session")
-def manifest_of() -> Callable[..., Manifest]:
+def manifest_of():
     """`manifest_of(target, draft, **fields)`: a manifest; of the models' records some fields, and no draft for None."""
 
-    def make(
-        target: Mapping[str, Any] | None = None, draft: Mapping[str, Any] | None = None, **fields: Any
-    ) -> Manifest:
+    def make(target=None, draft=None, **fields):
         models = {"target": model_record("target", **target or {})}
         models |= {} if draft is None else {"draft": model_record("draft", **draft)}
         made = Manifest(
@@ -70,13 +63,13 @@ def manifest_of() -> Callable[..., Manifest]:
 
 
 @pytest.fixture(scope="session")
-def write_bundle() -> Callable[..., Bundle]:
+def write_bundle():
     """`write_bundle(folder, manifest, contents)`: every file that is used, with `contents` or else its own name in it.
 
     `contents`: bytes by file, further files among them. The manifest has the right hash of each.
     """
 
-    def write(folder: Path, manifest: Manifest, contents: Mapping[str, bytes] | None = None) -> Bundle:
+    def write(folder, manifest, contents=None):
         records, given = manifest.models.values(), contents or {}
         names = {graph for record in records for graph in record.graphs.values()}
         names |= {record.tokens for record in records if record.tokens} | {manifest.tokenizer, *given}

@@ -1,7 +1,5 @@
 """Errors are the tree that their module draws, each with the exit status of its branch, each a single line."""
 
-from __future__ import annotations
-
 import inspect
 import re
 
@@ -14,7 +12,7 @@ from specbuild.runtime.errors import InputError, SpecbuildError, one_line, shown
 KINDS = {kind for _, kind in inspect.getmembers(errors, inspect.isclass)}
 
 
-def drawn() -> dict[str, str]:
+def drawn():
     """The parent of each error in the docstring's drawing."""
     parents, above = dict[str, str](), list[tuple[int, str]]()
     for match in re.finditer(r"^([ │├└─]*)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE):
@@ -25,19 +23,19 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_drawing_is_the_tree() -> None:
-    assert {kind.__name__: kind.__base__.__name__ for kind in KINDS} == drawn()  # type: ignore[union-attr]
+def test_the_drawing_is_the_tree():
+    assert {kind.__name__: kind.__base__.__name__ for kind in KINDS} == drawn()
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
-def test_whose_fault_it_is_decides_the_exit_status(kind: type[SpecbuildError]) -> None:
+def test_whose_fault_it_is_decides_the_exit_status(kind):
     assert issubclass(kind, SpecbuildError)
     assert kind.exit_status == (2 if issubclass(kind, InputError) else 1)
     assert str(kind("what is wrong: what to do")) == "what is wrong: what to do"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
-def test_the_package_has_every_error(kind: type[SpecbuildError]) -> None:
+def test_the_package_has_every_error(kind):
     assert getattr(specbuild, kind.__name__) is kind
     assert kind.__doc__
 
@@ -55,15 +53,15 @@ def test_the_package_has_every_error(kind: type[SpecbuildError]) -> None:
         (OSError(2, "No such file or directory"), "[Errno 2] No such file or directory"),
     ],
 )
-def test_another_library_s_error_is_told_in_one_line(error: Exception, line: str) -> None:
+def test_another_library_s_error_is_told_in_one_line(error, line):
     assert one_line(error) == line
 
 
-def test_a_message_that_begins_with_an_empty_line_leaves_the_kind() -> None:
+def test_a_message_that_begins_with_an_empty_line_leaves_the_kind():
     assert one_line(ValueError("\n\nwhat comes after an empty line is not told")) == "ValueError"
 
 
-def test_a_message_is_one_line_and_not_too_long() -> None:
+def test_a_message_is_one_line_and_not_too_long():
     """Whatever a file or a caller put into it."""
     text = str(SpecbuildError("a field\n  named\ra\x0bb " + "x" * 10**7))
     assert text.startswith("a field named a b xxx")
@@ -71,7 +69,7 @@ def test_a_message_is_one_line_and_not_too_long() -> None:
     assert len(text) == errors.MAX_LINE
 
 
-def test_a_value_is_told_in_a_few_words_or_by_its_kind() -> None:
+def test_a_value_is_told_in_a_few_words_or_by_its_kind():
     assert shown(("a", 1)) == "('a', 1)"
     assert len(shown("a" * 10**7)) <= errors.MAX_SHOWN
     assert shown(10**5000) == "<int>"

@@ -1,7 +1,5 @@
 """The runtime's public names are these, each the very thing that its module defines, and none is imported unasked."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess
@@ -16,14 +14,14 @@ from specbuild.runtime import public
 PLACES = runtime._PLACES
 
 
-def test_the_names_are_these() -> None:
+def test_the_names_are_these():
     """Taking one away breaks programs; each is said twice, for programs and for type checkers."""
     names = {name for name, value in vars(public).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert names == set(PLACES)
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_name_is_what_its_module_defines(name: str) -> None:
+def test_a_name_is_what_its_module_defines(name):
     defined = getattr(importlib.import_module(f"specbuild.runtime.{PLACES[name]}"), name)
     assert getattr(public, name) is defined
     assert getattr(runtime, name) is defined
@@ -33,19 +31,19 @@ def test_a_name_is_what_its_module_defines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams"])
-def test_the_package_has_those_that_every_program_needs(name: str) -> None:
+def test_the_package_has_those_that_every_program_needs(name):
     assert getattr(specbuild, name) is getattr(public, name)
     assert name in dir(specbuild)
 
 
 @pytest.mark.parametrize("name", ["Nothing", "engines", "__path_to__", "_private"])
-def test_other_names_are_none(name: str) -> None:
+def test_other_names_are_none(name):
     for module in (runtime, specbuild):
         with pytest.raises(AttributeError, match=name):
             getattr(module, name)
 
 
-def test_nothing_is_imported_before_it_is_asked_for() -> None:
+def test_nothing_is_imported_before_it_is_asked_for():
     code = """import sys
 import specbuild, specbuild.runtime, specbuild.runtime.errors
 loaded = {name for name in sys.modules if name.startswith("specbuild.")} | ({"numpy", "onnxruntime"} & {*sys.modules})
@@ -57,7 +55,7 @@ assert "specbuild.runtime.engine" not in sys.modules"""
     assert done.returncode == 0, done.stderr
 
 
-def test_an_engine_needs_no_asyncio() -> None:
+def test_an_engine_needs_no_asyncio():
     code = (
         "import sys; from specbuild import Engine; print('asyncio' in sys.modules, 'importlib.metadata' in sys.modules)"
     )

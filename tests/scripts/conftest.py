@@ -1,13 +1,9 @@
 """Scripts as modules, and as commands."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,10 +11,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def import_script() -> Callable[[str], Any]:
+def import_script():
     """`import_script("checkpoints/inflate")`: one of `scripts/`, as a module."""
 
-    def load(name: str) -> Any:
+    def load(name):
         folder, module = name.split("/")
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(ROOT / "scripts" / folder)
@@ -28,7 +24,7 @@ def import_script() -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Any]:
+def run():
     """`run(command…, **environment)`: a command in the repository, which may take a stage's time and no more."""
     return lambda *command, **environment: subprocess.run(
         [*map(str, command)], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=480

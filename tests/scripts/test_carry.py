@@ -1,12 +1,7 @@
 """What a bare machine needs comes in pieces: joined they are the whole, and one that is missing or damaged is named."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,7 @@ pytestmark = pytest.mark.nightly
 SIZES = {"a.whl": 0, "b.whl": 900_000, "c.whl": 2_500_000}
 
 
-def test_pieces_are_small_and_make_the_whole_or_are_named(tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_pieces_are_small_and_make_the_whole_or_are_named(tmp_path, run):
     carry = partial(run, sys.executable, "scripts/gpu/carry.py")
     contents = {name: np.random.default_rng(size).bytes(size) for name, size in SIZES.items()}
     for name, content in contents.items():

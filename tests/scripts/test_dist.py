@@ -1,7 +1,5 @@
 """What `make dist` writes is what a server was installed from, and an offline machine can be."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import venv
@@ -13,13 +11,13 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.soak
 
 
-def test_a_release_installs_offline(tmp_path: Path, bundle: Path) -> None:
+def test_a_release_installs_offline(tmp_path, bundle):
     """Needs an index of packages, and minutes."""
     source, wheels, place = (tmp_path / name for name in ("source", "wheels", "offline"))
     dist, pip = source / "dist", place / "bin" / "pip"
     venv.create(place, with_pip=True)
 
-    def run(*command: object, **options: object) -> None:
+    def run(*command, **options):
         subprocess.run([*map(str, command)], check=True, **options)
 
     run("git", "clone", "--quiet", ROOT, source)

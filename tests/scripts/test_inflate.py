@@ -1,11 +1,5 @@
 """Inflated checkpoints: the source's function in another shape, and the same bytes each time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -27,15 +21,15 @@ SHAPES = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def script(import_script: Callable[[str], Any]) -> Any:
+def script(import_script):
     return import_script("checkpoints/inflate")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def source(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def source(make_checkpoint, tmp_path_factory, request):
     """A Llama of 16-bit weights, norms of any size, and logits of several units."""
     fields = {"tie_word_embeddings": request.param, "head_dim": 8, "initializer_range": 0.3}
-    folder: Path = make_checkpoint(tmp_path_factory.mktemp("source") / "tiny", **fields)
+    folder = make_checkpoint(tmp_path_factory.mktemp("source") / "tiny", **fields)
     model = load(folder)
     for name, weight in model.named_parameters():
         if "norm" in name:
@@ -44,11 +38,11 @@ def source(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory, reque
     return folder
 
 
-def load(folder: Path) -> Any:
+def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def assert_same(source: Path, out: Path) -> None:
+def assert_same(source, out):
     ids = torch.randint(VOCAB, (3, 24), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected, seen = (load(folder)(ids).logits for folder in (source, out))
@@ -59,22 +53,20 @@ def assert_same(source: Path, out: Path) -> None:
 
 @settings(max_examples=8, derandomize=True, phases=[Phase.generate])  # an example is not quick
 @given(shape=SHAPES)
-def test_every_shape_computes_what_the_source_does(
-    script: Any, source: Path, tmp_path_factory: Any, shape: Any
-) -> None:
+def test_every_shape_computes_what_the_source_does(script, source, tmp_path_factory, shape):
     out = tmp_path_factory.mktemp("inflated") / "out"
     assert script.main([str(source), str(out), "--like", ",".join(shape), "--no-check"]) == 0
     assert_same(source, out)
 
 
-def test_16_bits_are_exact_at_scales_that_are_powers_of_two(script: Any, source: Path, tmp_path: Path) -> None:
+def test_16_bits_are_exact_at_scales_that_are_powers_of_two(script, source, tmp_path):
     given = ["--like", "hidden=128,heads=8,kv_heads=4,head_dim=32", "--dtype", "bfloat16"]
     assert script.main([str(source), str(tmp_path / "out"), *given]) == 0
     assert_same(source, tmp_path / "out")
 
 
-def test_the_same_arguments_give_the_same_bytes_and_few_zeros(script: Any, source: Path, tmp_path: Path) -> None:
-    def written(name: str, *options: str) -> dict[str, bytes]:
+def test_the_same_arguments_give_the_same_bytes_and_few_zeros(script, source, tmp_path):
+    def written(name, *options):
         assert script.main([str(source), str(tmp_path / name), "--like", WIDE, *options]) == 0
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
@@ -84,7 +76,7 @@ def test_the_same_arguments_give_the_same_bytes_and_few_zeros(script: Any, sourc
 
 
 @pytest.mark.parametrize("wrong", ["hidden=31", "vocab=4095", "layers=0", "heads=7", "head_dim=12", "width=64"])
-def test_a_wrong_shape_is_named_in_a_line(script: Any, source: Path, tmp_path: Path, capsys: Any, wrong: str) -> None:
+def test_a_wrong_shape_is_named_in_a_line(script, source, tmp_path, capsys, wrong):
     assert script.main([str(source), str(tmp_path / "out"), "--like", wrong]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("inflate_checkpoint: ")
@@ -92,7 +84,7 @@ def test_a_wrong_shape_is_named_in_a_line(script: Any, source: Path, tmp_path: P
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_failed_check_leaves_nothing(script: Any, source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_failed_check_leaves_nothing(script, source, tmp_path, monkeypatch):
     real = script.Inflation.tensor
     monkeypatch.setattr(script.Inflation, "tensor", lambda self, name: 1.1 * real(self, name))
     assert script.main([str(source), str(tmp_path / "out"), "--like", "hidden=64"]) == 1

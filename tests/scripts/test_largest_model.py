@@ -1,12 +1,7 @@
 """The table of the largest models: from headers alone, and larger memory never holds a smaller one."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +12,11 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def script(import_script: Callable[[str], Any]) -> Any:
+def script(import_script):
     return import_script("checkpoints/largest_model")
 
 
-def test_a_70bs_peak_is_known_from_its_headers_and_has_its_reasons(script: Any, pair: Path, tmp_path: Path) -> None:
+def test_a_70bs_peak_is_known_from_its_headers_and_has_its_reasons(script, pair, tmp_path):
     folder = tmp_path / "70B"
     script.save_headers(script.shape("70B"), pair / "target", folder)
     weights = folder / "model.safetensors"
@@ -38,7 +33,7 @@ def test_a_70bs_peak_is_known_from_its_headers_and_has_its_reasons(script: Any, 
         assert cost.build_memory_required <= 24 << 30
 
 
-def test_the_table(script: Any, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_table(script, pair, monkeypatch, capsys):
     monkeypatch.setattr(script, "SHAPES", {name: script.SHAPES[name] for name in ("1B", "8B")})
     monkeypatch.setattr(sys, "argv", ["largest_model.py", str(pair / "target")])
     script.main()

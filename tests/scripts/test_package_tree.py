@@ -1,7 +1,5 @@
 """The sources as a package: a folder that holds anything else is left as it is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_only_an_older_tree_is_replaced(tmp_path: Path) -> None:
+def test_only_an_older_tree_is_replaced(tmp_path):
     command = [sys.executable, str(ROOT / "scripts/release/package_tree.py"), str(tmp_path)]
     for _ in range(2):
         assert subprocess.run(command).returncode == 0

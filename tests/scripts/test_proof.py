@@ -1,28 +1,23 @@
 """The GPU proof: its stages on the stand-in card, and as far as a machine without any can run them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from device import gpus
 
 pytestmark = pytest.mark.nightly
-Stage = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def stage(card: dict[str, str], tmp_path: Path, run: Callable[..., Any]) -> Stage:
+def stage(card, tmp_path, run):
     """`stage(name, **environment)`: one stage at its smallest on the stand-in card; the JSON that it left, by name."""
     places = {"OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work"), "CARRIED": str(tmp_path / "none")}
 
-    def stage(name: str, **environment: str) -> dict[str, Any]:
+    def stage(name, **environment):
         settings = card | places | {"PYTHON": sys.executable, "SMOKE": "1"} | environment
         done = run("bash", "scripts/gpu/proof.sh", name, **settings)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -33,7 +28,7 @@ def stage(card: dict[str, str], tmp_path: Path, run: Callable[..., Any]) -> Stag
 
 
 @pytest.mark.soak
-def test_a_and_b_need_the_repository_alone(stage: Stage) -> None:
+def test_a_and_b_need_the_repository_alone(stage):
     """Kernels compiled, tests and checks a process per file; then their times, by what a has compiled."""
     found = stage("a")
     assert found["probe.json"]["flavours"]["cuda.bindings"]["runs"] is True
@@ -50,9 +45,7 @@ def test_a_and_b_need_the_repository_alone(stage: Stage) -> None:
 
 @pytest.mark.soak(only=("ort-cuda-fp32-onnxruntime-cuda", "rtx-fp16-tensorrt-rtx"))
 @pytest.mark.parametrize(("name", "backend"), [("ort-cuda-fp32", "onnxruntime-cuda"), ("rtx-fp16", "tensorrt-rtx")])
-def test_c_and_d_hold_a_bundle_against_the_cpu(
-    stage: Stage, card: dict[str, str], card_bundle: Any, bundle: Path, tmp_path: Path, name: str, backend: str
-) -> None:
+def test_c_and_d_hold_a_bundle_against_the_cpu(stage, card, card_bundle, bundle, tmp_path, name, backend):
     """Exactness first, then each way's times; what d holds it has built, for no card that is lent runs it."""
     carried = name.startswith("ort")
     shutil.copytree(bundle, tmp_path / "bundles" / "cpu-fp32.bundle")
@@ -69,14 +62,14 @@ def test_c_and_d_hold_a_bundle_against_the_cpu(
     assert f"engines-{name}-cudnn.json" in found if carried else found["rtx.json"]["listed"]
 
 
-def test_a_card_that_is_not_listed_is_all_there_is_to_say(stage: Stage) -> None:
+def test_a_card_that_is_not_listed_is_all_there_is_to_say(stage):
     found = stage("d", CARD_RTX_LISTS="75,80,86,89,120,121")
     assert list(found) == ["rtx.json"]
     assert found["rtx.json"]["listed"] is False
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
-def test_without_a_card_every_stage_says_what_it_lacks(tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_without_a_card_every_stage_says_what_it_lacks(tmp_path, run):
     """And one that fails stops none."""
     done = run("bash", "scripts/gpu/proof.sh", "c", "d", PYTHON=sys.executable, OUT=str(tmp_path), WORK=str(tmp_path))
     assert done.returncode == 1
@@ -84,7 +77,7 @@ def test_without_a_card_every_stage_says_what_it_lacks(tmp_path: Path, run: Call
     assert "libcuda.so.1" in json.loads((tmp_path / "rtx.json").read_text())["reason"]
 
 
-def test_a_file_that_crashes_ends_no_other(tmp_path: Path, import_script: Callable[[str], Any]) -> None:
+def test_a_file_that_crashes_ends_no_other(tmp_path, import_script):
     run_tests = import_script("gpu/run_tests")
     for name, body in (("crash", "os.abort()"), ("fine", "pass")):
         code = f"import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    {body}\n"
@@ -96,7 +89,7 @@ def test_a_file_that_crashes_ends_no_other(tmp_path: Path, import_script: Callab
     assert (fine[0]["status"], fine[0]["passed"], fine[1]) == (0, 1, "")
 
 
-def test_engines_smoke(bundle: Path, tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_engines_smoke(bundle, tmp_path, run):
     """The end-to-end benchmark on a CPU bundle, whose own tokens are expected; one that is not there is named."""
     engines = (sys.executable, "-m", "benchmarks.gpu.engines", "--out", tmp_path, "--smoke")
     done = run(*engines, bundle, "--cpu-bundle", bundle)

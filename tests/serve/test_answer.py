@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import wait
 from threading import Event
-from typing import Any
 
 import pytest
 from asgi import GONE, Message, call, part, scope_of
-from route_client import ASKED, COMPLETIONS, RouteClient
-from serving import Log
+from route_client import ASKED, COMPLETIONS
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.serve import limits
@@ -21,8 +18,8 @@ PLAIN = {"speculation": "off"}
 
 
 @pytest.mark.slow
-def test_each_token_says_whether_it_was_drafted(client: RouteClient) -> None:
-    fields: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "return_token_sources": True}
+def test_each_token_says_whether_it_was_drafted(client):
+    fields = {"max_tokens": 40, "ignore_eos": True, "return_token_sources": True}
     drafted = fields | {"speculation": "chain:4"}
     client.ask(**drafted)  # its prompt is in the cache from here on, which changes what is drafted
     sources, counts = client.choice(**drafted)["token_sources"], client.ask(**drafted)["metrics"]
@@ -34,7 +31,7 @@ def test_each_token_says_whether_it_was_drafted(client: RouteClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_is_logged_when_it_has_ended(make_client: Callable[..., RouteClient], log: Log) -> None:
+def test_a_stream_is_logged_when_it_has_ended(make_client, log):
     """Prompts and texts are in the log where that is asked for."""
     client = make_client(log_requests=True)
     text, _ = client.ask()["choices"][0]["text"], client.events()
@@ -48,40 +45,40 @@ def test_a_stream_is_logged_when_it_has_ended(make_client: Callable[..., RouteCl
 class Span:
     """What a trace is told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ends: list[tuple[int, str | None]] = []
 
-    def begin(self, *told: Any) -> Span:
+    def begin(self, *told):
         return self
 
-    def end(self, prompt_tokens: int, results: Any, error: str | None) -> None:
+    def end(self, prompt_tokens, results, error):
         self.ends.append((prompt_tokens, error))
 
 
 @pytest.fixture
-def span(client: RouteClient) -> Span:
+def span(client):
     span = Span()
     object.__setattr__(client.service, "traces", span)
     return span
 
 
-def rejections(client: RouteClient) -> list[str]:
+def rejections(client):
     return [name for name in client.series() if name.startswith("specbuild:admission_rejections_total")]
 
 
 @pytest.fixture
-def fails_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def fails_after(monkeypatch):
     """`fails_after(count)`: the model's own fault after so many tokens, once a response has begun."""
     note, begun = Emission.note, Event()
 
-    def begin(events: Any) -> EventStream:
+    def begin(events):
         begun.set()
         return EventStream(events)
 
-    def fail(count: int) -> None:
+    def fail(count):
         left = [count]
 
-        def broken(self: Emission, *given: Any) -> None:
+        def broken(self, *given):
             left[0] -= 1
             if left[0] < 0:
                 assert not count or begun.wait(60), "no response begins"
@@ -94,7 +91,7 @@ def fails_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return fail
 
 
-def test_a_fault_before_the_first_token_is_a_status(client: RouteClient, fails_after: Callable[[int], None]) -> None:
+def test_a_fault_before_the_first_token_is_a_status(client, fails_after):
     fails_after(0)
     for stream in (False, True):
         status, error = client.refusal(COMPLETIONS, prompt="x", stream=stream)
@@ -102,9 +99,7 @@ def test_a_fault_before_the_first_token_is_a_status(client: RouteClient, fails_a
     assert client.admission.requests == 0
 
 
-def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(
-    client: RouteClient, log: Log, span: Span, fails_after: Callable[[int], None]
-) -> None:
+def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(client, log, span, fails_after):
     fails_after(3)
     events = client.events(**PLAIN)
     assert "planted" in events[-1]["error"]["message"]
@@ -113,16 +108,14 @@ def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(
 
 
 @pytest.mark.parametrize(("prompt", "last"), [("x", b"[DONE]"), ("x " * 3000, b"context_length_exceeded")])
-def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(
-    client: RouteClient, monkeypatch: pytest.MonkeyPatch, prompt: str, last: bytes
-) -> None:
+def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(client, monkeypatch, prompt, last):
     """A proxy cuts off what is silent for a minute, as a stream in the queue would be. A late fault is an event."""
     monkeypatch.setattr(limits, "FIRST_EVENT_SECONDS", 0.01)
     monkeypatch.setattr(limits, "PING_SECONDS", 0.01)
     free, sent = Event(), list[Message]()
     held = [client.service.pool.submit(free.wait) for _ in range(2)]
 
-    async def send(message: Message) -> None:
+    async def send(message):
         sent.append(message)
         if len(sent) > 3:
             free.set()
@@ -140,7 +133,7 @@ def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_no_error_of_ours(client: RouteClient, log: Log, span: Span, stream: bool) -> None:
+def test_a_client_that_leaves_is_no_error_of_ours(client, log, span, stream):
     fields = {"stream": stream, "max_tokens": 900, "ignore_eos": True}
     body = part(json.dumps(ASKED[COMPLETIONS] | fields).encode())
     scope = scope_of("POST", COMPLETIONS, content_type="application/json")

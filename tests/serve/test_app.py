@@ -1,23 +1,16 @@
 """The routes, from a client's side: OpenAI's shapes, the engine's texts, whole and streamed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
-from typing import Any
 
 import pytest
-from route_client import ASKED, CHATS, COMPLETIONS, SAID, RouteClient
-from serving import Log
+from route_client import ASKED, CHATS, COMPLETIONS, SAID
 
-from specbuild.runtime import Chat, Engine, SamplingParams
-
-Make = Callable[..., RouteClient]
+from specbuild.runtime import Chat, SamplingParams
 
 
-def test_a_completion_is_the_engines(client: RouteClient, engine: Engine) -> None:
+def test_a_completion_is_the_engines(client, engine):
     (want,) = engine.generate("def main(", SamplingParams(max_new_tokens=12))
     reply, prompt = client.ask(return_token_ids=True), engine.encode("def main(")
     (choice,) = reply["choices"]
@@ -27,7 +20,7 @@ def test_a_completion_is_the_engines(client: RouteClient, engine: Engine) -> Non
 
 
 @pytest.mark.slow
-def test_a_chat_is_the_engines(client: RouteClient, engine: Engine) -> None:
+def test_a_chat_is_the_engines(client, engine):
     (want,) = engine.generate(Chat(SAID), SamplingParams(max_new_tokens=12))
     message = client.ask(CHATS)["choices"][0]["message"]
     assert message == {"role": "assistant", "content": want.text}
@@ -38,7 +31,7 @@ def test_a_chat_is_the_engines(client: RouteClient, engine: Engine) -> None:
     assert roles == ["assistant", *[None] * (len(roles) - 1)]
 
 
-def test_usage_of_a_stream(client: RouteClient) -> None:
+def test_usage_of_a_stream(client):
     assert all("usage" not in event for event in client.events())
     *events, last = client.events(stream_options={"include_usage": True})
     assert {event["usage"] for event in events} == {None}
@@ -48,9 +41,9 @@ def test_usage_of_a_stream(client: RouteClient) -> None:
     assert (counts, counts[-2:]) == (sorted(counts), [12, 12])
 
 
-def test_a_prediction_changes_no_text_and_usage_says_what_came_true(client: RouteClient) -> None:
+def test_a_prediction_changes_no_text_and_usage_says_what_came_true(client):
     """OpenAI's field, of every sample, whole and streamed."""
-    asked: dict[str, Any] = {"temperature": 0.8, "seed": 3, "n": 2, "max_tokens": 24}
+    asked = {"temperature": 0.8, "seed": 3, "n": 2, "max_tokens": 24}
     texts = [choice["text"] for choice in client.ask(**asked)["choices"]]
     parts = [{"type": "text", "text": texts[0][:9]}, {"type": "text", "text": texts[0][9:]}]
     for content in (texts[0], parts, "something else altogether", ""):
@@ -68,8 +61,8 @@ def test_a_prediction_changes_no_text_and_usage_says_what_came_true(client: Rout
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-def test_speculation_changes_no_text(client: RouteClient, temperature: float) -> None:
-    plain: list[dict[str, Any]] = [{"speculation": "off"}, {"disable_spec_decode": True}]
+def test_speculation_changes_no_text(client, temperature):
+    plain = [{"speculation": "off"}, {"disable_spec_decode": True}]
     drafted = [{"speculation": "chain:4"}, {"speculation": "best:8"}, {"num_speculative_tokens": 3}]
     replies = [client.ask(temperature=temperature, seed=5, max_tokens=32, **way) for way in plain + drafted]
     assert len({reply["choices"][0]["text"] for reply in replies}) == 1
@@ -77,8 +70,8 @@ def test_speculation_changes_no_text(client: RouteClient, temperature: float) ->
     assert speculates == [False] * 2 + [True] * 3
 
 
-def test_logprobs_of_a_completion(client: RouteClient, engine: Engine) -> None:
-    asked: dict[str, Any] = {"logprobs": 2, "echo": True, "max_tokens": 4}
+def test_logprobs_of_a_completion(client, engine):
+    asked = {"logprobs": 2, "echo": True, "max_tokens": 4}
     (choice,) = client.ask(**asked)["choices"]
     told, prompt = choice["logprobs"], engine.encode("def main(")
     assert "".join(told["tokens"]) == choice["text"]
@@ -90,7 +83,7 @@ def test_logprobs_of_a_completion(client: RouteClient, engine: Engine) -> None:
     assert {name: [each for part in parts if part for each in part[name]] for name in told} == told
 
 
-def test_logprobs_of_a_chat(client: RouteClient) -> None:
+def test_logprobs_of_a_chat(client):
     (choice,) = client.ask(CHATS, logprobs=True, top_logprobs=3)["choices"]
     content = choice["logprobs"]["content"]
     assert b"".join(bytes(each["bytes"]) for each in content).decode() == choice["message"]["content"]
@@ -98,18 +91,18 @@ def test_logprobs_of_a_chat(client: RouteClient) -> None:
     assert {len(each["top_logprobs"]) for each in content} == {3}
 
 
-def test_sloppy_clients(make_client: Make) -> None:
+def test_sloppy_clients(make_client):
     message = {"role": "user", "content": "a loop", "mood": 1}
     assert make_client(extra_fields="ignore").choice(CHATS, colour=1, messages=[message])
 
 
-def test_models_and_their_names(client: RouteClient) -> None:
+def test_models_and_their_names(client):
     assert client.ask(model="alias")["model"] == "pycode"
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["pycode", "alias"]
     assert client.get("/v1/models/alias").json()["max_model_len"] == 1024
 
 
-def test_tokens_there_and_back(client: RouteClient, engine: Engine) -> None:
+def test_tokens_there_and_back(client, engine):
     tokens = engine.encode("def main(")
     told = client.ask("/tokenize", prompt="def main(", return_token_strs=True)
     assert (told["tokens"], told["count"], "".join(told["token_strs"])) == (tokens, len(tokens), "def main(")
@@ -117,14 +110,14 @@ def test_tokens_there_and_back(client: RouteClient, engine: Engine) -> None:
     assert client.ask("/tokenize", messages=SAID)["tokens"] == engine.encode(Chat(SAID))
 
 
-TEXTS: dict[str, dict[str, Any]] = {
+TEXTS = {
     **{"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}},
     "/v1/messages/count_tokens": {"messages": SAID},
 }
 
 
 @pytest.mark.parametrize("path", TEXTS)
-def test_counting_tokens_has_a_queue_of_its_own_which_may_be_full(client: RouteClient, path: str) -> None:
+def test_counting_tokens_has_a_queue_of_its_own_which_may_be_full(client, path):
     """Generation that is busy does not hold it up, nor does it hold up generation or a scrape."""
     free = Event()
     held = [pool.submit(free.wait) for pool in [client.service.pool] * 2]
@@ -143,8 +136,8 @@ def test_counting_tokens_has_a_queue_of_its_own_which_may_be_full(client: RouteC
 
 
 @pytest.mark.slow
-def test_a_grammar_that_is_known_waits_for_none_that_is_not(client: RouteClient) -> None:
-    asked: dict[str, Any] = {"structured_outputs": {"regex": "[a-f]+"}}
+def test_a_grammar_that_is_known_waits_for_none_that_is_not(client):
+    asked = {"structured_outputs": {"regex": "[a-f]+"}}
     text, free = client.ask(**asked)["choices"][0]["text"], Event()
     held = [client.service.compiling.submit(free.wait) for _ in range(16)]
     try:
@@ -158,7 +151,7 @@ def test_a_grammar_that_is_known_waits_for_none_that_is_not(client: RouteClient)
 @pytest.mark.parametrize(
     ("share", "keys", "cached"), [(False, "aab", [False, True, False]), (True, "ab", [False, True])]
 )
-def test_caches_are_apart_by_key(make_client: Make, share: bool, keys: str, cached: list[bool]) -> None:
+def test_caches_are_apart_by_key(make_client, share, keys, cached):
     client, found = make_client(api_keys=("a", "b"), share_prefix_cache=share), []
     for key in keys:
         body = {"prompt": f"import sys\nimport json # {share}\n" * 8, "max_tokens": 1}
@@ -168,8 +161,8 @@ def test_caches_are_apart_by_key(make_client: Make, share: bool, keys: str, cach
 
 
 @pytest.mark.slow
-def test_a_full_queue_and_a_draining_server(client: RouteClient) -> None:
-    def refused() -> int:
+def test_a_full_queue_and_a_draining_server(client):
+    def refused():
         reply = client.post(COMPLETIONS, json=ASKED[COMPLETIONS])
         assert int(reply.headers["retry-after"]) >= 1
         return reply.status_code
@@ -185,13 +178,13 @@ def test_a_full_queue_and_a_draining_server(client: RouteClient) -> None:
 
 
 @pytest.mark.slow
-def test_deadlines(make_client: Make) -> None:
+def test_deadlines(make_client):
     assert make_client(request_timeout=1e-6).refusal(COMPLETIONS, prompt="x")[0] == 408
     (cut,) = make_client().ask(max_tokens=900, ignore_eos=True, deadline=0.3)["choices"]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("length", "deadline")
 
 
-def test_request_ids_and_the_log(client: RouteClient, log: Log) -> None:
+def test_request_ids_and_the_log(client, log):
     reply = client.post(COMPLETIONS, json=ASKED[COMPLETIONS] | {"user": "u"}, headers={"X-Request-Id": "abc"})
     assert (reply.headers["x-request-id"], reply.json()["id"]) == ("abc", "cmpl-abc")
     told = {"request_id": "abc", "status": 200, "model": "pycode", "user": "u", "output_tokens": 12}
@@ -202,13 +195,13 @@ def test_request_ids_and_the_log(client: RouteClient, log: Log) -> None:
 
 
 @pytest.mark.parametrize(("how", "names"), [("none", 0), ("summary", 5), ("detailed", 7)])
-def test_metrics_of_a_request(make_client: Make, how: str, names: int) -> None:
+def test_metrics_of_a_request(make_client, how, names):
     reply = make_client(spec_metrics=how).ask()
     for told in (reply, reply["choices"][0]):
         assert len(told.get("metrics", {}).get("speculative_decoding", ())) == names
 
 
-def test_a_page_of_another_origin(make_client: Make) -> None:
+def test_a_page_of_another_origin(make_client):
     client = make_client(allowed_origins=("https://here.example",), api_keys=("k",))
     for origin, allowed in (("https://here.example", "https://here.example"), ("https://there.example", None)):
         asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}

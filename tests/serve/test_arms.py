@@ -1,7 +1,5 @@
 """Arms: who is drawn for which arm, which models are compared, and by which metrics."""
 
-from __future__ import annotations
-
 import ended
 import pytest
 
@@ -11,7 +9,7 @@ from specbuild.serve.canary.assignment import CanaryOptions, Draws
 from specbuild.serve.canary.comparison import arms_of, metrics_of
 
 
-def test_a_key_keeps_its_arm_and_counts_once() -> None:
+def test_a_key_keeps_its_arm_and_counts_once():
     draws, keys = Draws("salt"), [f"key{number}" for number in range(2000)]
     first, again, more = ([draws.draw(key, weight) for key in keys] for weight in (0.3, 0.3, 0.6))
     assert [each.candidate for each in first] == [each.candidate for each in again]
@@ -36,7 +34,7 @@ speculation=off speculation=chain:9
 
 
 @pytest.mark.parametrize("line", ARMS.strip().splitlines())
-def test_the_first_model_is_compared_with_itself_or_with_another(line: str) -> None:
+def test_the_first_model_is_compared_with_itself_or_with_another(line):
     candidate, baseline, *found = line.split()
     models, options = ended.models("a", "b", "c").all, CanaryOptions(candidate=candidate, baseline=baseline)
     if found:
@@ -46,10 +44,10 @@ def test_the_first_model_is_compared_with_itself_or_with_another(line: str) -> N
             arms_of(models, options)
 
 
-def test_what_is_compared() -> None:
+def test_what_is_compared():
     """Acceptance between bundles alone; what is ignored decides nothing."""
 
-    def names(candidate: str = "speculation=off", *ignore: str) -> list[str]:
+    def names(candidate="speculation=off", *ignore):
         return [each.name for each in metrics_of(CanaryOptions(candidate=candidate, ignore=ignore))]
 
     assert names() == ["ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid"]
@@ -59,7 +57,7 @@ def test_what_is_compared() -> None:
         names("speculation=off", "ttft", "tpot", "errors")
 
 
-def test_ceilings_of_shares_and_times() -> None:
+def test_ceilings_of_shares_and_times():
     """They may be mixed and repeated; a request says nothing of what it has not."""
     found = ceilings.parse(["errors=0.01,ttft=0.5,tpot=0.05,p99", " cut = 0.3 ", "e2el=2,p50"])
     assert {each.name: pytest.approx(each.share) for each in found} == {

@@ -1,14 +1,10 @@
 """Bodies: null is no field, whichever it is, and a wrong field is one error, by its name and with its bound."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from request_bodies import BODIES, NO_VALUES, PLACES, Path, fields, kinds, put
+from request_bodies import BODIES, NO_VALUES, PLACES, fields, kinds, put
 from route_client import SAID
 
 from specbuild.serve.errors import ApiError, validated
@@ -23,7 +19,7 @@ values = st.recursive(
 )
 
 
-def read(kind: type[Body], body: dict[str, Any]) -> Any:
+def read(kind, body):
     """What a body is read as, or its error."""
     try:
         return validated(kind, body).model_dump(exclude_unset=True)
@@ -31,7 +27,7 @@ def read(kind: type[Body], body: dict[str, Any]) -> Any:
         return error.param, error.message
 
 
-def test_the_bodies_have_every_field_of_every_kind() -> None:
+def test_the_bodies_have_every_field_of_every_kind():
     """No other is theirs, by their schemas."""
     had = {(kind, path[-1]) for root, body in BODIES.items() for path, kind in fields(root.model_validate(body))}
     inherited = {(base, name) for kind, name in had for base in kind.__mro__ if issubclass(base, Body)}
@@ -41,7 +37,7 @@ def test_the_bodies_have_every_field_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_null_is_no_field_and_others_are_named(kind: type[Body]) -> None:
+def test_null_is_no_field_and_others_are_named(kind):
     for path in (path for each, path in PLACES if each is kind):
         assert read(kind, put(BODIES[kind], path, None)) == read(kind, put(BODIES[kind], path)), path
         beside = (*path[:-1], "a_field_that_nothing_reads")
@@ -58,7 +54,7 @@ def test_null_is_no_field_and_others_are_named(kind: type[Body]) -> None:
 
 
 @given(places, values)
-def test_a_wrong_value_is_one_error_of_its_own_field(place: tuple[type[Body], Path], value: Any) -> None:
+def test_a_wrong_value_is_one_error_of_its_own_field(place, value):
     kind, path = place
     told, name = read(kind, put(BODIES[kind], path, value)), ".".join(map(str, path))
     if isinstance(told, tuple):
@@ -68,10 +64,10 @@ def test_a_wrong_value_is_one_error_of_its_own_field(place: tuple[type[Body], Pa
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_types_are_exact(kind: type[Body]) -> None:
+def test_types_are_exact(kind):
     """Of another type of JSON that Python takes for the same: 1 for true, "1" for 1, 1.5 for 1."""
     for path in (path for each, path in PLACES if each is kind):
-        value: Any = BODIES[kind]
+        value = BODIES[kind]
         for part in path:
             value = value[part]
         others = {bool: [1, "true"], int: [True, "1", 1.5], float: [True, "1"]}.get(type(value), [])
@@ -79,13 +75,13 @@ def test_types_are_exact(kind: type[Body]) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "bound"), [("top_p", 1.5, "1"), ("n", 0, "1"), ("user", "x" * 300, "256")])
-def test_a_value_beyond_a_bound_is_told_the_bound(field: str, value: Any, bound: str) -> None:
+def test_a_value_beyond_a_bound_is_told_the_bound(field, value, bound):
     kind = next(kind for kind in BODIES if {field, "n"} <= kind.model_fields.keys())
     found, said = read(kind, put(BODIES[kind], (field,), value))
     assert (found, bound in said) == (field, True)
 
 
-LONG: list[tuple[type[Body], dict[str, Any]]] = [
+LONG = [
     (CompletionRequest, {"prompt": [-1] * 10**5}),
     (CompletionRequest, {"prompt": [[-1] * 10**5] * 4}),
     (CompletionRequest, {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(10**5)), "much")}),
@@ -96,7 +92,7 @@ LONG: list[tuple[type[Body], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "fields"), LONG)
-def test_a_body_of_many_errors_has_few(kind: type[Body], fields: dict[str, Any]) -> None:
+def test_a_body_of_many_errors_has_few(kind, fields):
     """Each would be an object made on the event loop."""
     with pytest.raises(ValidationError) as refused:
         kind.model_validate(fields)

@@ -1,29 +1,22 @@
 """The canary: draws, evidence in the order of arrival, verdicts that act, steps, and a state that survives."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import threading
-from pathlib import Path
-from typing import Any
 
 import ended
 import pytest
-from serving import Log, running
+from serving import running
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve import state_file
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.request.fields import CompletionRequest
-from specbuild.serve.request.models import Models
 
 
-def canary_of(
-    log: Any, tenants: int = 0, models: Models | None = None, clock: list[float] | None = None, **given: Any
-) -> Canary:
+def canary_of(log, tenants=0, models=None, clock=None, **given):
     options = CanaryOptions(**{"candidate": "speculation=chain:4", "weight": 50} | given)
     clock = clock or [0.0]
     canary = Canary(models or ended.models("m", "other"), options, log, tenants, lambda: clock[0])
@@ -31,15 +24,15 @@ def canary_of(
     return canary
 
 
-def assigned(canary: Canary, tenant: str | None = None, **fields: Any) -> tuple[Any, str | None, Any]:
+def assigned(canary, tenant=None, **fields):
     return canary.assign(canary.baseline, CompletionRequest(prompt="x", **fields), tenant)
 
 
-def ends(canary: Canary, draw: Any, *results: Any, model: Any = None, **more: Any) -> None:
+def ends(canary, draw, *results, model=None, **more):
     canary.ended(ended.generation(model or canary.baseline, *results, draw=draw, **more))
 
 
-def traffic(canary: Canary, count: int, slower: float = 1.0, seed: int = 1, **given: Any) -> int:
+def traffic(canary, count, slower=1.0, seed=1, **given):
     """Requests, one after the other, until the canary has its phase or all are done; how many there were."""
     rng = random.Random(seed)
     for number in range(count):
@@ -53,12 +46,12 @@ def traffic(canary: Canary, count: int, slower: float = 1.0, seed: int = 1, **gi
     return count
 
 
-def counted(canary: Canary) -> int:
+def counted(canary):
     """Requests whose first token is evidence."""
     return sum(next(each.n for each in canary.trial.evidence() if each.metric == "ttft"))
 
 
-def test_who_takes_part(log: Log) -> None:
+def test_who_takes_part(log):
     canary = canary_of(log, baseline="speculation=off")
     m, other = canary.baseline, ended.served("other")
     assert {assigned(canary)[1] for _ in range(64)} == {"chain:4", "off"}
@@ -75,7 +68,7 @@ def test_who_takes_part(log: Log) -> None:
         *(({}, 1, "session", False), ({"session": "s"}, 2, "request", False)),
     ],
 )
-def test_what_an_arm_sticks_to(log: Log, given: dict[str, str], tenants: int, sticky: str, sticks: bool) -> None:
+def test_what_an_arm_sticks_to(log, given, tenants, sticky, sticks):
     canary = canary_of(log, tenants, sticky=sticky)
     drawn = [assigned(canary, "t", **given)[2] for _ in range(64)]
     assert len({draw.candidate for draw in drawn}) == (1 if sticks else 2)
@@ -83,7 +76,7 @@ def test_what_an_arm_sticks_to(log: Log, given: dict[str, str], tenants: int, st
 
 
 @pytest.mark.parametrize("action", ["rollback", "none"])
-def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, action: str) -> None:
+def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log, action):
     canary = canary_of(log, action=action)
     count = traffic(canary, 300, slower=2.0)
     assert canary.verdict
@@ -100,7 +93,7 @@ def test_a_slower_candidate_is_rolled_back_where_that_is_asked_for(log: Log, act
 
 
 @pytest.mark.slow
-def test_a_good_one_is_found_and_promoted_by_an_operator_alone(log: Log) -> None:
+def test_a_good_one_is_found_and_promoted_by_an_operator_alone(log):
     canary = canary_of(log, margin=0.5, objective=("ttft=5,p90", "errors=0.1"))
     traffic(canary, 1500, slower=0.7)
     assert canary.verdict
@@ -110,7 +103,7 @@ def test_a_good_one_is_found_and_promoted_by_an_operator_alone(log: Log) -> None
     assert [line["message"] for line in log.lines] == ["the canary's verdict is promote", "the canary is promoted"]
 
 
-def test_requests_count_in_the_order_they_came_in(log: Log) -> None:
+def test_requests_count_in_the_order_they_came_in(log):
     canary = canary_of(log)
     draws = [assigned(canary)[2] for _ in range(4)]
     for ending, counts in (((2, 1), 0), ((0, 1), 2)):  # the first says nothing, and lets the others pass
@@ -120,7 +113,7 @@ def test_requests_count_in_the_order_they_came_in(log: Log) -> None:
         assert counted(canary) == counts, "none counts twice"
 
 
-def test_one_that_never_ends_holds_up_only_so_many(log: Log) -> None:
+def test_one_that_never_ends_holds_up_only_so_many(log):
     canary = canary_of(log)
     first, *others = (assigned(canary)[2] for _ in range(2000))
     for draw in (*others, first):
@@ -129,11 +122,11 @@ def test_one_that_never_ends_holds_up_only_so_many(log: Log) -> None:
     assert counted(canary) == 1999, "the first comes too late"
 
 
-def test_the_weight_steps_unless_paused_which_holds_a_verdict_back(log: Log) -> None:
+def test_the_weight_steps_unless_paused_which_holds_a_verdict_back(log):
     clock = [0.0]
     canary = canary_of(log, weight=10, step_weight=25, max_weight=50, interval=60, clock=clock)
 
-    def later() -> float:
+    def later():
         clock[0] += 61
         canary.tick()
         return canary.weight
@@ -149,7 +142,7 @@ def test_the_weight_steps_unless_paused_which_holds_a_verdict_back(log: Log) -> 
     assert canary.phase == "rolled back"
 
 
-def test_a_restart_goes_on(log: Log, tmp_path: Path) -> None:
+def test_a_restart_goes_on(log, tmp_path):
     """Later requests of a session are no evidence, neither before it nor after."""
     state = tmp_path / "canary.json"
     canary = canary_of(log, state=state)
@@ -175,7 +168,7 @@ def test_a_restart_goes_on(log: Log, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("weight", 101), ("phase", "gone"), ("trial", {}), ("draws", -1), ("verdict", 1)]
 )
-def test_a_state_that_is_none_is_refused(log: Log, tmp_path: Path, name: str, value: Any) -> None:
+def test_a_state_that_is_none_is_refused(log, tmp_path, name, value):
     state = tmp_path / "canary.json"
     canary_of(log, state=state).save()
     state.write_text(json.dumps(json.loads(state.read_text()) | {name: value}))
@@ -183,7 +176,7 @@ def test_a_state_that_is_none_is_refused(log: Log, tmp_path: Path, name: str, va
         canary_of(log, state=state)
 
 
-def test_a_state_that_cannot_be_written_is_told(log: Log, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_written_is_told(log, tmp_path):
     state = tmp_path / "folder" / "canary.json"
     state.parent.mkdir()
     canary = canary_of(log, state=state)
@@ -192,8 +185,8 @@ def test_a_state_that_cannot_be_written_is_told(log: Log, tmp_path: Path) -> Non
     assert log.lines[-1]["message"] == "the canary's state could not be written"
 
 
-def test_it_saves_when_it_is_cancelled(log: Log, tmp_path: Path) -> None:
-    async def run() -> None:
+def test_it_saves_when_it_is_cancelled(log, tmp_path):
+    async def run():
         async with running(canary_of(log, state=tmp_path / "canary.json").run()):
             await asyncio.sleep(0)
 
@@ -201,15 +194,15 @@ def test_it_saves_when_it_is_cancelled(log: Log, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "canary.json").read_text())["phase"] == "running"
 
 
-def test_a_turn_is_written_soon_and_not_by_the_loop(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_is_written_soon_and_not_by_the_loop(log, tmp_path, monkeypatch):
     state, threads, canary_run = tmp_path / "canary.json", list[int](), canary_of(log, state=tmp_path / "canary.json")
     store = state_file.store
 
-    def spy(*given: Any) -> None:
+    def spy(*given):
         threads.append(threading.get_ident())
         store(*given)
 
-    async def run() -> None:
+    async def run():
         async with running(canary_run.run()):
             canary_run.turn("paused")
             while not state.exists():
@@ -221,13 +214,13 @@ def test_a_turn_is_written_soon_and_not_by_the_loop(log: Log, tmp_path: Path, mo
     assert json.loads(state.read_text())["phase"] == "paused"
 
 
-def test_a_canary_whose_judge_fails_is_rolled_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_canary_whose_judge_fails_is_rolled_back(log, monkeypatch):
     canary = canary_of(log)
     monkeypatch.setattr(canary.trial, "add", lambda *given: 1 / 0)
     _, _, draw = assigned(canary)
     ends(canary, draw, ended.result())
 
-    async def run() -> None:
+    async def run():
         with pytest.raises(ZeroDivisionError):
             await canary.run()
 

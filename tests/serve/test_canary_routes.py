@@ -1,40 +1,32 @@
 """The canary's routes and metrics, over a real engine: both arms give one text, and orders are followed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import ended
 import pytest
 from fastapi.testclient import TestClient
-from route_client import RouteClient
-from serving import Log
 
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.http.app import make_operators_app
 
-Make = Callable[..., RouteClient]
-SAMPLED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 12, "temperature": 0.8, "seed": 3}
+SAMPLED = {"prompt": "def main(", "max_tokens": 12, "temperature": 0.8, "seed": 3}
 
 
 @pytest.fixture
-def client(make_client: Make) -> RouteClient:
+def client(make_client):
     options = CanaryOptions(candidate="speculation=chain:2", baseline="speculation=off", weight=50.0)
     client = make_client(canary=options, api_keys=("k",), admin_key="a", admin_port=0)
-    client.service.canary.draws.salt = "salt"  # type: ignore[union-attr]
+    client.service.canary.draws.salt = "salt"
     client.headers["Authorization"] = "Bearer k"
     return client
 
 
 @pytest.fixture
-def operator(client: RouteClient, log: Log) -> TestClient:
+def operator(client, log):
     """A client of the operators' listener."""
     app = make_operators_app(client.service, log)
     return TestClient(app, headers={"Authorization": "Bearer a"}, raise_server_exceptions=False)
 
 
-def gauge(client: RouteClient, name: str, label: str = "") -> float:
+def gauge(client, name, label=""):
     (value,) = [
         each
         for series, each in client.series().items()
@@ -44,7 +36,7 @@ def gauge(client: RouteClient, name: str, label: str = "") -> float:
 
 
 @pytest.mark.slow
-def test_both_arms_give_one_text_and_are_counted(client: RouteClient, operator: TestClient) -> None:
+def test_both_arms_give_one_text_and_are_counted(client, operator):
     answers = [client.ask(**SAMPLED) for _ in range(8)]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     drafted = sum(answer["metrics"]["speculative_decoding"]["num_spec_steps"] > 0 for answer in answers)
@@ -58,7 +50,7 @@ def test_both_arms_give_one_text_and_are_counted(client: RouteClient, operator: 
     assert gauge(client, "weight") == 50
 
 
-def test_orders(client: RouteClient, operator: TestClient) -> None:
+def test_orders(client, operator):
     for order, phase, weight in (
         *(("pause", "paused", 50), ("resume", "running", 50), ("promote", "promoted", 100)),
         ("rollback", "rolled back", 0),
@@ -69,7 +61,7 @@ def test_orders(client: RouteClient, operator: TestClient) -> None:
     assert operator.post("/canary/delete").status_code == 404
 
 
-def test_a_tenant_and_a_web_page_give_no_orders(client: RouteClient, operator: TestClient) -> None:
+def test_a_tenant_and_a_web_page_give_no_orders(client, operator):
     """Those are the operator's, by a key and a listener of their own."""
     assert [client.post("/canary/promote", headers={"Authorization": f"Bearer {key}"}).status_code for key in "ka"] == [
         401,

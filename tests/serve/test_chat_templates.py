@@ -1,10 +1,6 @@
 """Chat templates that come with specbuild: what they render is what the parsers read, and tools work with them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,15 +17,15 @@ from specbuild.serve.output_parsers.hermes import Hermes
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 USER = {"role": "user", "content": "Rome?"}
-TOOLS: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": 60, "temperature": 0}
+TOOLS = {"messages": [USER], "tools": [TOOL], "max_tokens": 60, "temperature": 0}
 texts = st.text(max_size=8).filter(lambda text: "<" not in text and text == text.strip())
 
 
-def render(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, begins: bool = False) -> str:
+def render(*messages, tools=None, begins=False):
     return ChatTemplate(template_text("hermes"), {}).render(Chat(messages, tools, begins))
 
 
-def test_the_hermes_template() -> None:
+def test_the_hermes_template():
     system, answer = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Sun."}
     assert render(system, USER, answer, begins=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nRome?<|im_end|>\n"
@@ -44,7 +40,7 @@ def test_the_hermes_template() -> None:
 
 @pytest.mark.slow
 @given(texts, st.lists(json_objects, min_size=1, max_size=3))
-def test_calls_are_rendered_as_they_are_read(content: str, given_arguments: list[dict[str, Any]]) -> None:
+def test_calls_are_rendered_as_they_are_read(content, given_arguments):
     made = [{"function": {"name": f"f{n}", "arguments": each}} for n, each in enumerate(given_arguments)]
     text = render(USER, {"role": "assistant", "content": content, "tool_calls": made})
     said = text.partition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
@@ -55,7 +51,7 @@ def test_calls_are_rendered_as_they_are_read(content: str, given_arguments: list
     ]
 
 
-def test_a_template_by_its_name_or_file(tmp_path: Path) -> None:
+def test_a_template_by_its_name_or_file(tmp_path):
     (tmp_path / "own.jinja").write_text("{{ messages }}", encoding="utf-8")
     assert template_text(str(tmp_path / "own.jinja")) == "{{ messages }}"
     for name, file in SHIPPED.items():
@@ -65,7 +61,7 @@ def test_a_template_by_its_name_or_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("template", "param"), [("{{ messages[0].content }}", "tools"), (None, "messages")])
-def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle: Path, template: str | None, param: str) -> None:
+def test_what_reads_no_tools_is_refused_with_what_to_serve_with(bundle, template, param):
     with Engine.load(bundle, chat_template=template) as engine:
         status, error = RouteClient(service_of(engine, bundle, Log()), Log()).refusal(CHATS, **TOOLS)
     assert (status, error["param"]) == (400, param)

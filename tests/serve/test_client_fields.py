@@ -1,34 +1,29 @@
 """Fields that clients send: taken where they change nothing, followed where they change the text, else refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
 from serving import CHAT_TEMPLATE
 
 from specbuild.runtime import Engine
 
-NOTHING: dict[str, Any] = {"service_tier": "auto", "safety_identifier": "u", "prompt_cache_key": "k"}
+NOTHING = {"service_tier": "auto", "safety_identifier": "u", "prompt_cache_key": "k"}
 STORED = {"metadata": {"a": "b"}, "store": False}
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}} for name in ("one", "two")
 ]
 
 
-def tool(name: str) -> dict[str, Any]:
+def tool(name):
     return {"type": "function", "function": {"name": name}}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
-def test_what_changes_nothing_is_taken(client: RouteClient, path: str) -> None:
+def test_what_changes_nothing_is_taken(client, path):
     assert client.choice(path, **NOTHING, **STORED) == client.choice(path)
     assert client.refusal(path, prompt="x", messages=SAID, store=True)[1]["param"] == "store"
 
 
-def test_responses_and_messages_take_them_too(client: RouteClient) -> None:
+def test_responses_and_messages_take_them_too(client):
     asked = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
     texts = [client.ask(RESPONSES, **more)["output"][0]["content"] for more in ({}, NOTHING | STORED | asked)]
     assert texts[0] == texts[1]
@@ -43,24 +38,22 @@ def test_responses_and_messages_take_them_too(client: RouteClient) -> None:
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
     ],
 )
-def test_what_no_template_reads_is_refused_by_its_name(
-    client: RouteClient, path: str, fields: dict[str, Any], name: str
-) -> None:
-    base: dict[str, Any] = {"input": "x"} if path == RESPONSES else {"messages": SAID}
+def test_what_no_template_reads_is_refused_by_its_name(client, path, fields, name):
+    base = {"input": "x"} if path == RESPONSES else {"messages": SAID}
     status, error = client.refusal(path, **base, **fields)
     assert (status, error["param"]) == (400, name)
     assert error["message"].startswith(name)
 
 
 @pytest.mark.parametrize("kind", ["enabled", "adaptive"])
-def test_thinking_that_no_template_reads_is_refused(client: RouteClient, kind: str) -> None:
+def test_thinking_that_no_template_reads_is_refused(client, kind):
     status, error = client.refusal(
         MESSAGES, messages=SAID, max_tokens=4, thinking={"type": kind, "budget_tokens": 1024}
     )
     assert (status, error["message"].startswith("thinking")) == (400, True)
 
 
-def test_a_template_reads_them(make_client: Callable[..., RouteClient], bundle: Any, log: Any) -> None:
+def test_a_template_reads_them(make_client, bundle, log):
     template = CHAT_TEMPLATE + "#{{ reasoning_effort }}#{{ verbosity }}#{{ enable_thinking }}#"
     with Engine.load(bundle, chat_template=template) as engine:
         from route_client import service_of
@@ -78,21 +71,21 @@ def test_a_template_reads_them(make_client: Callable[..., RouteClient], bundle: 
             assert read > plain, path
 
 
-def test_a_developer_is_the_system(client: RouteClient) -> None:
+def test_a_developer_is_the_system(client):
     said = [[{"role": role, "content": "be brief"}, *SAID] for role in ("developer", "system")]
     one, other = (client.ask("/tokenize", messages=each)["tokens"] for each in said)
     assert one == other
 
 
-def test_a_prompt_cache_key_keeps_caches_apart(client: RouteClient) -> None:
-    def cached(**fields: Any) -> int:
+def test_a_prompt_cache_key_keeps_caches_apart(client):
+    def cached(**fields):
         usage = client.ask(prompt="import sys\nimport json\n" * 8, max_tokens=1, **fields)["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached(prompt_cache_key=key) > 0 for key in "aab"] == [False, True, False]
 
 
-def test_allowed_tools_are_a_subset(client: RouteClient) -> None:
+def test_allowed_tools_are_a_subset(client):
     for mode in ("auto", "required"):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool("two")]}}
         asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 60}
@@ -107,13 +100,13 @@ def test_allowed_tools_are_a_subset(client: RouteClient) -> None:
     assert call["name"] == "two"
 
 
-def test_a_named_tool_ends_as_openai_says(client: RouteClient) -> None:
+def test_a_named_tool_ends_as_openai_says(client):
     asked = {"tools": TOOLS, "max_tokens": 60, "parallel_tool_calls": False}
     assert client.choice(CHATS, **asked, tool_choice=tool("one"))["finish_reason"] == "stop"
     assert client.choice(CHATS, **asked, tool_choice="required")["finish_reason"] == "tool_calls"
 
 
-def test_what_clients_look_for_in_a_response(client: RouteClient, engine: Engine) -> None:
+def test_what_clients_look_for_in_a_response(client, engine):
     fingerprint = f"fp_{engine.manifest.digest[:12]}"
     for path in (COMPLETIONS, CHATS):
         assert client.ask(path)["system_fingerprint"] == fingerprint
@@ -124,7 +117,7 @@ def test_what_clients_look_for_in_a_response(client: RouteClient, engine: Engine
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
-def test_errors_before_a_route_have_its_shape(make_client: Callable[..., RouteClient], path: str) -> None:
+def test_errors_before_a_route_have_its_shape(make_client, path):
     client = make_client(api_keys=("k",))
     keyed = {"Authorization": "Bearer k", "Content-Type": "application/json"}
     replies = [client.post(path, json={}), client.post(path, content=bytes((8 << 20) + 1), headers=keyed)]

@@ -1,11 +1,7 @@
 """Connections whose clients do not ask, or ask slowly."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 import uvicorn
@@ -18,7 +14,7 @@ from specbuild.serve.http.connection import Connection
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def app(scope: Any, receive: Any, send: Any) -> None:
+async def app(scope, receive, send):
     await asyncio.sleep(float(Request(scope).headers.get("wait", 0)))
     await Response("here")(scope, receive, send)
 
@@ -30,10 +26,10 @@ class Hasty(Connection):
     max_connections = 2
 
 
-def test_idle_connections_make_way_for_others() -> None:
+def test_idle_connections_make_way_for_others():
     """The one that has been idle longest; a request under way goes on."""
 
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def client(reader, writer):
         address = writer.get_extra_info("peername")[:2]
         writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.2\r\n"))
         await asyncio.sleep(0.05)
@@ -48,8 +44,8 @@ def test_idle_connections_make_way_for_others() -> None:
     serve(client)
 
 
-def serve(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
-    async def main() -> None:
+def serve(client):
+    async def main():
         server = uvicorn.Server(uvicorn.Config(app, port=0, http=Hasty, lifespan="off", log_config=None))
         async with running(server.serve()):
             while not server.started:
@@ -62,10 +58,10 @@ def serve(client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitab
 
 
 @pytest.mark.parametrize("before", [b"", REQUEST])
-def test_headers_that_trickle_are_ended(before: bytes) -> None:
+def test_headers_that_trickle_are_ended(before):
     """In the first request, and in one that follows another."""
 
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def client(reader, writer):
         writer.write(before)
         if before:
             assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
@@ -85,8 +81,8 @@ def test_headers_that_trickle_are_ended(before: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_asked_for_in_time_may_take_longer() -> None:
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def test_what_is_asked_for_in_time_may_take_longer():
+    async def client(reader, writer):
         for _ in range(2):
             writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.5\r\n"))
             assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")

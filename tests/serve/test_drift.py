@@ -1,42 +1,35 @@
 """Drift of served texts: the reference window, alarms and what they say, the sample for distill."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ended
 import pytest
-from route_client import RouteClient
-from serving import Log, running
+from serving import running
 
 from specbuild.builder.quantize.texts import lines
 from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.serve.drift.text_sample import Sample
 from specbuild.serve.drift.watch import Drift, DriftOptions
 from specbuild.serve.request.generation import Draw
-from specbuild.serve.request.models import Models
 
 SIZE = 500
 MODELS = ended.models("m")
 
 
 @pytest.fixture
-def drift_of(log: Any, tmp_path: Path) -> Callable[..., Drift]:
+def drift_of(log, tmp_path):
     """`drift_of(**DriftOptions)`: a watch whose reference is one file."""
 
-    def make(models: Models = MODELS, **given: Any) -> Drift:
+    def make(models=MODELS, **given):
         return Drift(models, DriftOptions(reference=tmp_path / "reference.json", size=SIZE, **given), log)
 
     return make
 
 
-def traffic(drift: Drift, count: int, chance: float = 0.7, seed: int = 1, **more: Any) -> None:
+def traffic(drift, count, chance=0.7, seed=1, **more):
     """Texts whose drafts of four come true with that chance."""
     rng = random.Random(seed)
     for _ in range(count):
@@ -46,12 +39,12 @@ def traffic(drift: Drift, count: int, chance: float = 0.7, seed: int = 1, **more
     ended.settle(drift)
 
 
-def collected(drift: Drift, signal: str = "tokens") -> list[float]:
+def collected(drift, signal="tokens"):
     return drift.watched[MODELS.all[0].name].collected[signal]
 
 
 @pytest.mark.slow
-def test_a_stale_draft_is_told_with_what_to_do(log: Log, drift_of: Callable[..., Drift]) -> None:
+def test_a_stale_draft_is_told_with_what_to_do(log, drift_of):
     drift = drift_of()
     traffic(drift, SIZE + 200)
     assert not log.lines
@@ -64,9 +57,7 @@ def test_a_stale_draft_is_told_with_what_to_do(log: Log, drift_of: Callable[...,
     assert told["acceptance"] > 0.25 > told["tokens"]
 
 
-def test_the_reference_is_kept_and_belongs_to_its_bundle(
-    log: Log, drift_of: Callable[..., Drift], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_is_kept_and_belongs_to_its_bundle(log, drift_of, monkeypatch):
     traffic(drift_of(), SIZE - 100)
     again = drift_of()
     assert (len(collected(again)), again.watched["m"].signals) == (SIZE - 100, {}), "not full"
@@ -80,10 +71,10 @@ def test_the_reference_is_kept_and_belongs_to_its_bundle(
         drift_of(models=ended.models("m"))
 
 
-def test_what_a_killed_server_has_collected_is_nearly_all_kept(drift_of: Callable[..., Drift]) -> None:
+def test_what_a_killed_server_has_collected_is_nearly_all_kept(drift_of):
     drift = drift_of()
 
-    async def run() -> None:
+    async def run():
         async with running(drift.run()):
             for _ in range(SIZE // 2 + 1):
                 drift.ended(ended.generation(MODELS.all[0], ended.result()))
@@ -95,9 +86,7 @@ def test_what_a_killed_server_has_collected_is_nearly_all_kept(drift_of: Callabl
 
 @pytest.mark.parametrize("part", ["models", "filling"])
 @pytest.mark.parametrize("models", [[], {"m": {"colour": [1.0]}}, {"m": {"tokens": []}}, {"m": {"tokens": ["x"]}}])
-def test_a_reference_that_is_none_is_refused(
-    drift_of: Callable[..., Drift], tmp_path: Path, part: str, models: Any
-) -> None:
+def test_a_reference_that_is_none_is_refused(drift_of, tmp_path, part, models):
     told = {"drift": {"m": ended.DIGEST}, "models": {}, part: models}
     (tmp_path / "reference.json").write_text(json.dumps(told))
     with pytest.raises(OptionError, match="is no state"):
@@ -107,16 +96,12 @@ def test_a_reference_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("more", "count"), [({"draw": Draw(True, 0.5, 0)}, 0), ({"status": 499}, 0), ({"draw": Draw(False, 0.5, 0)}, 5)]
 )
-def test_a_canarys_candidates_and_failures_are_left_out(
-    drift_of: Callable[..., Drift], more: dict[str, Any], count: int
-) -> None:
+def test_a_canarys_candidates_and_failures_are_left_out(drift_of, more, count):
     traffic(drift := drift_of(), 5, **more)
     assert len(collected(drift)) == count
 
 
-def test_texts_are_sampled_where_asked_for_and_a_lost_folder_ends_that(
-    log: Log, drift_of: Callable[..., Drift], tmp_path: Path
-) -> None:
+def test_texts_are_sampled_where_asked_for_and_a_lost_folder_ends_that(log, drift_of, tmp_path):
     sample = tmp_path / "folder" / "live.jsonl"
     sample.parent.mkdir()
     drift = drift_of(sample=sample, sample_share=0.5)
@@ -127,8 +112,8 @@ def test_texts_are_sampled_where_asked_for_and_a_lost_folder_ends_that(
     assert [line["message"] for line in log.lines] == ["no more texts are sampled"]
 
 
-def test_a_sample_has_texts_for_distill_in_files_that_stay_small(tmp_path: Path) -> None:
-    engine: Any = ended.Engine()
+def test_a_sample_has_texts_for_distill_in_files_that_stay_small(tmp_path):
+    engine = ended.Engine()
     sample = Sample(tmp_path / "live.jsonl", limit=150)
     for token in range(10):
         sample.add(engine, "m", [token], [3])
@@ -140,19 +125,19 @@ def test_a_sample_has_texts_for_distill_in_files_that_stay_small(tmp_path: Path)
         Sample(tmp_path / "no" / "live.jsonl").add(engine, "m", [1], [2])
 
 
-def test_a_server_watches_its_texts(make_client: Callable[..., RouteClient], tmp_path: Path) -> None:
+def test_a_server_watches_its_texts(make_client, tmp_path):
     client = make_client(drift=DriftOptions(reference=tmp_path / "reference.json"))
     client.ask(max_tokens=8, logprobs=0)
     (drift,) = client.service.watchers
     ended.settle(drift)
-    found = drift.watched["pycode"].collected  # type: ignore[attr-defined]
+    found = drift.watched["pycode"].collected
     assert found["tokens"] == [8]
     assert found["logprob"][0] < 0, "known for nothing where a client asks for it"
     assert client.series()['specbuild:drift_alarms_total{model_name="pycode",signal="tokens"}'] == 0.0
 
 
-def test_it_runs_until_it_is_cancelled(drift_of: Callable[..., Drift]) -> None:
-    async def run() -> None:
+def test_it_runs_until_it_is_cancelled(drift_of):
+    async def run():
         async with running(drift_of().run()):
             await asyncio.sleep(0.01)
 

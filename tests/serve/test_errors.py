@@ -1,7 +1,5 @@
 """Errors: OpenAI's shape, the right status, nothing of ours that is nobody's business."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -30,7 +28,7 @@ TOO_LONG = "the prompt has 600 tokens, this model takes 512 with at least one of
         (ApiError(401, "give a key"), 401, "invalid_request_error", None),
     ],
 )
-def test_status_and_shape(error: Exception, status: int, kind: str, code: str | None) -> None:
+def test_status_and_shape(error, status, kind, code):
     response = api_error(error).response()
     told = json.loads(bytes(response.body))["error"]
     assert (response.status_code, told["type"], told["code"]) == (status, kind, code)

@@ -1,14 +1,10 @@
 """Generation: what ends a request, what a client that leaves does to it, and what is said of it."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from asgi import GONE, Message, call
+from asgi import GONE, call
 
 from specbuild.runtime import Chunk, RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
@@ -23,15 +19,15 @@ from specbuild.serve.request.generation import ClientGoneError, EventStream, che
     ("reason", "error", "status"),
     [("error", ExecutionError("NaN"), 500), ("error", None, 500), ("cancelled", None, 503), ("deadline", None, 408)],
 )
-def test_ends_that_are_errors(reason: str, error: ExecutionError | None, status: int) -> None:
+def test_ends_that_are_errors(reason, error, status):
     with pytest.raises(ApiError) as told:
         checked(Result("", [1] * (reason == "cancelled"), reason, None, error=error))
     assert told.value.status == status
 
 
-def test_metrics_and_usage_of_several_samples() -> None:
-    def of(ttft: float, queue: float) -> Result:
-        times: Any = {"submitted": 0.0, "started": queue, "first_token": ttft, "finished": 9.0}
+def test_metrics_and_usage_of_several_samples():
+    def of(ttft, queue):
+        times = {"submitted": 0.0, "started": queue, "first_token": ttft, "finished": 9.0}
         own = RequestMetrics(3, 1, "auto", **times)
         own.speculative_decoding.record(4, 2)
         return Result("", [1], "stop", own)
@@ -44,15 +40,15 @@ def test_metrics_and_usage_of_several_samples() -> None:
     assert usage(3, 4, 2) == counted | {"prompt_tokens_details": {"cached_tokens": 2}}
 
 
-async def leave() -> dict[str, Any]:
+async def leave():
     await asyncio.sleep(0.001)
     return {"type": "http.disconnect"}
 
 
-def test_a_client_that_leaves_cancels_the_work() -> None:
+def test_a_client_that_leaves_cancels_the_work():
     cleaned = []
 
-    async def work() -> None:
+    async def work():
         try:
             await asyncio.Event().wait()
         finally:
@@ -66,18 +62,18 @@ def test_a_client_that_leaves_cancels_the_work() -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_events_end_with_their_reader(reads: bool) -> None:
+def test_events_end_with_their_reader(reads):
     """Also where the client left before the first."""
     closed = list[bool]()
 
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events():
         try:
             yield b"one"
             await asyncio.Event().wait()
         finally:
             closed.append(True)
 
-    async def stuck(message: Message) -> None:
+    async def stuck(message):
         await asyncio.Event().wait()
 
     sent = call(EventStream(events()), {"type": "http"}, [] if reads else [GONE], True, None if reads else stuck)
@@ -86,25 +82,25 @@ def test_events_end_with_their_reader(reads: bool) -> None:
 
 
 @pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
-def test_a_format_that_fails_leaves_its_generation(form: Any) -> None:
+def test_a_format_that_fails_leaves_its_generation(form):
     """At once, and not when the garbage is collected: so its slot is free for the next request."""
     closed = list[bool]()
 
-    async def chunks(tokenize: Any) -> AsyncGenerator[Chunk, None]:
+    async def chunks(tokenize):
         try:
             while True:
                 yield Chunk(0, 0, "x", [1], None, None)
         finally:
             closed.append(True)
 
-    def choice(chunk: Chunk) -> int:
+    def choice(chunk):
         raise KeyError(chunk.index)
 
     body = SimpleNamespace(return_token_ids=True, stream_options=None, return_token_sources=False)
     served = SimpleNamespace(name="m", manifest=SimpleNamespace(digest="d" * 64))
     given = SimpleNamespace(chunks=chunks, body=body, served=served, choice=choice)
 
-    async def ask(streams: bool) -> list[bool]:
+    async def ask(streams):
         made = form(given, "id", "none", False)
         with pytest.raises(KeyError):
             await (anext(made.events()) if streams else made.response())

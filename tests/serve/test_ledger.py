@@ -1,24 +1,19 @@
 """The ledger: every request that ended has its row, whatever ends the server, and machine and requests add up."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import date, datetime, timedelta, timezone
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 from route_client import COMPLETIONS
-from serving import Log, Server, running
+from serving import Server, running
 
 from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
@@ -29,7 +24,7 @@ from specbuild.serve.cost.options import CostOptions
 GREEDY = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
-def ended(model: Any, number: int = 0, samples: int = 1, plain: float = 4.0, **more: Any) -> Any:
+def ended(model, number=0, samples=1, plain=4.0, **more):
     """A generation that has ended, of samples that were busy for two seconds each."""
     found, engine = {}, model.engine.engine
     for choice in range(samples):
@@ -42,35 +37,35 @@ def ended(model: Any, number: int = 0, samples: int = 1, plain: float = 4.0, **m
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "l.jsonl"
 
 
 @pytest.fixture
-def make(file: Path, log: Any) -> Callable[..., Any]:
+def make(file, log):
     """`make(**fields of CostOptions or Ledger)`: a ledger in the file, and what it needs of a served model."""
 
-    def found(**given: Any) -> tuple[Ledger, Any]:
+    def found(**given):
         times = {name: given.pop(name) for name in ("machine_seconds", "today") if name in given}
         options = CostOptions(ledger=file, price_per_hour=3.6, owner=("team=search",), **given)
         ledger = Ledger(options, log, sync_seconds=0.01, **times)
         engine = SimpleNamespace(stats=SimpleNamespace(total=0.0), correction=1.5)
-        model: Any = SimpleNamespace(name="m", engine=SimpleNamespace(engine=engine))
+        model = SimpleNamespace(name="m", engine=SimpleNamespace(engine=engine))
         ledger.begin([model])
         return ledger, model
 
     return found
 
 
-def names(*files: Path) -> list[str | None]:
+def names(*files):
     return [row.request_id for row in read([*files]).requests]
 
 
-def busy(*files: Path) -> float:
+def busy(*files):
     return sum(row.busy_seconds["m"] for row in read([*files]).machines)
 
 
-def test_a_request_has_a_row_of_all_its_samples(make: Any, file: Path) -> None:
+def test_a_request_has_a_row_of_all_its_samples(make, file):
     ledger, model = make(currency="EUR")
     ledger.ended(ended(model, 1, samples=2))
     ledger.ended(ended(model, 2, plain=float("nan"), arm="baseline"))
@@ -90,7 +85,7 @@ def test_a_request_has_a_row_of_all_its_samples(make: Any, file: Path) -> None:
     assert names(file) == ["r1", "r2"], "it is closed"
 
 
-def test_a_ledger_goes_on_behind_a_line_that_was_cut_off(make: Any, file: Path) -> None:
+def test_a_ledger_goes_on_behind_a_line_that_was_cut_off(make, file):
     for number in (1, 2):
         ledger, model = make()
         ledger.ended(ended(model, number))
@@ -102,7 +97,7 @@ def test_a_ledger_goes_on_behind_a_line_that_was_cut_off(make: Any, file: Path) 
     assert len({row.server for row in read([file]).machines}) == 2
 
 
-def test_one_server_alone_writes_a_file(make: Any, log: Any, tmp_path: Path) -> None:
+def test_one_server_alone_writes_a_file(make, log, tmp_path):
     ledger, _ = make()
     with pytest.raises(OptionError, match="another server"):
         make()
@@ -113,10 +108,10 @@ def test_one_server_alone_writes_a_file(make: Any, log: Any, tmp_path: Path) -> 
             Ledger(CostOptions(ledger=path), log)
 
 
-def run(ledger: Ledger, holds: Callable[[], bool]) -> None:
+def run(ledger, holds):
     """Let it run until something is so."""
 
-    async def wait() -> None:
+    async def wait():
         async with running(ledger.run()):
             for _ in range(2000):
                 if holds():
@@ -127,7 +122,7 @@ def run(ledger: Ledger, holds: Callable[[], bool]) -> None:
     assert holds()
 
 
-def test_rows_are_synced_and_the_machine_is_told_of(make: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_synced_and_the_machine_is_told_of(make, file, monkeypatch):
     synced, sync = list[int](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), sync(file)))
     ledger, model = make(machine_seconds=0.0)
@@ -138,7 +133,7 @@ def test_rows_are_synced_and_the_machine_is_told_of(make: Any, file: Path, monke
 
 
 @pytest.mark.parametrize("by", ["day", "1KB"])
-def test_a_file_that_is_full_or_of_yesterday_is_put_aside(make: Any, file: Path, by: str) -> None:
+def test_a_file_that_is_full_or_of_yesterday_is_put_aside(make, file, by):
     day = [date(2026, 12, 31)]
     ledger, model = make(ledger_rotate=by, today=lambda: day[0])
     for number in range(4):
@@ -154,7 +149,7 @@ def test_a_file_that_is_full_or_of_yesterday_is_put_aside(make: Any, file: Path,
     assert busy(*files) == 10.0
 
 
-def test_what_was_busy_before_midnight_is_of_the_day_before(make: Any, file: Path) -> None:
+def test_what_was_busy_before_midnight_is_of_the_day_before(make, file):
     days = [datetime.now(timezone.utc).date() - timedelta(1), datetime.now(timezone.utc).date()]
     ledger, model = make(today=lambda: days[0])
     ledger.ended(ended(model))
@@ -166,7 +161,7 @@ def test_what_was_busy_before_midnight_is_of_the_day_before(make: Any, file: Pat
     assert (before.day, before.busy_seconds, after.busy_seconds) == (days[0] - timedelta(1), {"m": 2.0}, {"m": 0.0})
 
 
-def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_in_the_log(make, log, monkeypatch):
     ledger, model = make()
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda file, data: 3)
@@ -176,12 +171,12 @@ def test_what_cannot_be_written_is_in_the_log(make: Any, log: Log, monkeypatch: 
     assert [(line["level"], "r1" in str(line.get("row"))) for line in log.lines] == [("error", True), ("error", False)]
 
 
-def serving(bundle: Path, ledger: Path, *flags: str) -> Server:
+def serving(bundle, ledger, *flags):
     return Server(str(bundle), "--port", "0", "--ledger", str(ledger), "--price-per-hour", "3.6", *flags)
 
 
 @pytest.mark.slow
-def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
+def test_requests_add_up_to_the_machine(bundle, file):
     """Several at once, whole and streamed, with samples and without speculation; and metrics say the same."""
     ways = [{}, {"stream": True}, {"n": 2, "temperature": 1.0}, {"speculation": "off"}, {"speculation": "chain:2"}]
     bodies = [GREEDY | way | {"user": f"u{n}"} for n, way in enumerate(ways * 3)]
@@ -205,11 +200,11 @@ def test_requests_add_up_to_the_machine(bundle: Path, file: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle: Path, file: Path, stream: bool) -> None:
+def test_a_server_that_is_killed_has_lost_no_answered_requests_row(bundle, file, stream):
     answered, enough = list[str](), threading.Event()
     with serving(bundle, file) as server, server.client() as client:
 
-        def ask(number: int) -> None:
+        def ask(number):
             with suppress(httpx.HTTPError):
                 for turn in range(1000):
                     body = {"request_id": f"{number}-{turn}", "stream": stream, "max_tokens": 3 + turn % 5}

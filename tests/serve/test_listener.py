@@ -1,9 +1,6 @@
 """The listener: addresses that are taken, and sockets that dead servers left."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from specbuild.serve.http import listener
 from specbuild.serve.options import ServeOptions
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_that_is_taken():
     options = ServeOptions(port=0)
     first = listener.listen(options)
     port = first.getsockname()[1]
@@ -24,12 +21,12 @@ def test_a_port_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1", "a" * 300])
-def test_an_address_that_is_not_ours(host: str) -> None:
+def test_an_address_that_is_not_ours(host):
     with pytest.raises(OptionError, match="cannot listen"):
         listener.listen(ServeOptions(host=host, port=0))
 
 
-def test_a_unix_socket_comes_and_goes(tmp_path: Path) -> None:
+def test_a_unix_socket_comes_and_goes(tmp_path):
     options = ServeOptions(uds=tmp_path / "s")
     first = listener.listen(options)
     assert listener.url(first, options) == f"unix:{options.uds}"
@@ -43,14 +40,14 @@ def test_a_unix_socket_comes_and_goes(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_file_is_not_a_socket(tmp_path: Path) -> None:
+def test_a_file_is_not_a_socket(tmp_path):
     (tmp_path / "s").write_text("mine")
     with pytest.raises(OptionError):
         listener.listen(ServeOptions(uds=tmp_path / "s"))
     assert (tmp_path / "s").read_text() == "mine"
 
 
-def test_a_silent_client_is_dropped_by_the_system() -> None:
+def test_a_silent_client_is_dropped_by_the_system():
     listening = listener.listen(ServeOptions(port=0))
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000

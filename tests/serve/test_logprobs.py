@@ -1,32 +1,27 @@
 """Log-probabilities: OpenAI's two shapes, and no more of them than memory allows."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from route_client import RouteClient
 from serving import until
 from text_tokenizers import KINDS, MARK, SIZE, level_name
 
-from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
+from specbuild.runtime import SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.serve.errors import ApiError
 from specbuild.serve.openai import logprobs
 
 
-def test_too_much_is_refused(engine: Engine) -> None:
+def test_too_much_is_refused(engine):
     with pytest.raises(ApiError, match="shorten"):
         logprobs.check_echo(engine, [[5], [5] * (1 << 16)])
 
 
-def test_a_prompt_s_are_those_of_its_logits(engine: Engine) -> None:
+def test_a_prompt_s_are_those_of_its_logits(engine):
     """Whatever is in the cache, and in steps with other sequences."""
     tokens = engine.encode("def main(argv):\n    return parse(argv)\n" * 6)
     rows = engine.text_logits(tokens[:-1])
@@ -44,7 +39,7 @@ def test_a_prompt_s_are_those_of_its_logits(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_echo_with_logprobs_waits_for_nobody(make_client: Callable[..., RouteClient]) -> None:
+def test_echo_with_logprobs_waits_for_nobody(make_client):
     client = make_client()
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(client.ask, max_tokens=900, ignore_eos=True, speculation="off")
@@ -55,7 +50,7 @@ def test_echo_with_logprobs_waits_for_nobody(make_client: Callable[..., RouteCli
         assert long.result()["usage"]["completion_tokens"] == 900
 
 
-def test_infinity_is_a_number(engine: Engine) -> None:
+def test_infinity_is_a_number(engine):
     tokens = [TokenLogprobs(5, float("-inf"), ((5, float("-inf")), (6, -1.0)))]
     assert logprobs.completion(engine, [(5, tokens[0], 3)])["token_logprobs"] == [-9999.0]
     (content,) = logprobs.chat(engine, tokens)["content"]
@@ -63,11 +58,11 @@ def test_infinity_is_a_number(engine: Engine) -> None:
 
 
 @cache
-def tokenizer(kind: str) -> Tokenizer:
+def tokenizer(kind):
     return Tokenizer(KINDS[kind]().to_str().encode(), None, {})
 
 
-def characters(data: bytes) -> list[int]:
+def characters(data):
     """How many bytes each character of a text has; U+FFFD stands for each maximal subpart of what is no UTF-8."""
     if not data:
         return []
@@ -77,12 +72,12 @@ def characters(data: bytes) -> list[int]:
     return [size, *characters(data[size:])]
 
 
-BYTES: list[Any] = [tokenizer("byte_level").token_id(level_name(bytes([byte]))) for byte in range(256)]
+BYTES = [tokenizer("byte_level").token_id(level_name(bytes([byte]))) for byte in range(256)]
 
 
 @given(ids=st.lists(st.sampled_from(BYTES) | st.integers(2, SIZE - 1), min_size=1, max_size=12))
 @example(ids=[BYTES[byte] for byte in b"\xed\xa0a"])  # a surrogate begins, which is no character
-def test_a_token_of_bytes_begins_in_the_character_of_its_first(ids: list[int]) -> None:
+def test_a_token_of_bytes_begins_in_the_character_of_its_first(ids):
     made = tokenizer("byte_level")
     parts = [made.token_bytes(token) for token in ids]
     begins, ends = logprobs.Offsets(made, (), lambda *_: True), list(accumulate(characters(b"".join(parts))))
@@ -90,10 +85,10 @@ def test_a_token_of_bytes_begins_in_the_character_of_its_first(ids: list[int]) -
     assert [begins.next(token) for token in ids] == [sum(end <= start for end in ends) for start in starts]
 
 
-def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, int]]]:
+def completed(client, **fields):
     """Text, and tokens with their offsets, the same whole and streamed, where none is told before its text is."""
 
-    def told(choice: Any) -> list[tuple[str, int]]:
+    def told(choice):
         return [*zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)]
 
     (whole,) = client.ask(**fields, logprobs=0)["choices"]
@@ -111,9 +106,9 @@ def completed(client: RouteClient, **fields: Any) -> tuple[str, list[tuple[str, 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(min_size=1, max_size=12), stops=st.booleans(), seed=st.integers(0, 99))
 @example(prompt="a\u2028b\x85", stops=False, seed=0)  # which end no line of a stream
-def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: str, stops: bool, seed: int) -> None:
+def test_text_offsets_of_random_texts(client, echo, prompt, stops, seed):
     """Hot enough for parts of characters; with a stop string, whose tokens begin where the text ends."""
-    fields: dict[str, Any] = {"prompt": prompt, "echo": echo, "temperature": 3, "seed": seed}
+    fields = {"prompt": prompt, "echo": echo, "temperature": 3, "seed": seed}
     text, told = completed(client, **fields)
     if stops and text[-4:-2]:
         text, told = completed(client, **fields, stop=[text[-4:-2]])
@@ -124,7 +119,7 @@ def test_text_offsets_of_random_texts(client: RouteClient, echo: bool, prompt: s
             assert text[offset:].startswith(token) or (stops and token.startswith(text[offset:]))
 
 
-def test_a_special_token_counts_where_a_prompt_spells_it() -> None:
+def test_a_special_token_counts_where_a_prompt_spells_it():
     """One that the tokenizer adds, such as a BOS, does not."""
     made, text = tokenizer("byte_level"), f"a{MARK}b"
     (a, mark, b) = (made.token_id(each) for each in ("a", MARK, "b"))

@@ -1,15 +1,11 @@
 """Logs: one line of JSON each, whatever is in it and whoever reads it."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from specbuild.serve.telemetry.logs import DEBUG, LOGGERS, MAX_TEXT, Records, Re
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _plain(monkeypatch):
     """Tracebacks are off, and loggers are as they were."""
     monkeypatch.delenv(DEBUG, raising=False)
     loggers = [logging.getLogger(name) for name in LOGGERS]
@@ -28,15 +24,15 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def stream() -> io.StringIO:
+def stream():
     return io.StringIO()
 
 
-def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+def lines(stream):
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_request_is_a_line(stream: io.StringIO) -> None:
+def test_a_request_is_a_line(stream):
     log, texts = RequestLog(stream), {"prompt": "secret", "text": "secret"}
     log.ended(request_id="a\nb\ud800", status=200, user=None, seconds=0.12345678, **texts)
     log.ended(request_id="c", status=503, path="x" * 10_000)
@@ -49,7 +45,7 @@ def test_a_request_is_a_line(stream: io.StringIO) -> None:
     assert texts.items() <= third.items(), "where that is asked for"
 
 
-def test_nobody_who_reads_is_no_error(stream: io.StringIO) -> None:
+def test_nobody_who_reads_is_no_error(stream):
     stream.close()
     RequestLog(stream).event("info", "x")
     reader, writer = os.pipe()
@@ -68,7 +64,7 @@ def test_nobody_who_reads_is_no_error(stream: io.StringIO) -> None:
         *((b"\xff", "b'\\xff'"), (float("nan"), "nan"), (float("inf"), "inf")),
     ],
 )
-def test_whatever_is_in_a_field_is_one_line_of_ascii(value: Any, shown: Any) -> None:
+def test_whatever_is_in_a_field_is_one_line_of_ascii(value, shown):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii", newline="\n")
     RequestLog(stream).event("info", "x", value=value)
@@ -77,11 +73,11 @@ def test_whatever_is_in_a_field_is_one_line_of_ascii(value: Any, shown: Any) -> 
     assert json.loads(text)["value"] == shown
 
 
-def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
+def test_a_finalizer_that_logs_amid_a_line_does_not_hang():
     """As asyncio's do for exceptions that nobody has fetched."""
 
     class Stream(io.StringIO):
-        def write(self, text: str) -> int:
+        def write(self, text):
             if "outer" in text:
                 log.event("error", "inner")
             return super().write(text)
@@ -93,7 +89,7 @@ def test_a_finalizer_that_logs_amid_a_line_does_not_hang() -> None:
 
 
 class UnreadableError(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no")
 
 
@@ -104,14 +100,14 @@ class UnreadableError(Exception):
         ((UnreadableError(),), "UnreadableError"),
     ],
 )
-def test_a_record_that_cannot_be_shown_raises_nothing(stream: io.StringIO, record: tuple[Any, ...], said: str) -> None:
+def test_a_record_that_cannot_be_shown_raises_nothing(stream, record, said):
     logger = logging.Logger("some.library")
     logger.addHandler(Records(RequestLog(stream)))
     logger.warning(*record)
     assert lines(stream)[0]["message"] == said
 
 
-def test_tracebacks_where_they_are_asked_for(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracebacks_where_they_are_asked_for(stream, monkeypatch):
     with pytest.raises(KeyError) as raised:
         {}["k\nl"]
     assert error_of(raised.value) == {"error": "KeyError: 'k\\nl'"}
@@ -121,7 +117,7 @@ def test_tracebacks_where_they_are_asked_for(stream: io.StringIO, monkeypatch: p
     assert "in test_tracebacks" in lines(stream)[0]["traceback"]
 
 
-def test_libraries_warnings_are_lines(stream: io.StringIO) -> None:
+def test_libraries_warnings_are_lines(stream):
     install(RequestLog(stream))
     logging.getLogger("specbuild.runtime").warning("slow\nvery")
     try:

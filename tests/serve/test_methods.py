@@ -1,17 +1,11 @@
 """Methods: HEAD is GET without its body, OPTIONS and 405 say what a path allows, for every route."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
-from route_client import RouteClient
 
-Make = Callable[..., RouteClient]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def routes(client: RouteClient) -> dict[str, set[str]]:
+def routes(client):
     """The paths of the schema with their methods, the schema's own among them."""
     told = client.get("/openapi.json").json()["paths"] | {"/openapi.json": {"get": {}}}
     paths = {path.replace("{number}", "x").replace("{name}", "alias"): methods for path, methods in told.items()}
@@ -20,7 +14,7 @@ def routes(client: RouteClient) -> dict[str, set[str]]:
 
 @pytest.mark.slow(but=("/llm",))
 @pytest.mark.parametrize("root", ["", "/llm"])
-def test_every_path_says_what_it_allows(make_client: Make, root: str) -> None:
+def test_every_path_says_what_it_allows(make_client, root):
     client = make_client(ui=True, root_path=root)
     paths = routes(client)
     assert paths["/"] == {"GET", "POST"}
@@ -35,7 +29,7 @@ def test_every_path_says_what_it_allows(make_client: Make, root: str) -> None:
 
 
 @pytest.mark.slow
-def test_head_is_get_without_a_body(make_client: Make) -> None:
+def test_head_is_get_without_a_body(make_client):
     client = make_client(ui=True)
     for path in (path for path, methods in routes(client).items() if "GET" in methods):
         whole, head = client.get(path), client.head(path)

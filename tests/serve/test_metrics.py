@@ -1,24 +1,21 @@
 """Metrics: vLLM's names, and what requests put into them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from data_files import table
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
+from specbuild.runtime import RequestMetrics, Result, SpeculationStats
 from specbuild.serve.cost.options import CostOptions
 from specbuild.serve.metrics import Metrics
 
 OWN = "specbuild:"
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics):
     """By name and the labels beside the model's; of histograms the bounds of buckets too."""
     found = {}
     for family in text_string_to_metric_families(metrics.render()[0].decode()):
@@ -28,12 +25,12 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def result(reason: str = "stop", **own: Any) -> Result:
+def result(reason="stop", **own):
     stats = SpeculationStats()
     for accepted in (0, 2, 3):
         stats.record(4, accepted)
     stats.decide("model", 1.75)
-    told: dict[str, Any] = {"num_output_tokens": 5, "num_cached_tokens": 4, "speculative_decoding": stats}
+    told = {"num_output_tokens": 5, "num_cached_tokens": 4, "speculative_decoding": stats}
     told |= {"submitted": 1.0, "started": 1.5, "first_token": 1.75, "finished": 2.75}
     metrics = RequestMetrics(10, 1, "auto")
     for name, value in (told | own).items():
@@ -41,7 +38,7 @@ def result(reason: str = "stop", **own: Any) -> Result:
     return Result("", [1] * 5, reason, metrics)
 
 
-def finished(*results: Result, **options: Any) -> Metrics:
+def finished(*results, **options):
     metrics = Metrics({}, **options)
     for each in results:
         metrics.finished("m", each)
@@ -49,7 +46,7 @@ def finished(*results: Result, **options: Any) -> Metrics:
 
 
 @pytest.mark.parametrize("prefix", [OWN, "vllm:"])
-def test_what_a_sample_counts(prefix: str) -> None:
+def test_what_a_sample_counts(prefix):
     found = samples(finished(result(), result("cancelled"), prefix=prefix))
     theirs, ours = table("metrics.json").values()
     wanted = {prefix + name: value for name, value in theirs.items()}
@@ -57,7 +54,7 @@ def test_what_a_sample_counts(prefix: str) -> None:
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
 
-def test_what_never_ran_has_no_times() -> None:
+def test_what_never_ran_has_no_times():
     never = result("cancelled", started=None, first_token=None, num_output_tokens=0)
     found = samples(finished(Result("", [], "error", None), never))
     assert found[f"{OWN}request_success_total error"] == 1
@@ -75,7 +72,7 @@ request_queue_time 0.3 0.8 960 1920 7680
 
 
 @pytest.mark.parametrize("line", BUCKETS.strip().splitlines())
-def test_buckets_are_vllms_and_finer_ones(line: str) -> None:
+def test_buckets_are_vllms_and_finer_ones(line):
     name, *theirs = line.split()
     metrics = finished(result())
     metrics.chunk("m", 1.0, 1)
@@ -84,7 +81,7 @@ def test_buckets_are_vllms_and_finer_ones(line: str) -> None:
     assert bounds == sorted(bounds)
 
 
-def test_gaps_are_of_tokens_and_rejections_of_reasons() -> None:
+def test_gaps_are_of_tokens_and_rejections_of_reasons():
     metrics = Metrics({})
     metrics.chunk("m", 0.31, 3)
     metrics.chunk("m", 0.1, 0)
@@ -97,10 +94,10 @@ def test_gaps_are_of_tokens_and_rejections_of_reasons() -> None:
     assert found[f"{OWN}admission_rejections_total queue_full"] == 1
 
 
-def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine, hash_engine: Any) -> None:
+def test_engines_that_cannot_say_how_they_are_do_no_harm(engine, hash_engine):
     class Broken:
         @property
-        def usage(self) -> Any:
+        def usage(self):
             raise RuntimeError("a bug")
 
     class Crowded:
@@ -108,7 +105,7 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine, hash_en
 
     closed = hash_engine()
     closed.close()
-    engines: dict[str, Any] = {"broken": Broken(), "crowded": Crowded(), "closed": closed, "m": engine}
+    engines = {"broken": Broken(), "crowded": Crowded(), "closed": closed, "m": engine}
     text = Metrics(engines).render()[0].decode()
     assert 'specbuild:num_requests_running{model_name="broken"}' not in text
     for told in ("num_requests_running m 0.0", "kv_cache_usage_perc crowded 1.0", "prompt_tokens_total closed 0.0"):
@@ -123,7 +120,7 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine, hash_en
         "Application/OpenMetrics-Text; version=abc",
     ],
 )
-def test_openmetrics_where_it_is_accepted(accept: str) -> None:
+def test_openmetrics_where_it_is_accepted(accept):
     text, kind = finished(result(), prefix="vllm:").render(accept)
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert b'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0' in text
@@ -132,11 +129,11 @@ def test_openmetrics_where_it_is_accepted(accept: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=1.0.0;escaping=zzz", ",;="])
-def test_whatever_else_is_accepted_gets_the_text(accept: str) -> None:
+def test_whatever_else_is_accepted_gets_the_text(accept):
     assert Metrics({}).render(accept)[1] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_what_samples_cost_and_would_have_cost() -> None:
+def test_what_samples_cost_and_would_have_cost():
     ended = result(busy_time=3.0, plain_time=5.0), result("cancelled", busy_time=1.0, plain_time=math.nan)
     found = samples(finished(*ended, cost=CostOptions(price_per_hour=36.0, currency="EUR")))
     told = [found[OWN + name] for name in ("cost_total EUR", "busy_seconds_total", "baseline_seconds_total")]

@@ -1,7 +1,5 @@
 """Models: which bundle has which name, and which one a request means."""
 
-from __future__ import annotations
-
 import ended
 import pytest
 
@@ -10,7 +8,7 @@ from specbuild.serve.errors import ApiError
 from specbuild.serve.request.models import names_of
 
 
-def test_names() -> None:
+def test_names():
     for bundles, served, found in (
         (["a/pycode.bundle"], (), "pycode a/pycode.bundle"),
         (["pycode.bundle"], ("x", "y"), "x y pycode.bundle"),
@@ -26,7 +24,7 @@ def test_names() -> None:
             names_of(bundles, served)
 
 
-def test_which_one_a_request_means() -> None:
+def test_which_one_a_request_means():
     two = ended.models("a", "b")
     assert two.pick("b").name == "b"
     for name, status in ((None, 400), ("c", 404)):

@@ -1,9 +1,6 @@
 """Objectives: how they are written, when they are broken, and which requests count."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from specbuild.serve.slo.objectives import COUNT, SECONDS, Objective, Sample, Wi
 P99, MEDIAN = Objective("ttft", 1.0, 0.99), Objective("ttft", 1.0, 0.5)
 
 
-def test_how_they_are_written() -> None:
+def test_how_they_are_written():
     for texts, found in (
         (["ttft=0.5,tpot=0.05,p99"], "ttft_p99 0.5 tpot_p99 0.05"),
         (["ttft=0.2,p50,ttft=1,e2el=9,p99.9"], "ttft_p50 0.2 ttft_p99.9 1 e2el_p99.9 9"),
@@ -30,7 +27,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", ["", *WRONG.split()])
-def test_what_is_refused(text: str) -> None:
+def test_what_is_refused(text):
     with pytest.raises(OptionError) as refused:
         parse([text])
     assert "\n" not in str(refused.value)
@@ -45,13 +42,11 @@ def test_what_is_refused(text: str) -> None:
         *((P99, 100, 3, False, True), (P99, 100, 2, False, False)),
     ],
 )
-def test_one_slow_request_breaks_nothing_and_too_many_do(
-    objective: Objective, fast: int, slow: int, sure: bool, broken: bool
-) -> None:
+def test_one_slow_request_breaks_nothing_and_too_many_do(objective, fast, slow, sure, broken):
     assert objective.broken([0.5] * fast + [9.0] * slow, sure=sure) == broken
 
 
-def test_where_it_is_just_met_it_is_hardly_ever_broken() -> None:
+def test_where_it_is_just_met_it_is_hardly_ever_broken():
     """Of 3,000 windows of 100 requests, each slow with a chance of 1 %: as many as ALPHA says."""
     drawn = random.Random(0)
     found = sum(P99.broken([2.0 * (drawn.random() < 0.01) for _ in range(100)]) for _ in range(3000))
@@ -59,13 +54,13 @@ def test_where_it_is_just_met_it_is_hardly_ever_broken() -> None:
 
 
 @pytest.mark.parametrize(("count", "tail"), [(0, None), (1, 0), (7, 6), (8, 6), (1000, 990)])
-def test_a_tail_is_robust(count: int, tail: float | None) -> None:
+def test_a_tail_is_robust(count, tail):
     """A few outliers are not the tail, unless there is nothing else."""
     assert P99.tail([float(each) for each in range(count)]) == tail
 
 
-def test_a_sample_has_its_times() -> None:
-    def sample(**own: Any) -> Sample | None:
+def test_a_sample_has_its_times():
+    def sample(**own):
         times = {"submitted": 1.0, "started": 2.0, "first_token": 4.0, "finished": 10.0, "num_output_tokens": 4}
         return Sample.of(RequestMetrics(3, 1, "auto", **times | own))
 
@@ -75,11 +70,11 @@ def test_a_sample_has_its_times() -> None:
     assert one.tpot is sample(first_token=None) is None
 
 
-def test_a_window_may_grow_while_another_thread_reads_it() -> None:
+def test_a_window_may_grow_while_another_thread_reads_it():
     window = Window(lambda: 100.0)
 
     class Adding(float):
-        def __ge__(self, other: float) -> bool:
+        def __ge__(self, other):
             window.add(Sample(90.0, 90.0, 95.0, 1.0, 0.0, None))
             return True
 
@@ -88,7 +83,7 @@ def test_a_window_may_grow_while_another_thread_reads_it() -> None:
     assert window.times(P99) == [1.0, 1.0]
 
 
-def test_a_window_has_the_latest_that_began_in_time() -> None:
+def test_a_window_has_the_latest_that_began_in_time():
     tpot, now = Objective("tpot", 1.0, 0.99), 100.0
     window = Window(lambda: now)
     for submitted, started, finished in ((60.0, 61.0, 69.9), (80.0, 85.0, 90.0), (86.0, 87.0, 99.0)):

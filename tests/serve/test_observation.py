@@ -1,7 +1,5 @@
 """Observations: what a request says, and when it says nothing."""
 
-from __future__ import annotations
-
 import ended
 import pytest
 
@@ -11,7 +9,7 @@ from specbuild.serve.request.request_outcome import observed
 MODEL = ended.served()
 
 
-def test_means_over_its_samples() -> None:
+def test_means_over_its_samples():
     one, other = ended.result(0.1, 0.01, 11, accepted=(0, 2)), ended.result(0.3, 0.03, 21, "length", accepted=(4,))
     means = {"errors": 0, "ttft": 0.2, "tpot": 0.02, "e2el": 0.55, "tokens": 16, "cut": 0.5, "acceptance": 0.5}
     assert observed(ended.generation(MODEL, one, other)) == pytest.approx(means)
@@ -21,7 +19,7 @@ def test_means_over_its_samples() -> None:
 
 
 @pytest.mark.parametrize(("reason", "invalid"), [("stop", 0), ("length", 1), ("deadline", 1)])
-def test_structured_outputs_are_valid_where_they_end_by_themselves(reason: str, invalid: float) -> None:
+def test_structured_outputs_are_valid_where_they_end_by_themselves(reason, invalid):
     params = SamplingParams(structured_outputs={"regex": "a+"})
     found = observed(ended.generation(MODEL, ended.result(reason=reason), params=params))
     assert found
@@ -29,7 +27,7 @@ def test_structured_outputs_are_valid_where_they_end_by_themselves(reason: str, 
 
 
 @pytest.mark.parametrize(("status", "ours"), [(408, True), (503, True), (400, False), (499, False)])
-def test_faults_of_the_server_are_errors_and_those_of_clients_say_nothing(status: int, ours: bool) -> None:
+def test_faults_of_the_server_are_errors_and_those_of_clients_say_nothing(status, ours):
     model = ended.served()
     assert observed(ended.generation(model, ended.result(), status=status)) == ({"errors": 1.0} if ours else None)
     model.admission.draining = True

@@ -1,15 +1,10 @@
 """docs/guides/operating.md: its templates are what they say, and name flags and metrics that there are."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from route_client import RouteClient
 
 from specbuild.cli.operating_flags import OPTIONS
 from specbuild.serve.canary.assignment import CanaryOptions
@@ -18,19 +13,19 @@ from specbuild.serve.drift.watch import SIGNALS, DriftOptions
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 
 
-def templates() -> dict[str, Any]:
+def templates():
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
     return {block["kind"]: block for block in blocks}
 
 
 @pytest.fixture
-def exposed(make_client: Callable[..., RouteClient], tmp_path: Path) -> str:
+def exposed(make_client, tmp_path):
     canary = CanaryOptions(candidate="speculation=chain:2")
     client = make_client(canary=canary, drift=DriftOptions(reference=tmp_path / "reference.json"))
     return client.get("/metrics").text
 
 
-def test_templates_ask_for_what_is_exposed(exposed: str) -> None:
+def test_templates_ask_for_what_is_exposed(exposed):
     found = templates()
     argo, flagger = found["AnalysisTemplate"], found["MetricTemplate"]
     assert (argo["apiVersion"], flagger["apiVersion"]) == ("argoproj.io/v1alpha1", "flagger.app/v1beta1")
@@ -38,13 +33,13 @@ def test_templates_ask_for_what_is_exposed(exposed: str) -> None:
     assert {"name", "interval", "failureCondition", "successCondition", "provider"} <= metric.keys()
     assert flagger["spec"]["provider"]["type"] == "prometheus"
     for query in (metric["provider"]["prometheus"]["query"], flagger["spec"]["query"]):
-        name, labels = re.fullmatch(r"max\(([\w:]+)\{(.*)\}\)\s*", query).groups()  # type: ignore[union-attr]
+        name, labels = re.fullmatch(r"max\(([\w:]+)\{(.*)\}\)\s*", query).groups()
         assert f"\n{name}{{" in exposed
         assert 'verdict="rollback"' in labels
         assert 'verdict="rollback"' in exposed
 
 
-def test_every_metric_flag_and_signal_is_on_the_page(exposed: str) -> None:
+def test_every_metric_flag_and_signal_is_on_the_page(exposed):
     named = set(re.findall(r"`(specbuild:(?:canary|drift)_\w+)", PAGE))
     assert named == set(re.findall(r"^# TYPE (specbuild:(?:canary|drift)_\w+)", exposed, re.MULTILINE))
     for option in OPTIONS:

@@ -1,9 +1,6 @@
 """Options: everything wrong with them is one line before anything is loaded, which names the option or its value."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from data_files import table
@@ -17,7 +14,7 @@ from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.ray import options as ray_options
 from specbuild.serve.ray.options import RayOptions
 
-BASE: dict[Any, dict[str, Any]] = {
+BASE = {
     CanaryOptions: {"candidate": "speculation=auto"},
     CostOptions: {"ledger": Path("l.jsonl")},
     DriftOptions: {"reference": Path("file")},
@@ -29,7 +26,7 @@ WRONG.append(("CostOptions", "owner", [["a=" + "b" * 257], [f"a{n}=b" for n in r
 
 
 @pytest.mark.parametrize(("kind", "name", "values"), WRONG)
-def test_what_is_refused(kind: str, name: str, values: list[Any]) -> None:
+def test_what_is_refused(kind, name, values):
     for value in values:
         given = tuple(value) if isinstance(value, list) else Path(value) if name in FILES else value
         with pytest.raises(OptionError) as refused:
@@ -42,18 +39,18 @@ def test_what_is_refused(kind: str, name: str, values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("given", [{"ledger_rotate": "day"}, {"owner": ("a=b",)}])
-def test_a_ledgers_options_need_one(given: dict[str, Any]) -> None:
+def test_a_ledgers_options_need_one(given):
     with pytest.raises(OptionError, match="--ledger"):
         CostOptions(**given)
 
 
-def test_a_price_a_size_and_labels() -> None:
+def test_a_price_a_size_and_labels():
     found = CostOptions(**BASE[CostOptions], price_per_hour=7.2, ledger_rotate="100MB", owner=("team=a=b", "x=y"))
     assert (found.per_second, found.max_bytes, found.labels) == (0.002, 100_000_000, {"team": "a=b", "x": "y"})
     assert (CostOptions().per_second, CostOptions(**BASE[CostOptions], ledger_rotate="day").max_bytes) == (None, None)
 
 
-def test_replicas_are_a_number_or_go_by_load() -> None:
+def test_replicas_are_a_number_or_go_by_load():
     fixed = RayOptions(num_replicas=3, num_cpus=2.0).scaling(slots=4)
     assert (fixed["num_replicas"], fixed["max_ongoing_requests"], "autoscaling_config" in fixed) == (3, 8, False)
     assert fixed["ray_actor_options"] == {"num_cpus": 2.0, "num_gpus": 0.0}
@@ -62,11 +59,11 @@ def test_replicas_are_a_number_or_go_by_load() -> None:
     assert (told["num_replicas"], told["max_ongoing_requests"], told["autoscaling_config"]) == (None, 7, wanted)
 
 
-def test_ray_is_to_be_there_and_takes_no_option_of_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_to_be_there_and_takes_no_option_of_one_server(monkeypatch):
     monkeypatch.setattr(ray_options, "find_spec", lambda name: name)
     for name, given in (("--drift", {"drift": DriftOptions(reference=Path("file"))}), ("--uds", {"uds": Path("s")})):
         with pytest.raises(OptionError, match=name):
-            RayOptions().check(ServeOptions(**given))  # type: ignore[arg-type]
+            RayOptions().check(ServeOptions(**given))
     monkeypatch.setattr(ray_options.os, "environ", told := {"RAY_USAGE_STATS_ENABLED": "1"})
     RayOptions().prepare(ServeOptions())
     assert (told["RAY_USAGE_STATS_ENABLED"], told["RAY_SERVE_USE_GRPC_BY_DEFAULT"]) == ("1", "1")

@@ -1,20 +1,14 @@
 """The shadow oracle: it is silent where texts are honest, and finds the first one that is not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ended
 import pytest
-from route_client import RouteClient
-from serving import Log
 
-from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime import Result, SamplingParams
 from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, ExecutionError
 from specbuild.runtime.requests.metrics import RequestMetrics
@@ -24,11 +18,10 @@ from specbuild.serve.request.admission import Admission
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.shadow.shadow_check import TRIES, WAITING, Oracle
 
-Make = Callable[..., RouteClient]
-SAMPLED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 24, "temperature": 0.8, "seed": 3}
+SAMPLED = {"prompt": "def main(", "max_tokens": 24, "temperature": 0.8, "seed": 3}
 
 
-def shadows(client: RouteClient) -> dict[str, float]:
+def shadows(client):
     """How many had each outcome, by the metrics; those that none had left out."""
     series = {name: value for name, value in client.series().items() if name.startswith("specbuild:shadows_total")}
     assert len(series) == 5
@@ -36,11 +29,11 @@ def shadows(client: RouteClient) -> dict[str, float]:
 
 
 @pytest.fixture
-def lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def lie(monkeypatch):
     """Speculation, which now and then lets another token through."""
     choose = Sampler.choose
 
-    def chosen(self: Sampler, row: Any, position: int, path: Sequence[int]) -> int:
+    def chosen(self, row, position, path):
         token = choose(self, row, position, path)
         return token if self.params.speculation == "off" or position % 13 else token ^ 1
 
@@ -50,9 +43,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("lie")
 @pytest.mark.parametrize("keeps", [False, True])
-def test_one_that_differs_is_kept_and_ends_speculation(
-    make_client: Make, engine: Engine, log: Log, tmp_path: Path, keeps: bool
-) -> None:
+def test_one_that_differs_is_kept_and_ends_speculation(make_client, engine, log, tmp_path, keeps):
     client = make_client(shadow=1.0, shadow_dir=tmp_path, shadow_keep_prompts=keeps, shadow_action="off")
     client.ask(**SAMPLED)
     ended.settle(client.service.oracle)
@@ -75,10 +66,10 @@ def test_one_that_differs_is_kept_and_ends_speculation(
 class Scripted:
     """An engine whose twins are told beforehand; the last of them again and again."""
 
-    def __init__(self, *results: Result | Exception) -> None:
+    def __init__(self, *results):
         self.results, self.asked = list(results), list[SamplingParams]()
 
-    async def generate(self, prompts: Any, params: SamplingParams) -> list[Result]:
+    async def generate(self, prompts, params):
         self.asked.append(params)
         result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
         if isinstance(result, Exception):
@@ -86,17 +77,17 @@ class Scripted:
         return [result]
 
 
-def text(token_ids: Sequence[int], reason: str = "length", speculation: str = "auto", **other: Any) -> Result:
+def text(token_ids, reason="length", speculation="auto", **other):
     return Result("", [*token_ids], reason, RequestMetrics(1, 9, speculation), **other)
 
 
-def oracle_of(engine: Any, log: Any, share: float = 1.0) -> tuple[Oracle, list[str], ServedModel]:
+def oracle_of(engine, log, share=1.0):
     outcomes, model = list[str](), ServedModel(("m",), Path("m"), engine, {}, Admission(1, 4))
-    counts: Any = SimpleNamespace(shadowed=lambda model, outcome: outcomes.append(outcome))
+    counts = SimpleNamespace(shadowed=lambda model, outcome: outcomes.append(outcome))
     return Oracle(Models([model]), ServeOptions(shadow=share), counts, log), outcomes, model
 
 
-def offer(oracle: Oracle, model: ServedModel, *results: Result, **more: Any) -> None:
+def offer(oracle, model, *results, **more):
     params = SamplingParams(4, temperature=1.0, n=2, deadline=5.0, session="s", logprobs=2, priority=-3)
     oracle.ended(ended.generation(model, *results, samples=2, **{"params": params, "prompts": [[1], [2]]} | more))
 
@@ -115,7 +106,7 @@ def offer(oracle: Oracle, model: ServedModel, *results: Result, **more: Any) -> 
         ([ValueError("a bug")], "failed"),
     ],
 )
-def test_what_comes_of_a_shadow(log: Log, twins: list[Any], outcome: str) -> None:
+def test_what_comes_of_a_shadow(log, twins, outcome):
     oracle, outcomes, model = oracle_of(Scripted(*twins, text([1, 2, 3])), log)
     offer(oracle, model, text([1, 2, 3]), text([1, 2, 3]))
     ended.settle(oracle)
@@ -124,12 +115,12 @@ def test_what_comes_of_a_shadow(log: Log, twins: list[Any], outcome: str) -> Non
     assert [line["level"] for line in log.lines] == told
 
 
-def test_nothing_is_decoded_while_requests_are_under_way_or_the_engine_is_closed(log: Log) -> None:
+def test_nothing_is_decoded_while_requests_are_under_way_or_the_engine_is_closed(log):
     engine = Scripted(EngineClosedError("closed"))
     oracle, outcomes, model = oracle_of(engine, log)
     offer(oracle, model, text([1]))
 
-    async def run() -> None:
+    async def run():
         with model.admission.room(1):
             task = asyncio.create_task(oracle.run())
             await asyncio.sleep(0.1)
@@ -143,9 +134,7 @@ def test_nothing_is_decoded_while_requests_are_under_way_or_the_engine_is_closed
 @pytest.mark.parametrize(
     ("share", "offers", "least", "most"), [(0.25, 200, 20, 80), (1.0, WAITING + 9, WAITING, WAITING)]
 )
-def test_what_is_offered_is_a_share_of_whole_texts_and_bounded(
-    log: Log, share: float, offers: int, least: int, most: int
-) -> None:
+def test_what_is_offered_is_a_share_of_whole_texts_and_bounded(log, share, offers, least, most):
     engine = Scripted(text([1]))
     oracle, outcomes, model = oracle_of(engine, log, share)
     offer(oracle, model, *(text([1], each) for each in ("cancelled", "deadline", "error")), text([1], "stop", "off"))

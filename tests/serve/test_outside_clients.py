@@ -1,15 +1,11 @@
 """A program of others against a server, in an environment of its own: lm-eval. Minutes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import venv
-from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import Server
 
 from specbuild.runtime import Engine, TokenLogprobs
 
@@ -28,7 +24,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-def environment(folder: Path, *packages: str) -> Path:
+def environment(folder, *packages):
     """The programs of a new environment; skips where no index has the packages."""
     venv.create(folder, with_pip=True)
     command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages]
@@ -38,9 +34,7 @@ def environment(folder: Path, *packages: str) -> Path:
     return folder / "bin"
 
 
-def test_lm_eval_scores_as_the_engine_does(
-    server: Server, bundle: Path, pair: Path, prompts: list[str], tmp_path: Path
-) -> None:
+def test_lm_eval_scores_as_the_engine_does(server, bundle, pair, prompts, tmp_path):
     """Choices between the text that follows and the one that follows another prompt."""
     programs = environment(tmp_path / "lm-eval", "lm-eval[api]", "transformers>=5,<6")
     texts = [text for text in prompts if len(text) > 60 and text.isascii() and not text[0].isdigit()][:8]  # no literals
@@ -62,7 +56,7 @@ def test_lm_eval_scores_as_the_engine_does(
     assert found == pytest.approx(np.mean(right))
 
 
-def score(engine: Engine, prompt: str, text: str) -> float:
+def score(engine, prompt, text):
     """The logarithm of a text's probability after a prompt."""
     before, whole = len(engine.encode(prompt)), engine.encode(prompt + text)
     rows = engine.text_logits(whole[:-1])

@@ -1,17 +1,13 @@
 """Parameters: defaults under what is asked, OpenAI's names, one way to ask for speculation."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign.bundle_copy import put
 from data_files import rows
 from route_client import SAID
 
-from specbuild.runtime import Bundle, SamplingParams
+from specbuild.runtime import Bundle
 from specbuild.runtime.errors import BundleError
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.parameters import DEFAULTS, Caller, defaults_of, sampling
@@ -19,15 +15,15 @@ from specbuild.serve.request.parameters import DEFAULTS, Caller, defaults_of, sa
 NOBODY = Caller()
 
 
-def completion(caller: Caller = NOBODY, room: int = 100, **fields: Any) -> SamplingParams:
+def completion(caller=NOBODY, room=100, **fields):
     return sampling(CompletionRequest.model_validate({"prompt": "x"} | fields), DEFAULTS, room, caller)
 
 
-def chat(**fields: Any) -> SamplingParams:
+def chat(**fields):
     return sampling(ChatRequest.model_validate({"messages": SAID} | fields), DEFAULTS, 100, NOBODY)
 
 
-def test_openais_defaults_and_the_checkpoints() -> None:
+def test_openais_defaults_and_the_checkpoints():
     assert (completion().max_new_tokens, completion(room=9).max_new_tokens, chat().max_new_tokens) == (16, 9, 100)
     assert (chat().temperature, chat().speculation, chat().logprobs, completion().deadline) == (1.0, "auto", None, None)
     assert [chat(logprobs=True, top_logprobs=k).logprobs for k in (None, 5)] == [0, 5]
@@ -37,11 +33,11 @@ def test_openais_defaults_and_the_checkpoints() -> None:
 
 
 @pytest.mark.parametrize(("fields", "found"), rows("sampling.jsonl"))
-def test_fields_of_a_completion(fields: dict[str, Any], found: dict[str, Any]) -> None:
+def test_fields_of_a_completion(fields, found):
     assert {name: getattr(completion(**fields), name) for name in found} == found
 
 
-def test_callers_have_a_deadline_and_caches_of_their_own() -> None:
+def test_callers_have_a_deadline_and_caches_of_their_own():
     assert [completion(Caller(timeout=5), deadline=own).deadline for own in (None, 2)] == [5, 2]
     salts = [
         completion(Caller(tenant), cache_salt=salt).cache_salt for tenant in (None, *"ab") for salt in (None, *"xy")
@@ -51,18 +47,18 @@ def test_callers_have_a_deadline_and_caches_of_their_own() -> None:
     assert completion(Caller("a", shares=True), cache_salt="x").cache_salt == completion(cache_salt="x").cache_salt
 
 
-def test_sessions_of_two_keys_are_two() -> None:
+def test_sessions_of_two_keys_are_two():
     sessions = [completion(Caller(tenant), session=name).session for tenant in (None, *"ab") for name in "xx"]
     assert len({*sessions}) == 3
     assert completion(Caller("a", shares=True), session="x").session == sessions[2]
 
 
-def with_generation_config(bundle: Path, text: str) -> Bundle:
+def with_generation_config(bundle, text):
     put(bundle, "generation_config.json", text.encode(), hashed=True)
     return Bundle.open(bundle)
 
 
-def test_defaults_of_a_bundle(bundle_copy: Path) -> None:
+def test_defaults_of_a_bundle(bundle_copy):
     assert defaults_of(Bundle.open(bundle_copy)) == DEFAULTS
     own = {"temperature": 0.2, "top_p": 0.9}
     told = with_generation_config(bundle_copy, json.dumps(own | {"eos_token_id": 3}))

@@ -1,17 +1,15 @@
 """Where a prompt goes: to whoever has its beginning, unless it has too much to do."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specbuild.serve.ray.prefixes import BLOCK, HELD, OUTPUT, SHARE, SLACK, Places, Routing, chain
+from specbuild.serve.ray.prefixes import BLOCK, HELD, OUTPUT, SHARE, SLACK, Places, chain
 
 
-def places(count: int = 3, routing: Routing = "prefix", slots: int = 0, **held: list[int]) -> Places:
+def places(count=3, routing="prefix", slots=0, **held):
     """Replicas by number; `held`: what `r0`, `r1`, … report."""
     made = Places(Random(7), routing, slots)
     made.keep(range(count))
@@ -20,12 +18,12 @@ def places(count: int = 3, routing: Routing = "prefix", slots: int = 0, **held: 
     return made
 
 
-def first(known: Places, *blocks: int) -> int:
+def first(known, *blocks):
     """Whom a prompt of these blocks goes to."""
     return int(known.choose(range(3), blocks)[0])
 
 
-def test_a_chain_has_a_hash_of_each_whole_block_and_depends_on_all_before_it() -> None:
+def test_a_chain_has_a_hash_of_each_whole_block_and_depends_on_all_before_it():
     tokens = list(range(3 * BLOCK + 5))
     hashes = chain(tokens, "model")
     assert (len(hashes), chain(tokens[: 2 * BLOCK], "model")) == (3, hashes[:2])
@@ -36,7 +34,7 @@ def test_a_chain_has_a_hash_of_each_whole_block_and_depends_on_all_before_it() -
     assert chain([1, 23] * BLOCK, "m") != chain([12, 3] * BLOCK, "m"), "tokens are not run together"
 
 
-def test_who_holds_the_longest_beginning_comes_first_and_of_equals_the_lighter() -> None:
+def test_who_holds_the_longest_beginning_comes_first_and_of_equals_the_lighter():
     known = places(r1=[10, 11], r2=[10, 11, 12])
     assert first(known, 10, 11, 12, 13) == 2
     assert (known.depth(2, [10, 11, 12, 13]), known.depth(0, [10])) == (3, 0)
@@ -45,7 +43,7 @@ def test_who_holds_the_longest_beginning_comes_first_and_of_equals_the_lighter()
     assert first(known, 10) == 2
 
 
-def test_a_prompt_counts_for_what_its_replica_has_yet_to_read() -> None:
+def test_a_prompt_counts_for_what_its_replica_has_yet_to_read():
     known = places(r0=[10, 11])
     known.sent(0, "a", [10, 11], 2 * BLOCK + 5, None)
     known.sent(1, "b", [10, 11], 2 * BLOCK + 5, 7)
@@ -56,7 +54,7 @@ def test_a_prompt_counts_for_what_its_replica_has_yet_to_read() -> None:
     assert [known.load(each) for each in range(3)] == [0, 0, 0]
 
 
-def test_what_was_sent_is_believed_for_one_report_and_what_is_reported_until_it_is_not() -> None:
+def test_what_was_sent_is_believed_for_one_report_and_what_is_reported_until_it_is_not():
     known = places()
     known.sent(0, "a", [10], BLOCK, 1)
     depths = []
@@ -66,7 +64,7 @@ def test_what_was_sent_is_believed_for_one_report_and_what_is_reported_until_it_
     assert depths == [1, 0, 2, 1], "the first report may be older than the request"
 
 
-def test_the_dead_are_forgotten_with_all_they_held() -> None:
+def test_the_dead_are_forgotten_with_all_they_held():
     known = places(r1=[10])
     known.sent(1, "a", [10], BLOCK, 1)
     known.drop(1)
@@ -80,20 +78,20 @@ def test_the_dead_are_forgotten_with_all_they_held() -> None:
     assert known.depth(1, [10]) == 0, "one that is new holds nothing"
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes() -> None:
+def test_what_is_remembered_is_bounded_and_the_oldest_goes():
     known = places(1)
     known.report(0, range(HELD + 10))
     assert sum(known.depth(0, [each]) for each in range(HELD + 10)) == HELD
 
 
 @pytest.mark.parametrize("routing", ["prefix", "balanced"])
-def test_without_holders_two_are_drawn_and_the_lighter_leads(routing: Routing) -> None:
+def test_without_holders_two_are_drawn_and_the_lighter_leads(routing):
     known = places(2, routing)
     known.sent(0, "a", [], 10, 10)
     assert [known.choose(range(2), [5]) for _ in range(8)] == [[1, 0]] * 8
 
 
-def test_random_routing_learns_nothing() -> None:
+def test_random_routing_learns_nothing():
     known = places(3, "random", r1=[10])
     firsts = [first(known, 10) for _ in range(300)]
     assert all(60 < firsts.count(each) < 140 for each in range(3))
@@ -111,9 +109,7 @@ events = st.lists(
 @example([("r", 0, [5], 1), ("s", 0, [5], SLACK - 1)], [5], {0, 1}, 0)  # nearly too much
 @example([("r", 0, [5], 1), ("s", 0, [5], SLACK - 1), ("s", 0, [5], 2)], [5], {0, 1}, 0)  # too much
 @example([("r", 0, [5], 1), ("s", 0, [5], 200), ("s", 0, [5], 200)], [5], {0, 1}, 2)  # two slots are enough for them
-def test_whatever_happens_a_choice_is_of_those_offered_and_never_of_one_too_full(
-    happened: list[tuple[str, int, list[int], int]], blocks: list[int], offered: set[int], slots: int
-) -> None:
+def test_whatever_happens_a_choice_is_of_those_offered_and_never_of_one_too_full(happened, blocks, offered, slots):
     known = places(5, slots=slots)
     for place, (kind, replica, hashes, tokens) in enumerate(happened):
         if kind == "r":

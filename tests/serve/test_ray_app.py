@@ -1,13 +1,9 @@
 """Replicas and the application; a cluster that runs is the soak's alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -26,30 +22,30 @@ from specbuild.serve.ray.front import scope_of
 from specbuild.serve.ray.prefixes import BLOCK, chain
 from specbuild.serve.ray.router import CACHED, Hint
 
-SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
-START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": []}
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
+START = {"type": "http.response.start", "status": 200, "headers": []}
 NOTHING = Hint([], 0, 0)
 
 
-def replica(app: Any, *models: Any) -> Replica:
+def replica(app, *models):
     return Replica("r1", app, models)
 
 
-def called(app: Any, body: bytes = b"") -> Any:
+def called(app, body=b""):
     """The batches of messages of a call."""
 
-    async def run() -> list[Any]:
+    async def run():
         return [each async for each in replica(app).call(SCOPE, body, NOTHING)]
 
     return asyncio.run(run())
 
 
-def part(body: bytes, more: bool = True) -> dict[str, Any]:
+def part(body, more=True):
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-def test_messages_come_as_they_are_made_and_the_first_names_the_replica() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+def test_messages_come_as_they_are_made_and_the_first_names_the_replica():
+    async def app(scope, receive, send):
         assert await receive() == {"type": "http.request", "body": b"asked", "more_body": False}
         await send(START)
         await send(part(b"a"))
@@ -61,10 +57,10 @@ def test_messages_come_as_they_are_made_and_the_first_names_the_replica() -> Non
     assert [first[1]["body"], second[0]["body"]] == [b"a", b"b"]
 
 
-def test_leaving_an_answer_cancels_what_makes_it() -> None:
+def test_leaving_an_answer_cancels_what_makes_it():
     ended = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         await send(START)
         await send(part(b"a"))
         await receive()
@@ -73,7 +69,7 @@ def test_leaving_an_answer_cancels_what_makes_it() -> None:
         finally:
             ended.append(True)
 
-    async def run() -> None:
+    async def run():
         answers = replica(app).call(SCOPE, b"", NOTHING)
         await anext(answers)
         await asyncio.sleep(0)
@@ -84,16 +80,16 @@ def test_leaving_an_answer_cancels_what_makes_it() -> None:
     assert ended == [True]
 
 
-def test_an_answer_that_nobody_fetches_waits_where_it_is_made() -> None:
+def test_an_answer_that_nobody_fetches_waits_where_it_is_made():
     sent = list[int]()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         await send(START)
         for number in range(10_000):
             await send(part(b"a"))
             sent.append(number)
 
-    async def run() -> int:
+    async def run():
         answers = replica(app).call(SCOPE, b"", NOTHING)
         await anext(answers)
         await asyncio.sleep(0.1)
@@ -103,16 +99,16 @@ def test_an_answer_that_nobody_fetches_waits_where_it_is_made() -> None:
     assert asyncio.run(run()) < 1000
 
 
-def test_what_an_application_raises_reaches_the_front() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+def test_what_an_application_raises_reaches_the_front():
+    async def app(scope, receive, send):
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
         called(app)
 
 
-def test_health_is_the_workers() -> None:
-    def model(state: str) -> Any:
+def test_health_is_the_workers():
+    def model(state):
         health = SimpleNamespace(state=state, error=None)
         return SimpleNamespace(name="m", engine=SimpleNamespace(engine=SimpleNamespace(health=lambda: health)))
 
@@ -122,7 +118,7 @@ def test_health_is_the_workers() -> None:
             replica(None, model("idle"), model(state)).check_health()
 
 
-def test_reports_are_of_what_the_slots_hold(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_of_what_the_slots_hold(bundle, monkeypatch):
     with Engine.load(bundle, batch_size=2) as engine:
         tokens = engine.encode("def main(argv):\n    return parse_arguments(argv)\n" * 3)
         engine.generate([tokens])
@@ -137,7 +133,7 @@ def test_reports_are_of_what_the_slots_hold(bundle: Path, monkeypatch: pytest.Mo
         model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=texts))
         one, hashed = replica(None, model), list[int]()
 
-        def spy(tokens: Any, scope: str, known: Any = ()) -> list[int]:
+        def spy(tokens, scope, known=()):
             hashed.append(len(tokens) // BLOCK - len(known))
             return chain(tokens, scope, known)
 
@@ -159,17 +155,17 @@ def test_reports_are_of_what_the_slots_hold(bundle: Path, monkeypatch: pytest.Mo
         ({}, OptionError, "bundles"),
     ],
 )
-def test_what_is_wrong_with_arguments_is_said(args: dict[str, Any], error: type[Exception], told: str) -> None:
+def test_what_is_wrong_with_arguments_is_said(args, error, told):
     with pytest.raises(error, match=told):
         ray_app.app(args)
 
 
-def test_an_application_is_made_of_plain_values(bundle: Path) -> None:
+def test_an_application_is_made_of_plain_values(bundle):
     asked = {"bundles": [f"m={bundle}"], "serve": {"api_keys": ["k"]}, "ray": {"autoscale": [0, 2]}}
     assert isinstance(ray_app.app(asked), Application)
 
 
-def test_keys_are_the_environments(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_the_environments(bundle, monkeypatch):
     """So that a manifest takes them from a secret."""
     found = list[ServeOptions]()
     monkeypatch.setattr(ray_app, "build", lambda named, options, load, scale: found.append(options))
@@ -180,7 +176,7 @@ def test_keys_are_the_environments(bundle: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.soak
-def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, chat_template: str) -> None:
+def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle, chat_template):
     flags = ["--ray", "--num-replicas", "2", "--port", "0", "--chat-template", chat_template]
     server = Server(str(bundle), *flags)
     try:

@@ -1,12 +1,7 @@
 """One judge for all replicas: sessions keep their arm wherever they go, and one verdict comes of what all report."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,11 +25,11 @@ MODELS = ended.models("m")
 class Handle:
     """What Ray's handle does, in this process; `fails`: the actor is gone."""
 
-    def __init__(self, judge: JudgeReplica | None) -> None:
+    def __init__(self, judge):
         self.judge = judge
 
-    def __getattr__(self, name: str) -> Any:
-        async def call(*given: Any) -> Any:
+    def __getattr__(self, name):
+        async def call(*given):
             if self.judge is None:
                 raise RayActorError
             return await getattr(self.judge, name)(*given)
@@ -42,35 +37,35 @@ class Handle:
         return SimpleNamespace(remote=lambda *given: asyncio.ensure_future(call(*given)))
 
 
-def canary_options(**more: Any) -> ServeOptions:
+def canary_options(**more):
     return ServeOptions(canary=CanaryOptions(candidate="speculation=chain:4", weight=50, max_weight=50, **more))
 
 
-async def judge_of(bundle: Path, options: ServeOptions) -> JudgeReplica:
-    made: Any = object.__new__(JudgeReplica)
+async def judge_of(bundle, options):
+    made = object.__new__(JudgeReplica)
     await JudgeReplica.__init__(made, ([(("m",), remote_bundle.source(str(bundle)))], options, LoadOptions()))
-    return made  # type: ignore[no-any-return]
+    return made
 
 
-def body(**given: Any) -> CompletionRequest:
+def body(**given):
     return CompletionRequest(prompt="x", **given)
 
 
 @pytest.fixture
-def replicas_of(bundle: Path, log: Any) -> Callable[..., Any]:
+def replicas_of(bundle, log):
     """`await replicas_of(**CanaryOptions)`: a judge, and two replicas that ask it."""
 
-    async def make(**more: Any) -> tuple[JudgeReplica, list[ReplicaCanary]]:
+    async def make(**more):
         options = canary_options(**more)
         judge = await judge_of(bundle, options)
-        handle: Any = Handle(judge)
+        handle = Handle(judge)
         return judge, [ReplicaCanary(MODELS, options, log, handle) for _ in range(2)]
 
     return make
 
 
-def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(replicas_of: Callable[..., Any]) -> None:
-    async def work() -> None:
+def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(replicas_of):
+    async def work():
         judge, replicas = await replicas_of()
         for session in map(str, range(12)):
             turns = [replica for _ in range(3) for replica in replicas]
@@ -84,10 +79,10 @@ def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(replicas_of: C
     asyncio.run(work())
 
 
-def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
+def test_one_verdict_comes_of_what_all_report(replicas_of, bundle, tmp_path):
     """And the state survives the judge."""
 
-    async def work() -> None:
+    async def work():
         state = tmp_path / "canary.json"
         judge, replicas = await replicas_of(state=state)
         async with running(*(each.run() for each in replicas)):
@@ -109,11 +104,11 @@ def test_one_verdict_comes_of_what_all_report(replicas_of: Callable[..., Any], b
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_without_a_judge_requests_run_as_they_ask(silent: bool) -> None:
-    async def work() -> None:
+def test_without_a_judge_requests_run_as_they_ask(silent):
+    async def work():
         log, sleeping = Log(), SimpleNamespace(draw=SimpleNamespace(remote=lambda *_: asyncio.sleep(9)))
-        handle: Any = sleeping if silent else Handle(None)
-        replica = ReplicaCanary(MODELS, canary_options(), log, handle, seconds=0.05)  # type: ignore[arg-type]
+        handle = sleeping if silent else Handle(None)
+        replica = ReplicaCanary(MODELS, canary_options(), log, handle, seconds=0.05)
         assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
         assert log.lines[-1]["message"] == "the canary's judge does not answer"
         before = len(log.lines)
@@ -124,10 +119,10 @@ def test_without_a_judge_requests_run_as_they_ask(silent: bool) -> None:
     asyncio.run(work())
 
 
-def test_a_judge_that_comes_back_is_asked_again(bundle: Path) -> None:
-    async def work() -> None:
+def test_a_judge_that_comes_back_is_asked_again(bundle):
+    async def work():
         log, handle, options = Log(), Handle(None), canary_options()
-        given: Any = log, handle
+        given = log, handle
         replica = ReplicaCanary(MODELS, options, *given)
         assert await replica.arm(BASELINE, body(), None) == (BASELINE, None, None)
         handle.judge = await judge_of(bundle, options)

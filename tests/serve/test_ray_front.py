@@ -1,12 +1,7 @@
 """The front over made-up replicas: what it says of prompts, what it passes on, what it does when one is lost."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -33,20 +28,18 @@ BODY = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 TEXT = "sort these numbers, and say why " * 6
 SAID = [{"role": "user", "content": TEXT}]
-Ask = Callable[..., httpx.Response]
-Told = Callable[..., Hint]
 
 
 class Answers:
     """What `handle.remote` returns: batches of messages, or an exception among them."""
 
-    def __init__(self, script: list[Any]) -> None:
+    def __init__(self, script):
         self._script, self.cancelled = script, False
 
-    def cancel(self) -> None:
+    def cancel(self):
         self.cancelled = True
 
-    async def __aiter__(self) -> Any:
+    async def __aiter__(self):
         for each in self._script:
             if isinstance(each, BaseException):
                 raise each
@@ -58,23 +51,23 @@ class Answers:
 class Replicas:
     """A handle: each call has the next script; `asked`: what was."""
 
-    def __init__(self, *scripts: Any) -> None:
+    def __init__(self, *scripts):
         self.scripts, self.asked, self.answers = list(scripts), list[Hint](), list[Answers]()
 
-    def options(self, **given: Any) -> Replicas:
+    def options(self, **given):
         assert given == {"method_name": "call", "stream": True}
         return self
 
-    def remote(self, *given: Any, hint: Hint) -> Answers:
+    def remote(self, *given, hint):
         self.asked.append(hint)
         self.answers.append(Answers(self.scripts.pop(0) if self.scripts else [[START, END]]))
         return self.answers[-1]
 
-    def broadcast(self, name: str, scope: Any) -> Any:
+    def broadcast(self, name, scope):
         if not self.scripts:
             raise DeploymentUnavailableError(None)
 
-        def results(timeout_s: float) -> Any:
+        def results(timeout_s):
             if self.scripts == [None]:
                 raise TimeoutError(timeout_s)
             return self.scripts
@@ -83,21 +76,19 @@ class Replicas:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(bundle: Path) -> Any:
+def tokenizer(bundle):
     return tokenizer_of(Bundle.open(bundle), CHAT_TEMPLATE)
 
 
 @pytest.fixture
-def ask(tokenizer: Any) -> Ask:
+def ask(tokenizer):
     """`ask(replicas, path, body, key=, judge=, **ServeOptions)`: the front's response; no body: GET."""
 
-    def asked(
-        replicas: Any, path: str = COMPLETIONS, body: Any = None, key: str = "", judge: Any = None, **given: Any
-    ) -> httpx.Response:
-        log: Any = Log()
+    def asked(replicas, path=COMPLETIONS, body=None, key="", judge=None, **given):
+        log = Log()
         front = Front(replicas, {"pycode": tokenizer}, ServeOptions(**given), log, judge)
 
-        async def run() -> httpx.Response:
+        async def run():
             transport = httpx.ASGITransport(app=front.app())
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -109,10 +100,10 @@ def ask(tokenizer: Any) -> Ask:
 
 
 @pytest.fixture
-def told(ask: Ask) -> Told:
+def told(ask):
     """`told(path, body, …)`: the hint by which the front chooses a replica."""
 
-    def hint(path: str, body: Any, **more: Any) -> Hint:
+    def hint(path, body, **more):
         ask(replicas := Replicas(), path, body, **more)
         (found,) = replicas.asked
         return found
@@ -120,13 +111,13 @@ def told(ask: Ask) -> Told:
     return hint
 
 
-def test_an_answer_is_passed_on_whole(ask: Ask) -> None:
+def test_an_answer_is_passed_on_whole(ask):
     response = ask(Replicas([[START, BODY], [END]]), body={"prompt": "a"})
     assert (response.status_code, response.text) == (200, "data: {}\n\ndata: [DONE]\n\n")
     assert "x-request-id" not in response.headers, "Ray's proxy says it"
 
 
-def test_a_prompt_becomes_blocks_that_its_beginning_shares(told: Told, tokenizer: Any) -> None:
+def test_a_prompt_becomes_blocks_that_its_beginning_shares(told, tokenizer):
     one, ids = told(COMPLETIONS, {"prompt": TEXT, "max_tokens": 9, "n": 2}), tokenizer.encode(TEXT)
     assert (one.tokens, one.output, len(one.blocks)) == (len(ids), 18, len(ids) // BLOCK)
     assert told(COMPLETIONS, {"prompt": ids + [5] * BLOCK}).blocks[: len(one.blocks)] == one.blocks
@@ -137,16 +128,16 @@ def test_a_prompt_becomes_blocks_that_its_beginning_shares(told: Told, tokenizer
     assert chat.output == 5
 
 
-def test_keys_keep_blocks_apart_unless_shared(ask: Ask, told: Told) -> None:
+def test_keys_keep_blocks_apart_unless_shared(ask, told):
     for share in (False, True):
-        options: dict[str, Any] = {"api_keys": ("a", "b"), "share_prefix_cache": share}
+        options = {"api_keys": ("a", "b"), "share_prefix_cache": share}
         one, other = (told(COMPLETIONS, {"prompt": TEXT}, key=key, **options) for key in "ab")
         assert (one == other) is share
     refused = ask(replicas := Replicas(), body={"prompt": TEXT}, api_keys=("a",))
     assert (refused.status_code, replicas.asked) == (401, []), "no replica is woken for it"
 
 
-def test_the_same_prompt_is_the_same_by_every_route(told: Told) -> None:
+def test_the_same_prompt_is_the_same_by_every_route(told):
     chat, text = {"messages": SAID, "max_tokens": 7}, {"prompt": TEXT, "max_tokens": 7}
     own = {"inputs": TEXT, "parameters": {"max_new_tokens": 7}}
     one, other = told(CHATS, chat), told(COMPLETIONS, text)
@@ -168,7 +159,7 @@ def test_the_same_prompt_is_the_same_by_every_route(told: Told) -> None:
         ("/generate", {"inputs": TEXT, "parameters": {"colour": 1, "grammar": {}}}),
     ],
 )
-def test_what_is_wrong_is_left_to_a_replica(told: Told, path: str, body: Any) -> None:
+def test_what_is_wrong_is_left_to_a_replica(told, path, body):
     assert told(path, body) == ANY
 
 
@@ -181,25 +172,25 @@ def test_what_is_wrong_is_left_to_a_replica(told: Told, path: str, body: Any) ->
         ([[BackPressureError(1, 1)]], 429, "queue_full", 1),
     ],
 )
-def test_a_replica_that_is_lost_or_full(ask: Ask, scripts: list[Any], status: int, said: str, tries: int) -> None:
+def test_a_replica_that_is_lost_or_full(ask, scripts, status, said, tries):
     response = ask(replicas := Replicas(*scripts), body={"prompt": "a"})
     assert (response.status_code, said in response.text, len(replicas.asked)) == (status, True, tries)
     assert ("[DONE]" in response.text) == (said == "data: [DONE]")
     assert ("retry-after" in response.headers) == (status > 200)
 
 
-def test_a_client_that_leaves_has_its_request_cancelled(tokenizer: Any) -> None:
-    replicas: Any = Replicas([[START, BODY], None])
-    app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()  # type: ignore[arg-type]
+def test_a_client_that_leaves_has_its_request_cancelled(tokenizer):
+    replicas = Replicas([[START, BODY], None])
+    app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()
     call(app, scope_of("POST", COMPLETIONS), [part(b'{"prompt": "a"}')], leaves=True)
     assert replicas.answers[0].cancelled
 
 
-def test_a_client_that_takes_nothing_has_its_request_cancelled(tokenizer: Any) -> None:
-    replicas: Any = Replicas([[START, BODY], None])
-    app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()  # type: ignore[arg-type]
+def test_a_client_that_takes_nothing_has_its_request_cancelled(tokenizer):
+    replicas = Replicas([[START, BODY], None])
+    app = Front(replicas, {"pycode": tokenizer}, ServeOptions(), Log()).app()
 
-    async def stuck(message: Any) -> None:
+    async def stuck(message):
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
@@ -207,9 +198,9 @@ def test_a_client_that_takes_nothing_has_its_request_cancelled(tokenizer: Any) -
     assert replicas.answers[0].cancelled
 
 
-def test_pages_may_call_the_front_as_they_may_a_server(tokenizer: Any, ask: Ask) -> None:
+def test_pages_may_call_the_front_as_they_may_a_server(tokenizer, ask):
     options = ServeOptions(api_keys=("k",), allowed_origins=("https://here",), ui=True)
-    app = Front(Replicas(), {"pycode": tokenizer}, options, Log()).app()  # type: ignore[arg-type]
+    app = Front(Replicas(), {"pycode": tokenizer}, options, Log()).app()
     asked = scope_of("OPTIONS", COMPLETIONS, origin="https://here", access_control_request_method="POST")
     (start, *_) = call(app, asked, [part(b"")])
     assert (start["status"], dict(start["headers"])[b"access-control-allow-origin"]) == (200, b"https://here")
@@ -217,19 +208,19 @@ def test_pages_may_call_the_front_as_they_may_a_server(tokenizer: Any, ask: Ask)
     assert ask(Replicas(), "/", api_keys=("k",)).status_code == 401
 
 
-def test_a_replica_that_does_not_answer_holds_no_scrape(ask: Ask) -> None:
+def test_a_replica_that_does_not_answer_holds_no_scrape(ask):
     for path in ("/metrics", "/load"):
         response = ask(Replicas(None), path)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replica_slow")
 
 
-def test_the_path_of_the_root_is_no_canary(tokenizer: Any) -> None:
-    app = Front(Replicas(), {"pycode": tokenizer}, ServeOptions(), Log(), Judge()).app()  # type: ignore[arg-type]
+def test_the_path_of_the_root_is_no_canary(tokenizer):
+    app = Front(Replicas(), {"pycode": tokenizer}, ServeOptions(), Log(), Judge()).app()
     (start, *_) = call(app, scope_of("GET", "/llm") | {"root_path": "/llm"}, [part(b"")])
     assert start["status"] == 200
 
 
-def test_metrics_and_loads_carry_the_replica(ask: Ask) -> None:
+def test_metrics_and_loads_carry_the_replica(ask):
     text = b'# HELP a_total A.\n# TYPE a_total counter\na_total{m="x"} 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n'
     response = ask(Replicas(("r2", (200, "text/plain", text)), ("r1", (200, "text/plain", text))), "/metrics")
     families = [line for line in response.text.splitlines() if not line.startswith("#")]
@@ -245,7 +236,7 @@ def test_metrics_and_loads_carry_the_replica(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(("state", "status"), [("RUNNING", 200), ("DEPLOYING", 503)])
-def test_health(ask: Ask, monkeypatch: pytest.MonkeyPatch, state: str, status: int) -> None:
+def test_health(ask, monkeypatch, state, status):
     healthy = SimpleNamespace(status=SimpleNamespace(value="HEALTHY"))
     app = SimpleNamespace(status=SimpleNamespace(value=state), deployments={"Replica": healthy})
     found = SimpleNamespace(
@@ -264,22 +255,22 @@ class Judge:
     """A handle of one."""
 
     @property
-    def ask(self) -> Any:
-        async def told(order: str | None) -> Any:
+    def ask(self):
+        async def told(order):
             return (404, {"error": {"message": "no such order"}}) if order == "dance" else (200, {"order": order})
 
         return SimpleNamespace(remote=told)
 
     @property
-    def metrics(self) -> Any:
-        async def told() -> str:
+    def metrics(self):
+        async def told():
             return "specbuild:canary_weight 10.0\n"
 
         return SimpleNamespace(remote=told)
 
 
-def test_the_canary_of_all_replicas_is_the_judge_s(ask: Ask) -> None:
-    replicas: Any = Replicas()
+def test_the_canary_of_all_replicas_is_the_judge_s(ask):
+    replicas = Replicas()
     for path, body, status, told in (
         *(("/canary", None, 200, None), ("/canary/pause", {}, 200, "pause"), ("/canary/dance", {}, 404, None)),
     ):
@@ -289,13 +280,13 @@ def test_the_canary_of_all_replicas_is_the_judge_s(ask: Ask) -> None:
         assert ask(replicas, path, body, judge=Judge()).status_code == 401, "without a key there are no orders"
     assert "specbuild:canary_weight 10.0" in ask(replicas, "/metrics", judge=Judge()).text
     assert not replicas.asked
-    front = Front(replicas, {}, ServeOptions(), Log(), Judge())  # type: ignore[arg-type]
+    front = Front(replicas, {}, ServeOptions(), Log(), Judge())
     events, said = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]), list[str]()
 
-    async def receive() -> Any:
+    async def receive():
         return next(events)
 
-    async def send(message: Any) -> None:
+    async def send(message):
         said.append(message["type"])
 
     asyncio.run(front.app()({"type": "lifespan"}, receive, send))

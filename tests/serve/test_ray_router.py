@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +17,7 @@ from specbuild.serve.ray.router import CACHED, PrefixRouter
 DEPLOYMENT = DeploymentID(name="Replica", app_name="specbuild")
 
 
-def replica(name: str, blocks: list[int] | None = None) -> Any:
+def replica(name, blocks=None):
     stats = {} if blocks is None else {CACHED: blocks}
     return SimpleNamespace(
         replica_id=ReplicaID(name, DEPLOYMENT),
@@ -37,7 +36,7 @@ class Copied(NamedTuple):
     output: int | None
 
 
-def request(name: str, *args: Any, hint: Any = None) -> Any:
+def request(name, *args, hint=None):
     return SimpleNamespace(
         args=list(args),
         kwargs={"hint": hint} if hint else {},
@@ -46,29 +45,29 @@ def request(name: str, *args: Any, hint: Any = None) -> Any:
     )
 
 
-def first(router: Any, replicas: list[Any], asked: Any) -> str:
+def first(router, replicas, asked):
     ranks = router.loop.run_until_complete(router.choose_replicas(replicas, asked))
     assert all(len(rank) == 1 for rank in ranks)
     return str(ranks[0][0].replica_id.unique_id)
 
 
 @pytest.fixture
-def router() -> Iterator[Any]:
-    made: Any = PrefixRouter(deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.UNKNOWN)
+def router():
+    made = PrefixRouter(deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.UNKNOWN)
     made.initialize_state()
     made.loop = asyncio.new_event_loop()
     yield made
     made.loop.close()
 
 
-def update(router: Any, replicas: list[Any]) -> None:
-    async def updated() -> None:
+def update(router, replicas):
+    async def updated():
         router.update_replicas(replicas)
 
     router.loop.run_until_complete(updated())
 
 
-def test_reports_requests_and_deaths_decide(router: Any) -> None:
+def test_reports_requests_and_deaths_decide(router):
     replicas = [replica("a", [1]), replica("b", [1, 2])]
     update(router, replicas)
     asked = request("r", {}, b"", hint=Copied([1, 2, 3], 48, 8))
@@ -82,7 +81,7 @@ def test_reports_requests_and_deaths_decide(router: Any) -> None:
     assert first(router, replicas[:1], asked) == "a"
 
 
-def test_a_request_without_a_hint_goes_anywhere(router: Any) -> None:
+def test_a_request_without_a_hint_goes_anywhere(router):
     replicas = [replica("a"), replica("b")]
     update(router, replicas)
     assert {first(router, replicas, asked) for asked in [request("r"), request("s", {}), None] * 10} == {"a", "b"}

@@ -1,13 +1,8 @@
 """What the routes refuse: one line each, that names the caller's own field; and null is no field."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign.attack import Bench
@@ -15,13 +10,13 @@ from campaign.http import HttpAttack
 from data_files import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, RouteClient
+from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID
 
 LONG = "x " * 3000
 
 
 @pytest.fixture(scope="module")
-def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpAttack]:
+def attack(bundle, tmp_path_factory):
     place = tmp_path_factory.mktemp("attack")
     attack = HttpAttack(Bench(bundle, place))
     yield attack
@@ -31,11 +26,11 @@ def attack(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
-def test_any_field_with_any_value_is_taken_or_refused_by_its_name(attack: HttpAttack, seed: int) -> None:
+def test_any_field_with_any_value_is_taken_or_refused_by_its_name(attack, seed):
     attack.attempt(random.Random(seed), attack.bench.home)
 
 
-BASE: dict[str, dict[str, Any]] = {
+BASE = {
     **{COMPLETIONS: {"prompt": "x"}, CHATS: {"messages": SAID}, RESPONSES: {"input": "x"}},
     **{
         MESSAGES: {"messages": SAID, "max_tokens": 4},
@@ -43,7 +38,7 @@ BASE: dict[str, dict[str, Any]] = {
         "/generate_stream": {"inputs": "x"},
     },
 }
-WRONG: dict[str, list[dict[str, Any]]] = {  # the last field of each is to blame
+WRONG = {  # the last field of each is to blame
     COMPLETIONS: [{"prompt": LONG * 2}],
     **{CHATS: [{"messages": [{"role": "user", "content": LONG}]}], RESPONSES: [{"input": LONG}]},
     **{"/generate": [{"parameters": {"stop": [LONG]}}], "/tokenize": [{"prompt": LONG}]},
@@ -55,7 +50,7 @@ for line in rows("wrong_bodies.jsonl"):
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_what_is_wrong_together_or_for_this_model(make_client: Callable[..., RouteClient], path: str) -> None:
+def test_what_is_wrong_together_or_for_this_model(make_client, path):
     """An error that has no place for a field begins with it."""
     client = make_client(ui=True)
     for fields in WRONG[path]:
@@ -74,16 +69,16 @@ def test_what_is_wrong_together_or_for_this_model(make_client: Callable[..., Rou
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
 @pytest.mark.parametrize("content", [b"\x15\xf0", b"{", b"[]", b"", b"[" * 10**5])
 @pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
-def test_a_body_that_is_no_json(client: RouteClient, path: str, content: bytes, kind: str) -> None:
+def test_a_body_that_is_no_json(client, path, content, kind):
     reply = client.post(path, content=content, headers={"Content-Type": kind})
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_more_prompts_than_there_is_room_for(make_client: Callable[..., RouteClient]) -> None:
+def test_more_prompts_than_there_is_room_for(make_client):
     assert make_client(max_waiting=1).refusal(COMPLETIONS, prompt=["x"] * 30)[1]["param"] == "prompt"
 
 
-def test_a_model_that_is_not_there(client: RouteClient) -> None:
+def test_a_model_that_is_not_there(client):
     status, error = client.refusal(COMPLETIONS, prompt="x", model="gpt")
     assert (status, error["code"]) == (404, "model_not_found")
     status, error = client.refusal(MESSAGES, messages=SAID, max_tokens=1, model="gpt")

@@ -1,10 +1,7 @@
 """Bundles by path and by URL: the same one on every node, whole or not at all."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +14,12 @@ pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(remote_bundle.CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def test_a_path_is_where_it_is_if_it_is_the_same_bundle(bundle: Path) -> None:
+def test_a_path_is_where_it_is_if_it_is_the_same_bundle(bundle):
     found = source(str(bundle))
     assert found.slots == Bundle.open(bundle).manifest.max_batch_size
     assert local(found) == bundle
@@ -30,7 +27,7 @@ def test_a_path_is_where_it_is_if_it_is_the_same_bundle(bundle: Path) -> None:
         local(replace(found, manifest="0" * 64))
 
 
-def test_a_url_is_fetched_once_and_whole(bundle_copy: Path, cache: Path) -> None:
+def test_a_url_is_fetched_once_and_whole(bundle_copy, cache):
     found = source(f"file:{bundle_copy}")  # as a path has it, whose slashes were merged
     assert found.place == f"file://{bundle_copy}"
     folder = local(found)
@@ -40,7 +37,7 @@ def test_a_url_is_fetched_once_and_whole(bundle_copy: Path, cache: Path) -> None
     assert [each.name for each in cache.iterdir()] == [found.manifest]
 
 
-def test_a_url_that_has_changed_since_is_refused(bundle_copy: Path, cache: Path) -> None:
+def test_a_url_that_has_changed_since_is_refused(bundle_copy, cache):
     found = source(f"file:{bundle_copy}")
     shutil.rmtree(cache)
     (bundle_copy / "manifest.json").write_bytes((bundle_copy / "manifest.json").read_bytes() + b"\n")
@@ -48,7 +45,7 @@ def test_a_url_that_has_changed_since_is_refused(bundle_copy: Path, cache: Path)
         local(found)
 
 
-def test_what_cannot_be_fetched_leaves_nothing(bundle_copy: Path, cache: Path) -> None:
+def test_what_cannot_be_fetched_leaves_nothing(bundle_copy, cache):
     (bundle_copy / "tokenizer.json").unlink()
     with pytest.raises(BundleError, match="cannot be fetched"):
         source(f"file:{bundle_copy}")
@@ -57,7 +54,7 @@ def test_what_cannot_be_fetched_leaves_nothing(bundle_copy: Path, cache: Path) -
         source("nosuchscheme://host/bundle")
 
 
-def test_a_manifest_that_names_what_is_outside_is_refused(bundle_copy: Path, cache: Path) -> None:
+def test_a_manifest_that_names_what_is_outside_is_refused(bundle_copy, cache):
     manifest = bundle_copy / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"tokenizer.json"', '"../tokenizer.json"'))
     with pytest.raises(BundleError, match="outside"):

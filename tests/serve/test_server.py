@@ -1,7 +1,5 @@
 """A server's life in a process of its own: signals, clients that leave or stall, a worker that dies."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import resource
@@ -9,11 +7,9 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -21,18 +17,18 @@ import trustme
 from route_client import ASKED, COMPLETIONS
 from serving import Server, until
 
-SHORT: dict[str, Any] = ASKED[COMPLETIONS]
+SHORT = ASKED[COMPLETIONS]
 LONG = SHORT | {"max_tokens": 900, "ignore_eos": True, "speculation": "off"}
 BREAKABLE = [sys.executable, str(Path(__file__).resolve().parents[1] / "support" / "breakable_server.py")]
 
 
 @pytest.fixture
-def start(bundle: Path) -> Callable[..., Server]:
+def start(bundle):
     """`start(*flags)`: a server at any free port."""
     return lambda *flags, **more: Server(str(bundle), "--port", "0", *flags, **more)
 
 
-def load(server: Server) -> tuple[int, int]:
+def load(server):
     """Samples that run, and requests."""
     with server.client() as client:
         told = client.get("/load").json()
@@ -40,7 +36,7 @@ def load(server: Server) -> tuple[int, int]:
 
 
 @contextmanager
-def begun(client: httpx.Client, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+def begun(client, body):
     """The lines of a stream whose first event has come."""
     with client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as stream:
         lines = stream.iter_lines()
@@ -49,7 +45,7 @@ def begun(client: httpx.Client, body: dict[str, Any]) -> Iterator[Iterator[str]]
 
 
 @contextmanager
-def connected(server: Server) -> Iterator[socket.socket]:
+def connected(server):
     """A connection that knows nothing of HTTP, and reads little at a time."""
     url = httpx.URL(server.url)
     with socket.socket() as raw:
@@ -60,7 +56,7 @@ def connected(server: Server) -> Iterator[socket.socket]:
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
+def test_a_client_that_leaves_frees_its_slot(server):
     with server.client() as client:
         with begun(client, LONG):
             assert load(server)[0] == 1
@@ -71,7 +67,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
 
 
 @pytest.mark.nightly
-def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
+def test_a_reader_that_stalls_holds_nobody_up(server):
     body = json.dumps(LONG | {"stream": True, "return_token_ids": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with connected(server) as stalled:
@@ -83,7 +79,7 @@ def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_idle_sockets_keep_no_probe_and_no_request_out(server: Server) -> None:
+def test_idle_sockets_keep_no_probe_and_no_request_out(server):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
     url = httpx.URL(server.url)
@@ -97,7 +93,7 @@ def test_idle_sockets_keep_no_probe_and_no_request_out(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> None:
+def test_sigterm_finishes_what_was_accepted(start):
     with (
         start("--max-num-seqs", "1") as server,
         server.client() as client,
@@ -121,7 +117,7 @@ def test_sigterm_finishes_what_was_accepted(start: Callable[..., Server]) -> Non
 
 
 @pytest.mark.slow
-def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_path: Path) -> None:
+def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle, tmp_path):
     """By a Unix socket, which is gone with its server."""
     flags = ("--uds", str(tmp_path / "s"), "--shutdown-timeout", "0.1")
     with (
@@ -142,7 +138,7 @@ def test_what_takes_longer_than_a_drain_gets_a_clean_error(bundle: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
+def test_a_second_signal_stops_at_once(start):
     with start() as server, server.client() as client:
         stream = begun(client, LONG)
         stream.__enter__()
@@ -153,7 +149,7 @@ def test_a_second_signal_stops_at_once(start: Callable[..., Server]) -> None:
 
 
 @pytest.mark.slow
-def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_dead_worker_ends_the_server(start, tmp_path):
     env = {"BREAK": str(tmp_path / "now")}
     with start(program=BREAKABLE, env=env) as server, server.client() as client, begun(client, LONG) as lines:
         (tmp_path / "now").touch()
@@ -163,7 +159,7 @@ def test_a_dead_worker_ends_the_server(start: Callable[..., Server], tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_bundles_behind_tls(bundle: Path, tmp_path: Path) -> None:
+def test_two_bundles_behind_tls(bundle, tmp_path):
     authority, certificate, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
     ours = authority.issue_cert("127.0.0.1")
     ours.cert_chain_pems[0].write_to_path(str(certificate))
@@ -195,7 +191,7 @@ GET /health 200
 """
 
 
-def test_requests_of_probes_and_proxies_one_after_another(server: Server) -> None:
+def test_requests_of_probes_and_proxies_one_after_another(server):
     """By one connection, as bytes: what one is answered does not get into the next one's answer."""
     with connected(server) as raw:
         for line in ASKED_RAW.strip().splitlines():

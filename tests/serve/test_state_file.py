@@ -1,9 +1,5 @@
 """State files: written as a whole, and nothing but one's own is read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from specbuild.runtime.errors import OptionError, OutputError
@@ -11,14 +7,14 @@ from specbuild.serve import state_file
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"of": NaN}', "null"])
-def test_what_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_is_no_state_is_refused(tmp_path, text):
     path = tmp_path / "state.json"
     path.write_text(text)
     with pytest.raises(OptionError, match=r"state\.json"):
         state_file.load(path, {"of": "a"})
 
 
-def test_places_that_are_none(tmp_path: Path) -> None:
+def test_places_that_are_none(tmp_path):
     with pytest.raises(OptionError, match="cannot be read"):
         state_file.load(tmp_path, {})
     with pytest.raises(OutputError):

@@ -1,10 +1,6 @@
 """Steering, in simulated time: it ends what breaks an objective, comes back, and leaves alone what helps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from simulated_queue import SimulatedQueue
@@ -17,7 +13,7 @@ BACK = 15.0  # seconds after the step within which the tail is below the objecti
 RETURNS = 45.0  # seconds after the load within which all may be drafted again
 
 
-def stepped(slo: str, rate: float, guarded: bool = True, **queue: Any) -> SimulatedQueue:
+def stepped(slo, rate, guarded=True, **queue):
     """A quiet minute, two with a load, and two that are quiet again."""
     queued = SimulatedQueue(parse([slo]), **queue)
     queued.run(STEP, 1.0, guarded)
@@ -27,7 +23,7 @@ def stepped(slo: str, rate: float, guarded: bool = True, **queue: Any) -> Simula
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
+def test_the_tail_returns_and_speculation_does(knows):
     """A load at which trees make rounds long: p99 is below the objective 15 s later, and stays there for a minute."""
     slo = "tpot=0.035,p99"
     queue, alone = stepped(slo, 8.0, knows=knows), stepped(slo, 8.0, guarded=False)
@@ -47,7 +43,7 @@ def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
 
 
 @pytest.mark.slow
-def test_probes_beside_a_load_that_stays_become_rare() -> None:
+def test_probes_beside_a_load_that_stays_become_rare():
     queue = SimulatedQueue(parse(["tpot=0.035,p99"]))
     queue.run(1800.0, 8.0)
     broke = [at for at, step in queue.steps if step.message.startswith("it broke again")]
@@ -58,7 +54,7 @@ def test_probes_beside_a_load_that_stays_become_rare() -> None:
     assert sum(kept) > 0.9 * len(kept)
 
 
-def test_a_first_token_that_waits_for_slots_is_helped_where_rounds_are_what_is_slow() -> None:
+def test_a_first_token_that_waits_for_slots_is_helped_where_rounds_are_what_is_slow():
     slo = "ttft=0.4,p95"
     queue, alone = stepped(slo, 9.5), stepped(slo, 9.5, guarded=False)
     (objective,) = queue.objectives
@@ -68,7 +64,7 @@ def test_a_first_token_that_waits_for_slots_is_helped_where_rounds_are_what_is_s
     assert queue.level_at(END + 119) == 0
 
 
-def test_speculation_that_helps_is_not_ended() -> None:
+def test_speculation_that_helps_is_not_ended():
     """More comes than anything can serve, and plain decoding would be slower: the table says so, and that is logged."""
     queue = stepped("ttft=0.4,p95", 25.0, row=0.0002)
     assert {level for _, level in queue.levels} == {0}
@@ -77,16 +73,16 @@ def test_speculation_that_helps_is_not_ended() -> None:
     assert said.message.startswith("the objective is out of reach at this load: plain decoding takes 0.0216 s a token")
 
 
-def by_hand(plain: Callable[[], float | None] = lambda: None, slo: str = "tpot=1,p99") -> tuple[Steering, Any, Any]:
+def by_hand(plain=lambda: None, slo="tpot=1,p99"):
     """A steering, `at(seconds)` to look at a time, and `ends(tpot, nodes)` for three requests that end then."""
     clock = [0.0]
     steering = Steering(parse([slo]), plain, lambda: 1, lambda: clock[0])
 
-    def at(seconds: float) -> Any:
+    def at(seconds):
         clock[0] = seconds
         return steering.look()
 
-    def ends(tpot: float, nodes: int = 8, queue: float = 0.0) -> None:
+    def ends(tpot, nodes=8, queue=0.0):
         for _ in range(3):
             now = clock[0]
             steering.window.add(Sample(now, now, now, tpot + queue, queue, tpot, 1, nodes))
@@ -94,7 +90,7 @@ def by_hand(plain: Callable[[], float | None] = lambda: None, slo: str = "tpot=1
     return steering, at, ends
 
 
-def test_where_nothing_is_drafted_nothing_is_to_be_ended() -> None:
+def test_where_nothing_is_drafted_nothing_is_to_be_ended():
     steering, at, ends = by_hand()
     ends(2.0, nodes=0)
     said = at(1.0)
@@ -103,7 +99,7 @@ def test_where_nothing_is_drafted_nothing_is_to_be_ended() -> None:
     assert at(2.0) is None, "once in a while"
 
 
-def test_levels_that_change_nothing_are_passed_over() -> None:
+def test_levels_that_change_nothing_are_passed_over():
     for nodes, levels in ((16, [1, 2, 3]), (3, [1, 3]), (1, [3])):
         steering, at, ends = by_hand()
         ends(8.0, nodes)
@@ -126,7 +122,7 @@ def test_levels_that_change_nothing_are_passed_over() -> None:
         (((1.0, 1.2), (5.0, 0.97), (9.0, 0.7), (18.0, 0.7)), [1, 2, None, None]),
     ],
 )
-def test_levels_by_the_tail_at_a_time(tails: Any, levels: list[int | None]) -> None:
+def test_levels_by_the_tail_at_a_time(tails, levels):
     _, at, ends = by_hand()
     found = []
     for now, tpot in tails:
@@ -138,9 +134,7 @@ def test_levels_by_the_tail_at_a_time(tails: Any, levels: list[int | None]) -> N
 
 
 @pytest.mark.parametrize(("slower", "level"), [(1.0, 0), (1.5, 2)])
-def test_less_that_does_not_help_on_a_machine_that_became_slower_is_no_reason_to_draft_more(
-    slower: float, level: int
-) -> None:
+def test_less_that_does_not_help_on_a_machine_that_became_slower_is_no_reason_to_draft_more(slower, level):
     plain = [0.1]
     steering, at, ends = by_hand(lambda: plain[0])
     for now, tpot in ((1.0, 2.0), (12.0, 2.1)):
@@ -152,7 +146,7 @@ def test_less_that_does_not_help_on_a_machine_that_became_slower_is_no_reason_to
 
 
 @pytest.mark.slow
-def test_what_never_helps_is_tried_ever_more_rarely() -> None:
+def test_what_never_helps_is_tried_ever_more_rarely():
     steering, at, ends = by_hand()
     tried, now = list[float](), 0.0
     while now < 4000:
@@ -169,7 +163,7 @@ def test_what_never_helps_is_tried_ever_more_rarely() -> None:
 
 
 @pytest.mark.parametrize(("queue", "cause"), [(5.0, "queue"), (0.0, "prompts")])
-def test_why_a_first_token_is_late(queue: float, cause: str) -> None:
+def test_why_a_first_token_is_late(queue, cause):
     _, at, ends = by_hand(lambda: 9.0, "ttft=1,p99")
     ends(2.0, queue=queue)
     said = at(1.0)

@@ -1,15 +1,12 @@
 """What a text has to be, by OpenAI's field, by vLLM's, and by a call of a tool."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 import jsonschema
 import pytest
 from data_files import rows
-from route_client import CHATS, COMPLETIONS, SAID, SCHEMA, RouteClient
+from route_client import CHATS, COMPLETIONS, SAID, SCHEMA
 
 from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.request.fields import ChatRequest
@@ -20,7 +17,7 @@ OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": 
 
 
 @pytest.mark.parametrize("told", rows("structured_bodies.jsonl"))
-def test_what_is_asked_for_and_after_which_token_it_begins(told: Any) -> None:
+def test_what_is_asked_for_and_after_which_token_it_begins(told):
     """The request's own token goes before the server's."""
     body, served = ChatRequest.model_validate({"messages": SAID} | told["fields"]), told["reasoning_end"]
     found = structured(body, Reading(), served)
@@ -30,13 +27,13 @@ def test_what_is_asked_for_and_after_which_token_it_begins(told: Any) -> None:
     assert params.skip_special_tokens == (not found or found.after is None)
 
 
-def text_of(client: RouteClient, path: str = CHATS, **fields: Any) -> str:
+def text_of(client, path=CHATS, **fields):
     """The same whole and streamed, with speculation and without."""
     (text,) = {client.choice(path, **{"max_tokens": 40} | fields | way)["text"] for way in ({}, {"speculation": "off"})}
     return str(text)
 
 
-def test_texts_are_what_was_asked_for(client: RouteClient) -> None:
+def test_texts_are_what_was_asked_for(client):
     jsonschema.validate(json.loads(text_of(client, response_format=OF_SCHEMA)), SCHEMA)
     jsonschema.validate(json.loads(text_of(client, structured_outputs={"json": json.dumps(SCHEMA)})), SCHEMA)
     assert re.fullmatch("[a-f]{4}-[0-9]{2}", text_of(client, structured_outputs={"regex": "[a-f]{4}-[0-9]{2}"}))

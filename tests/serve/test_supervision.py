@@ -1,15 +1,10 @@
 """Supervision: what runs beside requests runs again after a bug, and health and metrics say what does not run."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from route_client import RouteClient
-from serving import Log, running
+from serving import running
 
 from specbuild.serve.request.supervision import Supervisor, together
 
@@ -17,28 +12,28 @@ from specbuild.serve.request.supervision import Supervisor, together
 class Flaky:
     """A watcher that fails so many times."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures):
         self.failures, self.runs = failures, 0
 
-    def ended(self, generation: Any) -> None: ...
+    def ended(self, generation): ...
 
-    async def run(self) -> None:
+    async def run(self):
         self.runs += 1
         if self.runs <= self.failures:
             raise KeyError("planted")
         await asyncio.Event().wait()
 
 
-def test_a_watcher_that_fails_is_told_of_and_started_again(log: Log, make_client: Callable[..., RouteClient]) -> None:
-    events: Any = log
+def test_a_watcher_that_fails_is_told_of_and_started_again(log, make_client):
+    events = log
     watcher, registry = Flaky(2), CollectorRegistry()
     supervisor = Supervisor([watcher], events, first=0.01)
     registry.register(supervisor)
 
-    def value(name: str) -> float | None:
+    def value(name):
         return registry.get_sample_value(f"specbuild:watcher_{name}", {"watcher": "flaky"})
 
-    async def run() -> None:
+    async def run():
         async with running(supervisor.run()):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -54,16 +49,16 @@ def test_a_watcher_that_fails_is_told_of_and_started_again(log: Log, make_client
     assert client.get("/health").json()["watchers"] == {"flaky": "running"}
 
 
-def test_none_of_what_runs_together_outlives_the_others() -> None:
+def test_none_of_what_runs_together_outlives_the_others():
     ends = list[str]()
 
-    async def waits() -> None:
+    async def waits():
         try:
             await asyncio.Event().wait()
         finally:
             ends.append("cancelled")
 
-    async def fails() -> None:
+    async def fails():
         await asyncio.sleep(0)
         raise ValueError
 

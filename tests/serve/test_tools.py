@@ -1,25 +1,20 @@
 """Calls of tools: their arguments obey their schemas, and texts are told from calls, whole and streamed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import jsonschema
 import pytest
-from route_client import CHATS, SAID, SCHEMA, RouteClient
+from route_client import CHATS, SAID, SCHEMA
 from turn_texts import whole
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import SamplingParams
 from specbuild.serve.errors import ApiError
 from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.request.fields import ChatRequest
 from specbuild.serve.request.tools import described, parser, read_back, structured
 
-Make = Callable[..., RouteClient]
 OTHER = SCHEMA | {"properties": {"city": {"const": "x"}}, "required": ["city"]}
-SCHEMAS: dict[str, Any] = {"weather": SCHEMA, "other": OTHER, "stop": {"type": "object", "maxProperties": 0}}
+SCHEMAS = {"weather": SCHEMA, "other": OTHER, "stop": {"type": "object", "maxProperties": 0}}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "stop"}},
@@ -28,16 +23,16 @@ TOOLS = [
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-def body(**fields: Any) -> ChatRequest:
+def body(**fields):
     return ChatRequest.model_validate({"messages": SAID, "tools": TOOLS} | fields)
 
 
-def choice(client: RouteClient, **fields: Any) -> dict[str, Any]:
+def choice(client, **fields):
     """The same whole and streamed."""
     return client.choice(CHATS, **{"tools": TOOLS, "max_tokens": 60} | fields)
 
 
-def test_a_template_reads_the_tools_and_a_strict_one_s_call_is_held_to_its_schema() -> None:
+def test_a_template_reads_the_tools_and_a_strict_one_s_call_is_held_to_its_schema():
     assert (described(body()) or [None])[0] == TOOLS[0]
     assert described(body(tool_choice="none")) is described(body(tools=None)) is None
     assert "<tool_call>" in str(structured(body(), Reading()))
@@ -52,13 +47,13 @@ def test_a_template_reads_the_tools_and_a_strict_one_s_call_is_held_to_its_schem
         (NAMED, '{"city":"Rome"', "", ["weather"]),
     ],
 )
-def test_who_reads_a_text(choice: Any, text: str, content: str, called: list[str]) -> None:
+def test_who_reads_a_text(choice, text, content, called):
     turn = whole(parser(body(tool_choice=choice), Reading()), text)
     assert (turn.content, [call.name for call in turn.calls]) == (content, called)
 
 
 @pytest.mark.slow
-def test_what_comes_back_has_objects_for_arguments(client: RouteClient) -> None:
+def test_what_comes_back_has_objects_for_arguments(client):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     assert read_back([call])[0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert read_back([{"id": "1"}]) == [{"id": "1"}]
@@ -72,13 +67,13 @@ def test_what_comes_back_has_objects_for_arguments(client: RouteClient) -> None:
     ("reading", "told"),
     [(Reading("mistral"), "strict tool needs"), (Reading(auto_tool_choice=False), "tool_choice auto is off")],
 )
-def test_what_a_form_cannot_do_is_refused(reading: Reading, told: str) -> None:
+def test_what_a_form_cannot_do_is_refused(reading, told):
     with pytest.raises(ApiError, match=told):
         structured(body(), reading)
     assert structured(body(tool_choice="required"), reading)
 
 
-def test_a_strict_call_in_llamas_form(engine: Engine) -> None:
+def test_a_strict_call_in_llamas_form(engine):
     """A text that begins as a call is one, and its arguments obey; any other text is free."""
     outputs, brace = structured(body(), Reading("llama3_json")), engine.tokenizer.token_id("{")
     assert outputs
@@ -88,7 +83,7 @@ def test_a_strict_call_in_llamas_form(engine: Engine) -> None:
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def test_the_reasoning_of_a_parser_is_apart(make_client: Make, engine: Engine) -> None:
+def test_the_reasoning_of_a_parser_is_apart(make_client, engine):
     """With speculation and without; the end comes in the middle of what a chunk has."""
     client, token = make_client(reading=Reading(reasoning_parser="def,return")), engine.tokenizer.token_id("return")
     fields = {"chat_template_kwargs": {"prefix": "def"}, "logit_bias": {str(token): 9}}

@@ -1,11 +1,7 @@
 """Traces: spans and metrics by the semantic conventions, through providers of a test's own."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -26,38 +22,31 @@ RESULT = Result("", [1, 2], "stop", OWN)
 class Collected:
     """Traces whose spans and metrics stay here."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.exporter, self._reader, self.provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self._measures = MeterProvider([self._reader])
         self.traces = Traces(self.provider, self._measures)
 
     @property
-    def points(self) -> dict[str, Any]:
-        data: Any = self._reader.get_metrics_data()
+    def points(self):
+        data = self._reader.get_metrics_data()
         (scope,) = data.resource_metrics[0].scope_metrics
         return {each.name.removeprefix("gen_ai.server."): each.data.data_points[0] for each in scope.metrics}
 
-    def close(self) -> None:
+    def close(self):
         self.provider.shutdown()
         self._measures.shutdown()
 
 
 @pytest.fixture
-def collected() -> Iterator[Collected]:
+def collected():
     found = Collected()
     yield found
     found.close()
 
 
-def traced(
-    traces: Traces,
-    exporter: Any,
-    results: Sequence[Result] = (),
-    error: str | None = None,
-    headers: Any = None,
-    asked: Any = None,
-) -> Any:
+def traced(traces, exporter, results=(), error=None, headers=None, asked=None):
     """The span of a request."""
     begun = traces.begin("chat", "pycode", headers or {}, asked)
     assert begun
@@ -66,7 +55,7 @@ def traced(
     return span
 
 
-def test_a_request_is_a_span_of_its_callers_trace(collected: Collected) -> None:
+def test_a_request_is_a_span_of_its_callers_trace(collected):
     span = traced(collected.traces, collected.exporter, [RESULT], headers={"traceparent": PARENT})
     assert (span.name, span.status.is_unset) == ("chat pycode", True)
     assert f"{span.context.trace_id:032x}-{span.parent.span_id:016x}" == PARENT[3:-3]
@@ -83,18 +72,18 @@ def test_a_request_is_a_span_of_its_callers_trace(collected: Collected) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "zz", "00-0-0-01", PARENT.upper()])
-def test_a_header_that_tells_no_trace_begins_one(collected: Collected, header: str) -> None:
+def test_a_header_that_tells_no_trace_begins_one(collected, header):
     assert traced(collected.traces, collected.exporter, headers={"traceparent": header}).parent is None
 
 
-def test_an_error_has_its_kind(collected: Collected) -> None:
+def test_an_error_has_its_kind(collected):
     span = traced(collected.traces, collected.exporter, [RESULT], "draining")
     assert (span.attributes["error.type"], span.status.status_code) == ("draining", trace.StatusCode.ERROR)
     assert collected.points["request.duration"].attributes["error.type"] == "draining"
     assert "error.type" not in collected.points["time_to_first_token"].attributes
 
 
-def test_what_was_asked_for_is_told_but_for_its_prompt(collected: Collected) -> None:
+def test_what_was_asked_for_is_told_but_for_its_prompt(collected):
     asked = {"prompt": "secret", "stop": ["secret"], "n": 2, "seed": 2**64 - 1, "temperature": 0.0, "top_p": None}
     fields = SimpleNamespace(**asked, max_completion_tokens=9)
     told = traced(collected.traces, collected.exporter, asked=fields).attributes
@@ -104,7 +93,7 @@ def test_what_was_asked_for_is_told_but_for_its_prompt(collected: Collected) -> 
 
 
 @pytest.mark.parametrize("lacking", ["opentelemetry", "opentelemetry.metrics"])
-def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+def test_without_the_package_there_is_none(monkeypatch, lacking):
     """Others put their modules into the folder `opentelemetry` too."""
     monkeypatch.setitem(sys.modules, lacking, None)
     if "." in lacking:

@@ -1,15 +1,11 @@
 """A server that many use at once: every text is a quiet engine's, no slot is lost, and it ends cleanly."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,19 +17,19 @@ from serving import Server, until
 from specbuild.runtime import Engine, SamplingParams
 
 SERVERS = {"prompt", "max_tokens", "stream", "return_token_ids", "deadline", "priority", "speculation"}
-EXTRAS: list[dict[str, Any]] = [
+EXTRAS = [
     *({"frequency_penalty": 0.5, "presence_penalty": 0.2}, {"repetition_penalty": 1.2}, {"top_p": 0.9, "top_k": 40}),
     *({"stop": ["\n\n", "self"]}, {"deadline": 0.001}, {"deadline": 0.05}, {"min_tokens": 1}, {}),
 ]
 
 
 @pytest.fixture(scope="module")
-def quiet(bundle: Path) -> Iterator[Engine]:
+def quiet(bundle):
     with Engine.load(bundle, batch_size=4) as engine:
         yield engine
 
 
-def body(rng: random.Random, prompts: list[str]) -> dict[str, Any]:
+def body(rng, prompts):
     """A request; one that ignores the model's own end is left after its first event."""
     leaves = rng.random() < 0.2
     return {
@@ -50,7 +46,7 @@ def body(rng: random.Random, prompts: list[str]) -> dict[str, Any]:
     } | rng.choice(EXTRAS)
 
 
-def ask(client: httpx.Client, asked: dict[str, Any], number: int) -> tuple[int, list[Any]]:
+def ask(client, asked, number):
     """The status, and the events, or all of a reply as the only one; status 0: the connection was refused."""
     with (
         suppress(httpx.TransportError),
@@ -69,7 +65,7 @@ def ask(client: httpx.Client, asked: dict[str, Any], number: int) -> tuple[int, 
     return 0, []
 
 
-def check(quiet: Engine, asked: dict[str, Any], status: int, events: list[Any]) -> bool:
+def check(quiet, asked, status, events):
     """Hold what was told against the engine's texts; whether it is whole."""
     errors = [event["error"]["code"] for event in events if "error" in event]
     if status not in (0, 200) or errors:
@@ -93,14 +89,14 @@ def check(quiet: Engine, asked: dict[str, Any], status: int, events: list[Any]) 
 @pytest.mark.nightly
 @pytest.mark.soak(only=("2000",))
 @pytest.mark.parametrize("count", [100, 2000])
-def test_every_text_is_a_quiet_engines(bundle: Path, quiet: Engine, prompts: list[str], count: int) -> None:
+def test_every_text_is_a_quiet_engines(bundle, quiet, prompts, count):
     """The second half takes no more memory than the first; then SIGTERM: what was accepted is finished."""
     rng, sizes, ended = random.Random(2), list[int](), threading.Event()
     bodies = [body(rng, prompts) for _ in range(2 * count)]
     flags = ("--port", "0", "--max-num-seqs", "4", "--max-waiting", "64")
     with Server(str(bundle), *flags) as server, ThreadPoolExecutor(16) as pool, server.client() as client:
 
-        def use(number: int) -> tuple[int, list[Any]]:
+        def use(number):
             return (0, []) if ended.is_set() else ask(client, bodies[number], number)
 
         outcomes = list[Any]()

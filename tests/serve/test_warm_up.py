@@ -1,10 +1,6 @@
 """The warm-up: a request of each kind has run before the first one comes, and nothing that is told counts any."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +10,10 @@ from specbuild.runtime import Engine, Result
 from specbuild.runtime.errors import ExecutionError
 from specbuild.serve.http.warm_up import warm_up
 
-ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 4}
+ASKED = {"prompt": "def main(", "max_tokens": 4}
 
 
-def kinds(bundle: Path, **options: Any) -> tuple[float | None, list[Any]]:
+def kinds(bundle, **options):
     """The rate, and what each request was, from its metrics."""
     results = list[Result]()
     with Engine.load(bundle, on_finish=results.append, **options) as engine:
@@ -25,7 +21,7 @@ def kinds(bundle: Path, **options: Any) -> tuple[float | None, list[Any]]:
     return rate, [result.metrics for result in results]
 
 
-def test_a_request_of_each_kind_runs(bundle: Path) -> None:
+def test_a_request_of_each_kind_runs(bundle):
     rate, ran = kinds(bundle, batch_size=2)
     assert rate
     assert rate > 0
@@ -37,8 +33,8 @@ def test_a_request_of_each_kind_runs(bundle: Path) -> None:
     assert max(each.num_output_tokens for each in ran) > 8, "enough to measure"
 
 
-def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+def test_a_model_that_fails_is_not_served(bundle, monkeypatch):
+    def broken(*_):
         raise ExecutionError("planted")
 
     with Engine.load(bundle) as engine:
@@ -49,7 +45,7 @@ def test_a_model_that_fails_is_not_served(bundle: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_nothing_counts_it(bundle: Path, tmp_path: Path) -> None:
+def test_nothing_counts_it(bundle, tmp_path):
     """Neither metrics nor ledger nor drift nor cached prompts; the log says what was planned and measured."""
     ledger, drift = tmp_path / "ledger.jsonl", tmp_path / "drift.json"
     flags = ("--port", "0", "--ledger", str(ledger), "--drift", str(drift), "--max-num-seqs", "1")

@@ -1,12 +1,7 @@
 """The check at the end of a build holds a bundle against Hugging Face and itself, and refuses what differs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +23,19 @@ from specbuild.builder.frontend.vocabulary import reference_logits
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import ExecutionError
 
-Reference = Callable[[Any], Any]
 NEW_TOKENS = 6
 GIVEN = [[5, 17, 300], [42]]
 ROWS = [np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0]], np.float32), np.array([[0.0, 3.0, 1.0]], np.float32)]
 
 
 @pytest.fixture(scope="module")
-def reference(pair: Path) -> Reference:
+def reference(pair):
     """What Hugging Face's modules compute of texts with the reference target."""
     return partial(reference_logits, find(str(pair / "target")))
 
 
 @pytest.mark.parametrize(("max_seq_len", "longest", "new"), [(1024, None, 32), (40, 8, 32), (33, 1, 32), (2, 1, 1)])
-def test_prompts_are_cut_to_what_a_bundle_holds(pair: Path, max_seq_len: int, longest: int | None, new: int) -> None:
+def test_prompts_are_cut_to_what_a_bundle_holds(pair, max_seq_len, longest, new):
     tokenizer = find(str(pair / "target")).tokenizer
     prompts, count = tokenize(tokenizer, max_seq_len)
     whole = [tokenizer(text)["input_ids"] for text in PROMPTS]
@@ -50,7 +44,7 @@ def test_prompts_are_cut_to_what_a_bundle_holds(pair: Path, max_seq_len: int, lo
     assert max(map(len, prompts)) + count <= max_seq_len
 
 
-def test_a_sound_bundle_passes(bundle: Path, reference: Reference) -> None:
+def test_a_sound_bundle_passes(bundle, reference):
     found = check(bundle, GIVEN, NEW_TOKENS, reference, MAX_DIVERGENCE)
     assert found["bound"] == 1e-4
     assert 0 < found["largest_logit_difference"] < 1e-4
@@ -64,10 +58,10 @@ def test_a_sound_bundle_passes(bundle: Path, reference: Reference) -> None:
     assert found["cases"][0]["tokens"] == 2 * NEW_TOKENS
 
 
-def test_a_token_that_differs_is_named(bundle: Path, reference: Reference) -> None:
+def test_a_token_that_differs_is_named(bundle, reference):
     """Another one than Hugging Face chooses, beyond a near tie."""
 
-    def other(texts: Any) -> Any:
+    def other(texts):
         first, second = reference(texts)
         second[2, 7] = second[2].max() + 1  # after the only token of the prompt and two more
         return [first, second]
@@ -78,10 +72,10 @@ def test_a_token_that_differs_is_named(bundle: Path, reference: Reference) -> No
         check(bundle, GIVEN, NEW_TOKENS, other, MAX_DIVERGENCE)
 
 
-def test_logits_that_differ_are_refused(bundle: Path, reference: Reference) -> None:
+def test_logits_that_differ_are_refused(bundle, reference):
     """Even where they change no choice."""
 
-    def changed(texts: Any) -> Any:
+    def changed(texts):
         found = list(reference(texts))
         found[1][0, found[1][0].argmin()] -= 0.5
         return found
@@ -92,7 +86,7 @@ def test_logits_that_differ_are_refused(bundle: Path, reference: Reference) -> N
 
 @pytest.mark.parametrize(("rounding", "use"), [("fp16", "bf16 or fp32"), (FP8_CACHE, "--kv-cache-dtype auto")])
 @pytest.mark.parametrize("factor", [-1, np.nan], ids=["far", "NaN"])
-def test_another_model_is_refused_with_what_to_use(rounding: str, use: str, factor: float) -> None:
+def test_another_model_is_refused_with_what_to_use(rounding, use, factor):
     assert check_divergence(rounding, ROWS, ROWS, 0.0) == 0.0
     words = rf"^{rounding} changes this model too much, by \S+ nats a token: nothing was written, use {use}$"
     with pytest.raises(ExecutionError, match=words):
@@ -100,16 +94,14 @@ def test_another_model_is_refused_with_what_to_use(rounding: str, use: str, fact
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
-def test_what_cannot_be_run_here_says_why(bundle: Path) -> None:
+def test_what_cannot_be_run_here_says_why(bundle):
     manifest = Bundle.open(bundle).manifest
     assert "there is no NVIDIA driver" in str(unrunnable(manifest))
     assert inspected(bundle, manifest) == {}  # it has no engines, whatever GPUs there are
 
 
 @pytest.mark.parametrize(("library", "told"), [(None, "no kernels for compute capability 89"), ("lib.so", None)])
-def test_a_gpu_that_the_bundle_has_no_kernels_for_runs_no_check(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, library: str | None, told: str | None
-) -> None:
+def test_a_gpu_that_the_bundle_has_no_kernels_for_runs_no_check(bundle, monkeypatch, library, told):
     """As of `--cuda-arch none`: the build ends without that check, not with an error after minutes."""
     monkeypatch.setattr(bundle_check, "Cuda", lambda: SimpleNamespace(capability="89", close=lambda: None))
     monkeypatch.setattr(bundle_check, "find_library", lambda: library)

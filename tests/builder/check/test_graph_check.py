@@ -1,11 +1,6 @@
 """The target's graph for a GPU is held against PyTorch here, and 16 bits widen the bound."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from small_models import fused, random_model, random_texts
@@ -26,18 +21,18 @@ TEXTS = [[5, 17, 3, 88, 42, 9, 9], [61, 4, 4, 8]]
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     return LayeredModel.of(random_model("llama", num_hidden_layers=1))
 
 
 @pytest.fixture
-def graph() -> ir.Model:
+def graph():
     """Of a model of its own with the same weights: the graph is kept for other tests."""
     return fused(random_model("llama", num_hidden_layers=1), CAPACITY).clone()
 
 
 @pytest.mark.nightly
-def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
+def test_float32_keeps_its_bound(model, graph):
     found = check_graph(graph, CAPACITY, model, "fp32", Before.of(model, TEXTS))
     assert found.difference is not None
     assert 0 < found.difference < 1e-4
@@ -45,20 +40,20 @@ def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
 
 
 @pytest.mark.slow
-def test_16_bits_widen_it(model: Any, graph: ir.Model) -> None:
+def test_16_bits_widen_it(model, graph):
     references = Before.of(model, TEXTS)
     found = check_graph(graph, CAPACITY, model, "bf16", references)
     assert found.bound > 1e-3
 
 
 @pytest.mark.slow
-def test_another_models_graph_is_refused(model: Any, graph: ir.Model) -> None:
+def test_another_models_graph_is_refused(model, graph):
     other = Before(TEXTS, [logits + 0.5 for logits in Before.of(model, TEXTS).logits])
     with pytest.raises(ExecutionError, match="logits differ from Hugging Face's"):
         check_graph(graph, CAPACITY, model, "fp32", other)
 
 
-def test_a_quantized_graph_is_held_against_the_same_numbers_in_pytorch(model: Any, graph: ir.Model) -> None:
+def test_a_quantized_graph_is_held_against_the_same_numbers_in_pytorch(model, graph):
     """Which move the model, and are no fault of the graph; the model is as it was afterwards."""
     names, references = Names.of(model.net), Before.of(model, TEXTS)
     found = calibrate(model, assign(QuantizeOptions(), "target", "int8", "tensorrt-rtx", names), random_texts())

@@ -1,10 +1,5 @@
 """How far 16 bits and FP8 caches move a model's logits."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,20 +14,20 @@ from specbuild.runtime.errors import ExecutionError
 TEXTS = [[5, 17, 3, 88, 42, 9, 9], [61, 4, 4, 8], list(range(40))]
 
 
-def logits_of(model: Any) -> list[np.ndarray]:
+def logits_of(model):
     return model.logits(TEXTS)
 
 
-def of(logits: list[Any]) -> Before:
+def of(logits):
     return Before(TEXTS, logits)
 
 
 @pytest.fixture
-def made(make_model: Callable[..., Any]) -> Callable[[], LayeredModel]:
+def made(make_model):
     return lambda: LayeredModel.of(make_model())
 
 
-def test_sixteen_bits_alone(made: Callable[[], LayeredModel]) -> None:
+def test_sixteen_bits_alone(made):
     model = made()
     exact, found = logits_of(model), measure(model, "fp16", of(logits_of(made())))
     far = max(float(np.abs(a - b).max()) for a, b in zip(logits_of(model.cast(torch.float16)), exact, strict=True))
@@ -40,7 +35,7 @@ def test_sixteen_bits_alone(made: Callable[[], LayeredModel]) -> None:
     assert 0 < far < measure(made(), "bf16", of(exact)).gap
 
 
-def test_fp8_caches_round_what_16_bits_computed(made: Callable[[], LayeredModel]) -> None:
+def test_fp8_caches_round_what_16_bits_computed(made):
     """A number near the middle of two of E4M3's steps goes either way, which is more than float16 moves it."""
     exact, scales = logits_of(made()), calibrate(made(), TEXTS)
     found, own = (measure(made(), "fp16", of(exact), each) for each in (scales, None))
@@ -54,7 +49,7 @@ def test_fp8_caches_round_what_16_bits_computed(made: Callable[[], LayeredModel]
     assert mean > float(np.concatenate(halved).mean())
 
 
-def test_caches_that_make_another_model_of_it(made: Callable[[], LayeredModel]) -> None:
+def test_caches_that_make_another_model_of_it(made):
     model = made()
     scales = calibrate(model, TEXTS)
     with pytest.raises(ExecutionError, match=r"an FP8 cache changes this model too much, by .*, use --kv-cache-dtype"):

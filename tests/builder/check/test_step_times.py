@@ -1,9 +1,5 @@
 """Steps of two graphs, timed in turns: and which are timed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from small_models import fused, random_model
 
@@ -16,7 +12,7 @@ CAPACITY = 24
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("largest", "sizes"), [(8, ["1", "8"]), (1, ["1"])])
-def test_each_graph_is_timed_by_nodes(tmp_path: Path, largest: int, sizes: list[str]) -> None:
+def test_each_graph_is_timed_by_nodes(tmp_path, largest, sizes):
     model = random_model("llama", num_hidden_layers=1)
     layout = probe(model.config, CAPACITY)
     save_plain(fused(model, CAPACITY).clone(), CAPACITY, tmp_path)

@@ -1,7 +1,5 @@
 """A model is one graph for all batch sizes beside its weights, which lie in the bundle once for both models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +22,20 @@ CONFIG = BuildConfig("t", Path("b"), draft="d", max_batch_size=2)
 
 
 @pytest.fixture
-def graph() -> ir.Model:
+def graph():
     """A random Llama of one layer, to change."""
     return fused(random_model("llama", num_hidden_layers=1), CAPACITY).clone()
 
 
-def files(folder: Path) -> list[str]:
+def files(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def weights(path: Path) -> dict[str, np.ndarray]:
+def weights(path):
     return {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
 
 
-def test_a_model_is_one_graph_beside_its_weights(bundle: Path) -> None:
+def test_a_model_is_one_graph_beside_its_weights(bundle):
     for name, parameters in (("target", 5.8e6), ("draft", 1.0e6)):
         assert (bundle / name / "weights.bin").stat().st_size == pytest.approx(4 * parameters, rel=0.15)
         assert (bundle / name / "model.onnx").stat().st_size < 200_000
@@ -53,7 +51,7 @@ NATIVE = replace(GPU, engine=EngineOptions(attention="native"))
 
 
 @pytest.mark.parametrize("config", [CONFIG, GPU, NATIVE], ids=["CPU", "parts", "graph"])
-def test_writing_tells_bytes_and_the_share_that_is_written(tmp_path: Path, config: BuildConfig) -> None:
+def test_writing_tells_bytes_and_the_share_that_is_written(tmp_path, config):
     graph, told = fused(random_model("llama", num_hidden_layers=1, head_dim=64), CAPACITY), list[tuple[str, float]]()
     emit(tmp_path, "target", graph, config, CACHES, lambda phase, share: told.append((phase, share)))
     size = (tmp_path / "target" / "weights.bin").stat().st_size
@@ -63,7 +61,7 @@ def test_writing_tells_bytes_and_the_share_that_is_written(tmp_path: Path, confi
     assert (shares[0], len(shares) > 5, shares[-1] < 1) == (0, True, True)
 
 
-def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
+def test_two_models_apart_and_sharing(graph, tmp_path):
     """A draft that is the target: without `stored` everything lies there twice, with it the draft adds no weights."""
     apart, sharing, stored = tmp_path / "apart", tmp_path / "sharing", dict[str, Any]()
     for name in ("target", "draft"):
@@ -85,11 +83,11 @@ def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
         assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-def test_what_a_draft_has_of_its_own_is_stored_beside(graph: ir.Model, tmp_path: Path) -> None:
+def test_what_a_draft_has_of_its_own_is_stored_beside(graph, tmp_path):
     """One tensor differs; it alone is written, and both graphs have what they had."""
     first, other = emit(tmp_path, "target", graph.clone(), CONFIG, CACHES, stored={}).stored, graph.clone()
     norm = next(v for v in other.graph.initializers.values() if len(v.shape or ()) == 2 and not v.producer())
-    changed = norm.const_value.numpy() + 1  # type: ignore[union-attr]
+    changed = norm.const_value.numpy() + 1
     norm.const_value = ir.tensor(changed, name=norm.name)
     both = emit(tmp_path, "draft", other, CONFIG, CACHES, stored=first).stored
     assert first is not None
@@ -100,7 +98,7 @@ def test_what_a_draft_has_of_its_own_is_stored_beside(graph: ir.Model, tmp_path:
     assert len([name for name in ours if not np.array_equal(ours[name], theirs[name])]) == 1
 
 
-def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: Path) -> None:
+def test_other_backends_have_one_graph_of_any_batch(graph, tmp_path):
     config = BuildConfig("t", Path("b"), backend="onnxruntime-cuda", precision="fp32", max_batch_size=3)
     emitted = emit(tmp_path, "target", graph, config, CACHES)
     assert (emitted.graphs, emitted.engines) == ({"3": "target/model.onnx"}, {})
@@ -109,7 +107,7 @@ def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: P
     assert (emitted.lowered["Attention"], emitted.lowered["TensorScatter"]) == (1, 2)
 
 
-def test_what_stays_in_the_graph_file_is_of_no_other(graph: ir.Model, tmp_path: Path) -> None:
+def test_what_stays_in_the_graph_file_is_of_no_other(graph, tmp_path):
     """A small weight that lies in a file of someone else's is taken along, not named."""
     small = next(v for v in graph.graph.initializers.values() if v.const_value and 0 < v.const_value.nbytes < 1024)
     content = small.const_value.numpy()

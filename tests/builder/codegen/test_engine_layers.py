@@ -1,7 +1,5 @@
 """A compiled network's layers are told by type and by the model's layer that they came from."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -18,7 +16,7 @@ LAYERS = [
 ]
 
 
-def test_what_attention_became_in_each_layer() -> None:
+def test_what_attention_became_in_each_layer():
     found = describe(LAYERS, 2)
     assert found["layers"] == [{"name": name, "type": kind} for name, kind in LAYERS]
     assert found["layer_types"] == Counter(kind for _, kind in LAYERS)
@@ -34,7 +32,7 @@ def test_what_attention_became_in_each_layer() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("attention.2", "PLUGIN_V3"), ("attention.0", "MATRIX_MULTIPLY")])
-def test_a_layer_that_is_nobodys_is_listed_alone(name: str, kind: str) -> None:
+def test_a_layer_that_is_nobodys_is_listed_alone(name, kind):
     """Of a layer that the model has not, and of a type that is none of attention's."""
     found = describe([(name, kind)], 2)
     assert found["layers"] == [{"name": name, "type": kind}]

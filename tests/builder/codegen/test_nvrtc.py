@@ -59,7 +59,7 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
-def entries(image: bytes) -> list[str]:
+def entries(image):
     """The kernels of a cubin by its own symbol table: global functions of a 64-bit ELF file."""
     assert image[:4] == b"\x7fELF"
     assert struct.unpack_from("<H", image, 18) == (190,)  # EM_CUDA
@@ -76,11 +76,11 @@ def entries(image: bytes) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def cubins() -> list[Cubin]:
+def cubins():
     return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
 
 
-def test_a_round_s_kernels_are_in_the_sources() -> None:
+def test_a_round_s_kernels_are_in_the_sources():
     """Those of a model without TreeAttention, for which not all sources are compiled."""
     text = "".join(path.read_text(encoding="utf-8") for path in nvrtc.sources(nvrtc.GLUE))
     launched = {re.sub("_(F32|F16|BF16|BOOL)$", "", kernel) for kernels in KERNELS.values() for kernel in kernels}
@@ -120,7 +120,7 @@ def test_one_cubin_an_architecture(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script() -> ModuleType:
+def script():
     spec = importlib.util.spec_from_file_location("kernels_report", ROOT / "scripts" / "gpu" / "kernels_report.py")
     assert spec
     assert spec.loader
@@ -156,7 +156,7 @@ def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
         nvrtc.compile_kernels(["80"], [], [tmp_path / "wrong.cu"])
 
 
-def test_the_compilers_reports() -> None:
+def test_the_compilers_reports():
     assert nvrtc.parse_report(NVCC_LOG) == {"one": Resources(40, 0, 0, 0, 576)}
     two = Resources(157, 16, 5, 14, 1120)  # what it calls included
     assert nvrtc.parse_report(NVRTC_LOG) == {"one": Resources(28, 8, 0, 0, 0), "two": two}
@@ -165,7 +165,7 @@ def test_the_compilers_reports() -> None:
             nvrtc.parse_report(log)
 
 
-def test_a_shape_is_one_of_the_kernels() -> None:
+def test_a_shape_is_one_of_the_kernels():
     assert str(Shape(64, "F16", "F16")) == "F16_F16_d64"
     with pytest.raises(OptionError, match=r"^head size 72: TreeAttention has 64, 80, 96, 128 and 256$"):
         Shape(72, "BF16", "BF16")
@@ -176,14 +176,14 @@ def test_a_shape_is_one_of_the_kernels() -> None:
     assert all(f"EACH_ROWS(X, T, C, {size})" in text or f"X(T, C, {size}, " in text for size in HEAD_DIMS)
 
 
-def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     for ask in (nvrtc.compiler_version, lambda: nvrtc.check_compiler(["80"])):
         with pytest.raises(OptionError, match=r"needs NVRTC.*pip install 'specbuild-trt\[cuda\]'"):
             ask()
 
 
-def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_nvrtc_is_told_apart(monkeypatch):
     older = SimpleNamespace(nvrtcVersion=lambda: (0, 12, 4), nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=older))
     nvrtc.check_compiler(["80", "90"])
@@ -191,7 +191,7 @@ def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc.check_compiler(["80", "110"])
 
 
-def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(nvrtc, "PLUGINS", tmp_path)
     with pytest.raises(ExecutionError, match="has no kernels: install specbuild again"):
         nvrtc.sources()
@@ -206,7 +206,7 @@ def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.Mon
         (["-DSPECBUILD_TENSORRT=ON", "-DTensorRT_ROOT=/nonexistent", "-DCMAKE_CUDA_ARCHITECTURES=80"], 1, "NvInfer"),
     ],
 )
-def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int, words: str) -> None:
+def test_cmake_says_what_it_does(tmp_path, options, status, words):
     if options and not shutil.which("nvcc"):
         pytest.skip("nvcc is not installed")
     done = subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], capture_output=True, text=True)
@@ -223,7 +223,7 @@ KEPT = {"nvcc's own": ("walk",), "90": ("walk", "attention")}  # sources that ar
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("architecture", [[], ["-arch=sm_90"]], ids=["nvcc's own", "90"])
-def test_each_source_compiles_alone(source: Path, architecture: list[str], tmp_path: Path) -> None:
+def test_each_source_compiles_alone(source, architecture, tmp_path):
     command = ["nvcc", "-std=c++17", f"-I{ROOT / 'plugins'}", *architecture, "-Xcicc", "-O0", "-Xptxas", "-O0"]
     done = subprocess.run(
         [*command, *SMALLEST.macros, "-c", source, "-o", tmp_path / "o"], capture_output=True, text=True

@@ -1,9 +1,5 @@
 """The file of parts: what it names is there, weights hold what they held, and each form of layer is stored once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from plugin_lowering import CAPACITY, fused, make
@@ -16,10 +12,10 @@ from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS, PartsF
 pytestmark = pytest.mark.nightly
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path):
     """A tied embedding is one weight, which the first part and the last read."""
     lowered = parts.lower(fused(make("llama", num_hidden_layers=3, tie_word_embeddings=True)), "fp16", CAPACITY)
-    originals = {str(value.name): value.const_value.numpy() for value in lowered.graph.initializers.values()}  # type: ignore
+    originals = {str(value.name): value.const_value.numpy() for value in lowered.graph.initializers.values()}
     (tmp_path / "target").mkdir()
     assert save_parts(tmp_path, "target", lowered) == f"target/{PARTS}"
     files = sorted(path.name for path in (tmp_path / "target").iterdir())
@@ -39,7 +35,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert found.weights[attention.cos].dtype == "float32"
 
 
-def test_a_model_of_norms_before_rotation_has_three_values(tmp_path: Path) -> None:
+def test_a_model_of_norms_before_rotation_has_three_values(tmp_path):
     (tmp_path / "draft").mkdir()
     save_parts(tmp_path, "draft", parts.lower(fused(make("qwen3")), "bf16", CAPACITY))
     found = PartsFile.read(GraphFile.at(tmp_path / "draft" / PARTS))

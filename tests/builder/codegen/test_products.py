@@ -1,11 +1,5 @@
 """What a graph multiplies, against what its weights' shapes give."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import onnx_ir as ir
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -28,7 +22,7 @@ SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
 
-def fused(model: Any) -> ir.Model:
+def fused(model):
     with torch.no_grad():
         for weight in model.parameters():  # equal ones would be stored once
             weight += 0.1 * torch.randn_like(weight)
@@ -38,7 +32,7 @@ def fused(model: Any) -> ir.Model:
 
 
 @pytest.mark.nightly
-def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
+def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model):
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)
     before = count(graph, 4)
@@ -54,7 +48,7 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
 
 
 @pytest.mark.nightly
-def test_experts_and_windows_apart() -> None:
+def test_experts_and_windows_apart():
     config = MixtralConfig(**SIZES, sliding_window=7, num_local_experts=4, num_experts_per_tok=2)
     found = count(fused(MixtralForCausalLM(config)), 4)
     assert found.parameters == 2 * (LAYER - 3 * 32 * 48 + 4 * 32) + HEAD  # the router multiplies for every node

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -42,7 +41,7 @@ needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None,
 
 
 @pytest.fixture(scope="module")
-def graphs(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def graphs(pair, tmp_path_factory):
     """The reference pair's graphs in standard operators, by model and precision."""
     folder, made = tmp_path_factory.mktemp("graphs"), {}
     for name, precisions in (("draft", ("fp32", "fp16", "bf16")), ("target", ("fp16",))):
@@ -77,7 +76,7 @@ def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after:
     """TensorRT itself drops what its callbacks raise, Ctrl-C included."""
     shares, options = list[float](), EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2)
 
-    def progress(_: str, share: float) -> None:
+    def progress(_, share):
         shares.append(share)
         if len(shares) == after + 1:
             raise KeyboardInterrupt("enough")
@@ -106,7 +105,7 @@ def test_profiles_name_every_dimension(graphs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (1, 5, 4)])
-def test_profiles_are_in_order(sizes: tuple[int, int, int]) -> None:
+def test_profiles_are_in_order(sizes):
     with pytest.raises(OptionError, match="least, usual, largest"):
         Profile("wrong", {"batch": sizes})
 
@@ -121,8 +120,8 @@ def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None
     assert sizes[0] < 2 * weights + 2e7  # and not one copy of the weights for each
 
 
-def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
-    def found(rows: int, **more: Any) -> tuple[int, set[tuple[int, int, int]]]:
+def test_paged_caches_have_a_page_more_than_all_slots_together():
+    def found(rows, **more):
         engine = EngineOptions(block_size=rows)
         config = BuildConfig("t", Path("b"), backend="tensorrt", max_batch_size=3, engine=engine, **more)
         return capacity_of(config, 100), {profile.sizes["pages"] for profile in profiles_of(config, 100)}
@@ -133,7 +132,7 @@ def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
-def test_what_needs_a_gpu_says_so_at_once() -> None:
+def test_what_needs_a_gpu_says_so_at_once():
     with pytest.raises(OptionError, match=r"tensorrt needs a GPU to build, and here "):
         check_machine("tensorrt", EngineOptions())
 
@@ -148,7 +147,7 @@ def test_what_this_gpu_or_disk_lacks_is_refused(tmp_path: Path, monkeypatch: pyt
             check_machine("tensorrt", EngineOptions(**options), fp8=not options)
 
 
-def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_flavour_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(OptionError, match=r"tensorrt-rtx is not installed .*: pip install tensorrt-rtx"):
         flavour("tensorrt-rtx")

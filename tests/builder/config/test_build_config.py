@@ -1,9 +1,6 @@
 """What a build may be asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,16 +11,16 @@ from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.runtime.errors import InputError, OptionError
 
 
-def config(**fields: Any) -> BuildConfig:
+def config(**fields):
     return BuildConfig(**{"target": "t", "output": Path("b")} | fields)
 
 
 @pytest.mark.parametrize(("largest", "compiled"), [(1, [1]), (3, [1, 2, 3]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
-def test_batch_sizes(largest: int, compiled: list[int]) -> None:
+def test_batch_sizes(largest, compiled):
     assert config(max_batch_size=largest).batch_sizes == compiled
 
 
-def test_the_drafts_precision_is_the_targets_unless_asked_for() -> None:
+def test_the_drafts_precision_is_the_targets_unless_asked_for():
     pair = {"draft": "d", "precision": "int8"}
     assert [config(**pair).precision_of(name) for name in ("target", "draft")] == ["int8", "int8"]
     assert config(**pair, draft_precision="fp32").precision_of("draft") == "fp32"
@@ -34,7 +31,7 @@ def test_the_drafts_precision_is_the_targets_unless_asked_for() -> None:
 
 @pytest.mark.parametrize("caches", [{}, {"kv_cache_dtype": "fp8"}, {"block_size": 16}])
 @pytest.mark.parametrize("precisions", [{"precision": "fp32"}, {"draft": "d", "draft_precision": "fp32"}])
-def test_the_plugin_computes_in_16_bits(precisions: dict[str, str], caches: dict[str, Any]) -> None:
+def test_the_plugin_computes_in_16_bits(precisions, caches):
     advice = "use fp16 or bf16" if caches else "use fp16 or bf16, or --attention native"
     with pytest.raises(OptionError, match=f"^TreeAttention computes in 16 bits: {advice}$"):
         config(backend="tensorrt", engine=EngineOptions(**caches), **precisions)
@@ -53,7 +50,7 @@ WRONG = st.one_of(
 
 
 @given(WRONG)
-def test_what_cannot_be_built_is_refused_by_its_value(wrong: tuple[str, Any]) -> None:
+def test_what_cannot_be_built_is_refused_by_its_value(wrong):
     field, value = wrong
     with pytest.raises(InputError) as caught:
         config(**{field: value})

@@ -1,9 +1,6 @@
 """What may be asked of engines, and what each backend has not."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,11 +14,11 @@ from specbuild.runtime.errors import OptionError
 @pytest.mark.parametrize(
     ("wanted", "found"), [([], ()), (["portable"], ()), (["89,sm_120", "89"], ("89", "120")), (["sm_75"], ("75",))]
 )
-def test_architectures(wanted: list[str], found: tuple[str, ...]) -> None:
+def test_architectures(wanted, found):
     assert architectures(wanted) == found
 
 
-OUT_OF_RANGE: dict[str, st.SearchStrategy[Any]] = {
+OUT_OF_RANGE = {
     "builder_optimization_level": st.integers(max_value=-1) | st.integers(min_value=6),
     "workspace": st.integers(max_value=0) | st.integers(min_value=4194305),
     "prompt_chunk": st.integers(max_value=63) | st.integers(min_value=4097),
@@ -34,7 +31,7 @@ OUT_OF_RANGE: dict[str, st.SearchStrategy[Any]] = {
 
 
 @given(st.sampled_from(sorted(OUT_OF_RANGE)).flatmap(lambda name: OUT_OF_RANGE[name].map(lambda value: (name, value))))
-def test_what_is_out_of_range_is_refused_by_its_name(wrong: tuple[str, Any]) -> None:
+def test_what_is_out_of_range_is_refused_by_its_name(wrong):
     name, value = wrong
     with pytest.raises(OptionError) as caught:
         EngineOptions(**{name: value})
@@ -43,7 +40,7 @@ def test_what_is_out_of_range_is_refused_by_its_name(wrong: tuple[str, Any]) -> 
 
 
 PLUGIN = {"kv_cache_dtype": "fp8", "block_size": 64}
-FLAGS: dict[str, Any] = {
+FLAGS = {
     "arch": ("89",),
     "prompt_chunk": 256,
     "weight_streaming": True,
@@ -62,7 +59,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("backend", TAKEN)
 @pytest.mark.parametrize("name", FLAGS)
-def test_what_a_backend_has_not_is_refused_and_not_ignored(backend: str, name: str) -> None:
+def test_what_a_backend_has_not_is_refused_and_not_ignored(backend, name):
     options = EngineOptions(**{name: FLAGS[name]})
     if name in TAKEN[backend]:
         options.check(BACKENDS[backend])
@@ -72,7 +69,7 @@ def test_what_a_backend_has_not_is_refused_and_not_ignored(backend: str, name: s
 
 
 @pytest.mark.parametrize(("name", "value"), PLUGIN.items())
-def test_what_is_the_plugins_alone_is_not_taken_without_it(name: str, value: Any) -> None:
+def test_what_is_the_plugins_alone_is_not_taken_without_it(name, value):
     with pytest.raises(OptionError, match="use --backend tensorrt without --attention native"):
         EngineOptions(attention="native", **{name: value}).check(BACKENDS["tensorrt"])
     EngineOptions(attention="plugin", **{name: value}).check(BACKENDS["tensorrt"])

@@ -1,7 +1,5 @@
 """Recipes: read, refused, and those in engines/ as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,14 @@ LISTS = {str(option.name) for option in command.params if option.multiple} | {"b
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "engines").glob("*.toml")), ids=lambda path: path.stem)
-def test_ours_name_options_and_folders_that_exist(path: Path) -> None:
+def test_ours_name_options_and_folders_that_exist(path):
     values = read(path, OPTIONS, LISTS)
     assert (Path(values["target"]) / "config.json").is_file()
     assert (Path(values["draft"]) / "config.json").is_file()
     assert {"backend", "precision"} <= values.keys()
 
 
-def test_folders_are_the_recipes_own_and_hub_ids_stay(tmp_path: Path) -> None:
+def test_folders_are_the_recipes_own_and_hub_ids_stay(tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "r.toml").write_text('target = "small"\ndraft = "someone/model"\nmax-seq-len = 64\ngpu = "any"')
     found = read(tmp_path / "r.toml", OPTIONS)
@@ -41,7 +39,7 @@ def test_folders_are_the_recipes_own_and_hub_ids_stay(tmp_path: Path) -> None:
         None,
     ],
 )
-def test_what_is_no_recipe_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
+def test_what_is_no_recipe_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "r.toml"
     if text is not None:
         path.write_text(text)

@@ -1,10 +1,7 @@
 """The grammar of a weight's precision: every option, every refusal, and what each backend has by default."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +28,7 @@ OPTIONS = [*map(str, BLOCKS), "channel", "tensor", "sym", "asym", *METHODS, *ACT
         ("int8", "tensorrt-rtx", Scheme("int8", "fp16", 0, True, "rtn", "weight-only")),
     ],
 )
-def test_defaults_of_each_backend(text: str, backend: str, scheme: Scheme) -> None:
+def test_defaults_of_each_backend(text, backend, scheme):
     assert parse(text, backend) == scheme
 
 
@@ -50,7 +47,7 @@ def test_defaults_of_each_backend(text: str, backend: str, scheme: Scheme) -> No
         ("fp8:channel", GPU, {}),
     ],
 )
-def test_options(text: str, backend: str, changed: dict[str, Any]) -> None:
+def test_options(text, backend, changed):
     default, scheme = parse(text[:4].rstrip(":/"), backend), parse(text, backend)
     names = Scheme.__dataclass_fields__
     assert {n: getattr(scheme, n) for n in names if getattr(scheme, n) != getattr(default, n)} == changed
@@ -63,7 +60,7 @@ def test_options(text: str, backend: str, changed: dict[str, Any]) -> None:
     options=st.lists(st.sampled_from(OPTIONS), max_size=4),
     dtype=st.sampled_from(["", "fp32", "fp16", "bf16"]),
 )
-def test_what_a_scheme_is_called_is_that_scheme(backend: str, kind: str, options: list[str], dtype: str) -> None:
+def test_what_a_scheme_is_called_is_that_scheme(backend, kind, options, dtype):
     try:
         scheme = parse(kind + (":" if options else "") + ",".join(options) + ("/" if dtype else "") + dtype, backend)
     except OptionError:
@@ -74,7 +71,7 @@ def test_what_a_scheme_is_called_is_that_scheme(backend: str, kind: str, options
 
 @settings(derandomize=True)
 @given(st.text(alphabet=st.sampled_from("int48fp:,/asymgqrw6321²٣ \n\0"), max_size=20) | st.text(max_size=10))
-def test_any_words_are_a_scheme_or_refused(text: str) -> None:
+def test_any_words_are_a_scheme_or_refused(text):
     for words in (text, f"int8:{text}", f"int8/{text}"):
         with suppress(OptionError):
             assert isinstance(parse(words, CPU), Scheme)
@@ -95,7 +92,7 @@ NO_SCHEMES = {
 
 
 @pytest.mark.parametrize(("backend", "text"), [(name, text) for name, texts in NO_SCHEMES.items() for text in texts])
-def test_what_is_no_scheme_is_refused_in_one_line(backend: str, text: str) -> None:
+def test_what_is_no_scheme_is_refused_in_one_line(backend, text):
     with pytest.raises(OptionError, match=re.escape(text[:30])) as caught:
         parse(text, backend)
     assert "\n" not in str(caught.value)

@@ -1,27 +1,21 @@
 """Fixtures: tiny targets, and the drafts that are trained of them in a few steps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 
 @pytest.fixture(scope="session")
-def target(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(make_checkpoint, tmp_path_factory):
     """Three layers, not tied, far from uniform; read it, do not change it."""
     folder = tmp_path_factory.mktemp("targets") / "target"
     return make_checkpoint(folder, num_hidden_layers=3, initializer_range=0.3)
 
 
 @pytest.fixture
-def asked(target: Path, tmp_path: Path) -> Callable[..., Any]:
+def asked(target, tmp_path):
     """`asked(**DistillConfig fields)`: a distillation of a second."""
     from specbuild.builder.distill.options import DistillConfig
 
-    def make(**fields: Any) -> DistillConfig:
+    def make(**fields):
         small = {"target": str(target), "output": tmp_path / "draft", "generate": 96, "sequence_length": 24}
         few = {"depth": 3, "steps": 6, "batch_size": 2, "eval_every": 2, "save_every": 2, "dtype": "fp32"}
         return DistillConfig(**small | few | {"draft_vocab_size": 64} | fields)
@@ -33,7 +27,7 @@ MASK = 97  # of the parallel draft: one more than the random models' tokens
 
 
 @pytest.fixture
-def chain(make_model: Callable[..., Any]) -> Any:
+def chain(make_model):
     """A `ChainStudent` whose head knows every other token."""
     import torch
 
@@ -44,7 +38,7 @@ def chain(make_model: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def parallel(make_model: Callable[..., Any]) -> Any:
+def parallel(make_model):
     """A `ParallelStudent` of all tokens, which drafts four of them."""
     import torch
 

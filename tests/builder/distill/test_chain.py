@@ -1,16 +1,10 @@
 """An ordinary draft has the loss, the head on disk, and the texts of its own that its training needs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from transformers import AutoModelForCausalLM
 
-from specbuild.builder.distill.chain import ChainStudent
 
-
-def test_a_trimmed_head_is_whole_on_disk(chain: ChainStudent, tmp_path: Path) -> None:
+def test_a_trimmed_head_is_whole_on_disk(chain, tmp_path):
     chain.save(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config.draft_tokens == list(range(0, 97, 2))
@@ -20,7 +14,7 @@ def test_a_trimmed_head_is_whole_on_disk(chain: ChainStudent, tmp_path: Path) ->
     assert not logits[..., 1::2].any()
 
 
-def test_a_draft_writes_only_what_its_head_knows(chain: ChainStudent) -> None:
+def test_a_draft_writes_only_what_its_head_knows(chain):
     beginning = torch.randint(97, (3, 4))
     texts = list[torch.Tensor]()
     for seed in (0, 0, 1):

@@ -1,11 +1,5 @@
 """A corpus is made of given texts and of what a target writes, and gives its rows in another order each epoch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,10 +10,10 @@ from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.errors import OptionError
 
 
-def nothing(*_: object) -> None: ...
+def nothing(*_): ...
 
 
-def test_a_part_of_the_texts_is_held_out(asked: Callable[..., Any], target: Path, tmp_path: Path) -> None:
+def test_a_part_of_the_texts_is_held_out(asked, target, tmp_path):
     found = checkpoints.find(str(target))
     model = checkpoints.load(found, "sdpa")
     given = [list(range(10 * n + 1, 10 * n + 11)) for n in range(40)]
@@ -37,7 +31,7 @@ def test_a_part_of_the_texts_is_held_out(asked: Callable[..., Any], target: Path
         data.make(config, found, model, given[:4], Work.open(tmp_path / "c", {}, False, False), nothing)
 
 
-def test_each_epoch_has_each_row_once_in_another_order() -> None:
+def test_each_epoch_has_each_row_once_in_another_order():
     corpus = Corpus(np.zeros((10, 4), np.int32), np.zeros((1, 4), np.int32), 1, np.array([4]))
     drawn = np.concatenate([corpus.batch(3, first, 4) for first in range(0, 20, 4)])
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))

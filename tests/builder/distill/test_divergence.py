@@ -1,7 +1,5 @@
 """Divergences of the target's likeliest tokens against formulas over whole vocabularies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ P, Q = torch.randn(2, 5, 12).mul(2).softmax(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probabilities_and_their_gradient_are_torchs(dtype: torch.dtype) -> None:
+def test_log_probabilities_and_their_gradient_are_torchs(dtype):
     """Of columns that are asked for twice, too."""
     logits, columns = torch.randn(2, 3, 12).mul(3).to(dtype), torch.randint(12, (2, 3, 5))
     columns[..., 1] = columns[..., 0]
@@ -27,7 +25,7 @@ def test_log_probabilities_and_their_gradient_are_torchs(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("likeliest", [6, 12])
-def test_a_token_the_draft_has_not_counts_as_what_cannot_be_drafted(name: str, likeliest: int) -> None:
+def test_a_token_the_draft_has_not_counts_as_what_cannot_be_drafted(name, likeliest):
     """The draft's vocabulary lacks token 3, and the record holds the likeliest six, or all."""
     known_q = Q.clone()
     known_q[:, 3] = 0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from small_models import random_model
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.eagle import DECAY, EagleStudent
@@ -21,18 +18,18 @@ VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
 
 
 @pytest.fixture(scope="module")
-def model(make_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+def model(make_model):
     return make_model()
 
 
 @pytest.fixture
-def student(model: PreTrainedModel) -> EagleStudent:
+def student(model):
     tokens = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:DRAFTED]
     return EagleStudent.start(model, tokens, depth=DEPTH, intermediate_size=20)
 
 
 @pytest.fixture
-def lesson(model: PreTrainedModel, student: EagleStudent) -> Lesson:
+def lesson(model, student):
     tokens = torch.randint(VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         out = model(tokens, output_hidden_states=True)
@@ -57,13 +54,13 @@ def drafting(student: EagleStudent, lesson: Lesson, anchor: int, depth: int) -> 
     return steps
 
 
-def test_unrolls_as_it_drafts(student: EagleStudent, lesson: Lesson) -> None:
+def test_unrolls_as_it_drafts(student, lesson):
     """Agreement and loss of every anchor and step are those of drafting with a cache, row by row."""
     agrees = student.agreement(lesson, DEPTH)
     student.progress(0.5)
     loss = student.loss(lesson, DIVERGENCES["tv"]).detach()
     places = {int(token): place for place, token in enumerate(student.net.tokens)}
-    overlap: list[list[float]] = [[] for _ in range(DEPTH)]
+    overlap = [[] for _ in range(DEPTH)]
     expected = torch.zeros(2, LENGTH, DEPTH, dtype=torch.bool)
     for anchor in range(LENGTH - 1):
         depth = min(DEPTH, LENGTH - 1 - anchor)
@@ -82,7 +79,7 @@ def test_unrolls_as_it_drafts(student: EagleStudent, lesson: Lesson) -> None:
     assert float(loss) == pytest.approx(mean, abs=1e-5)
 
 
-def test_learns(student: EagleStudent, lesson: Lesson) -> None:
+def test_learns(student, lesson):
     """All but the target's embedding is trained."""
     optimizer = torch.optim.Adam([w for w in student.net.parameters() if w.requires_grad], lr=0.01)
     losses = []
@@ -95,7 +92,7 @@ def test_learns(student: EagleStudent, lesson: Lesson) -> None:
     assert {name for name, weight in student.net.named_parameters() if weight.grad is None} == {"embed_tokens.weight"}
 
 
-def test_starts_from_the_target(model: PreTrainedModel, student: EagleStudent) -> None:
+def test_starts_from_the_target(model, student):
     """Embedding, head rows, norms and projections are the target's, and two starts of one seed are one."""
     tokens, (first, last) = student.net.tokens, model.model.layers
     assert torch.equal(student.net.lm_head.weight, model.lm_head.weight[tokens])
@@ -110,7 +107,7 @@ def test_starts_from_the_target(model: PreTrainedModel, student: EagleStudent) -
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_neox"])
-def test_starts_from_targets_of_other_families(family: str) -> None:
+def test_starts_from_targets_of_other_families(family):
     """What has another shape or another way is left as it is; Gemma's norms multiply by 1 more than their weight."""
     target = random_model(family, num_hidden_layers=2, head_dim=16)
     student = EagleStudent.start(target, torch.arange(DRAFTED), depth=1)
@@ -119,7 +116,7 @@ def test_starts_from_targets_of_other_families(family: str) -> None:
     torch.testing.assert_close(student.net.norm.weight.detach(), norm, atol=1e-5, rtol=0)
 
 
-def test_saves_what_is_read(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_saves_what_is_read(make_checkpoint, tmp_path):
     target = find(str(make_checkpoint(tmp_path / "target")))
     model = load(target, "sdpa")
     student = EagleStudent.start(model, torch.arange(100, 150), depth=2)

@@ -1,16 +1,11 @@
 """A model writes texts by its seed: sampled first, then greedy, one after another, whatever the padding."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from specbuild.builder.distill.generate import NEVER, SampledThenGreedy, go_on, sample, write
 
 
-def test_a_row_is_greedy_after_its_head_and_begins_again_after_eos() -> None:
+def test_a_row_is_greedy_after_its_head_and_begins_again_after_eos():
     rows = torch.tensor([[0, 0, 5, 6], [4, 9, 7, 8], [4, 5, 6, 9], [4, 5, 6, 7]])
     scores = torch.tensor([[0.0] * 10] * 4)
     scores[:, 3] = 1.0
@@ -19,7 +14,7 @@ def test_a_row_is_greedy_after_its_head_and_begins_again_after_eos() -> None:
     assert [sorted(set(row.tolist())) for row in found.T] == [[3], [*range(10)], [4], [*range(10)]]  # the third ended
 
 
-def test_tokens_are_drawn_by_their_probability() -> None:
+def test_tokens_are_drawn_by_their_probability():
     never = -torch.inf
     scores = torch.tensor([[2.0, never, 0.0, 1.0], [never, never, never, 5.0]], dtype=torch.bfloat16)
     torch.manual_seed(0)
@@ -29,7 +24,7 @@ def test_tokens_are_drawn_by_their_probability() -> None:
     assert (drawn[:, 1] == 3).all()
 
 
-def test_a_model_writes_by_its_seed_and_padding_changes_nothing(make_model: Callable[..., Any]) -> None:
+def test_a_model_writes_by_its_seed_and_padding_changes_nothing(make_model):
     """And nobody else's random numbers are drawn."""
     model, prompts = make_model(), [[3, 4, 5, 6], [7]]
     before = torch.get_rng_state()
@@ -43,7 +38,7 @@ def test_a_model_writes_by_its_seed_and_padding_changes_nothing(make_model: Call
         assert text[len(prompt) :] == chosen[len(prompt) - 1 : -1]
 
 
-def test_another_token_begins_a_text_where_the_end_is_not_the_beginning() -> None:
+def test_another_token_begins_a_text_where_the_end_is_not_the_beginning():
     """After an end of 9 comes the start, 4; where 9 is the start as well, nothing is put between two texts."""
     rows, scores = torch.tensor([[4, 5, 9], [4, 5, 6]]), torch.zeros(2, 10)
     scores[:, 7] = 1.0
@@ -53,7 +48,7 @@ def test_another_token_begins_a_text_where_the_end_is_not_the_beginning() -> Non
     assert SampledThenGreedy(heads, begins, [9, 4], 4)(rows, scores).tolist() == [7, 7]
 
 
-def test_the_models_own_way_to_generate_is_left_out_and_left_as_it_was(make_model: Callable[..., Any]) -> None:
+def test_the_models_own_way_to_generate_is_left_out_and_left_as_it_was(make_model):
     """A checkpoint's generation_config.json may ask for less and for other tokens; a text goes on all the same."""
     model, choice = make_model(), lambda texts, scores: texts[:, -1] + 1
     own = model.generation_config

@@ -1,11 +1,6 @@
 """A plan makes the student that was asked for, and refuses drafts that cannot be gone on with."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +14,7 @@ from specbuild.runtime.errors import CheckpointError, InputError, OptionError
 
 
 @pytest.mark.parametrize("kind", ["chain", "parallel"])
-def test_of_the_targets_shape_it_begins_as_the_target(kind: str, asked: Callable[..., Any], target: Path) -> None:
+def test_of_the_targets_shape_it_begins_as_the_target(kind, asked, target):
     found = checkpoints.find(str(target))
     model = checkpoints.load(found, "sdpa")
     counts = np.arange(4096)
@@ -34,7 +29,7 @@ def test_of_the_targets_shape_it_begins_as_the_target(kind: str, asked: Callable
 
 
 @pytest.mark.parametrize(("size", "wide"), [(None, 16), (20, 20)])
-def test_a_heads_mlp_is_a_third_of_the_targets(asked: Callable[..., Any], target: Path, size: int, wide: int) -> None:
+def test_a_heads_mlp_is_a_third_of_the_targets(asked, target, size, wide):
     found = checkpoints.find(str(target))
     plan = Plan.of(asked(kind="eagle3", intermediate_size=size), found)
     student, began = plan.student(checkpoints.load(found, "sdpa"), np.arange(4096))
@@ -43,12 +38,12 @@ def test_a_heads_mlp_is_a_third_of_the_targets(asked: Callable[..., Any], target
     assert student.net.midlayer.mlp.up_proj.out_features == wide
 
 
-def test_positions_that_the_target_has_not_are_refused(asked: Callable[..., Any], target: Path) -> None:
+def test_positions_that_the_target_has_not_are_refused(asked, target):
     with pytest.raises(OptionError, match=r"^--sequence-length 129 is beyond the target's 128 positions$"):
         Plan.of(asked(sequence_length=129), checkpoints.find(str(target)))
 
 
-def test_masks_are_not_trained_under_a_window(asked: Callable[..., Any], target: Path) -> None:
+def test_masks_are_not_trained_under_a_window(asked, target):
     """They stand behind the text, and a window counts rows."""
     found = checkpoints.find(str(target))
     few = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 4096}
@@ -69,30 +64,20 @@ def test_masks_are_not_trained_under_a_window(asked: Callable[..., Any], target:
         ({"pard_token": 9}, {"kind": "parallel"}, "with mask token 9: go on with --kind parallel"),
     ],
 )
-def test_a_draft_that_is_another_is_not_gone_on_with(
-    asked: Callable[..., Any],
-    make_checkpoint: Callable[..., Path],
-    target: Path,
-    tmp_path: Path,
-    draft: Any,
-    options: Any,
-    named: str,
-) -> None:
+def test_a_draft_that_is_another_is_not_gone_on_with(asked, make_checkpoint, target, tmp_path, draft, options, named):
     before = edit(make_checkpoint(tmp_path / "before", num_hidden_layers=1), **draft)
     with pytest.raises(InputError, match=f"{before}.*{named}"):
         Plan.of(asked(init=str(before), **options), checkpoints.find(str(target)))
 
 
-def test_a_draft_of_fewer_rows_is_not_gone_on_with(
-    asked: Callable[..., Any], make_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_draft_of_fewer_rows_is_not_gone_on_with(asked, make_checkpoint, tmp_path):
     before, wide = (make_checkpoint(tmp_path / str(n), num_hidden_layers=1, vocab_size=n) for n in (4096, 4100))
     with pytest.raises(CheckpointError, match=r"/4096 has 4096 tokens, not 4100: give a draft of its own$"):
         Plan.of(asked(init=str(before)), checkpoints.find(str(wide)))
     assert Plan.of(asked(init=str(wide)), checkpoints.find(str(before))).before is not None
 
 
-def test_a_drafts_folder_has_the_targets_tokenizer(target: Path, tmp_path: Path) -> None:
+def test_a_drafts_folder_has_the_targets_tokenizer(target, tmp_path):
     """Whatever files that is, and nothing of the model."""
     wanted = ["chat_template.jinja", "generation_config.json", "merges.txt", "spiece.model", "tokenizer.json"]
     for name in (*wanted, "config.json", "model.safetensors", "README.md"):

@@ -1,11 +1,8 @@
 """A distillation's options refuse what cannot be, and say what must stay the same when it goes on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +14,7 @@ from specbuild.runtime.errors import InputError, OptionError
 PLAIN = DistillConfig("t", Path("folder/draft"))
 
 
-def test_the_target_writes_where_there_is_no_text() -> None:
+def test_the_target_writes_where_there_is_no_text():
     text = (Path("a.txt"),)
     assert PLAIN.to_generate == GENERATE
     assert replace(PLAIN, text=text).to_generate == 0
@@ -25,15 +22,15 @@ def test_the_target_writes_where_there_is_no_text() -> None:
 
 
 @pytest.mark.parametrize(("asked", "target", "size"), [(None, 4096, 2048), (None, 128_000, 32_000), (64, 4096, 64)])
-def test_a_drafts_head_has_a_quarter_of_large_vocabularies(asked: int | None, target: int, size: int) -> None:
+def test_a_drafts_head_has_a_quarter_of_large_vocabularies(asked, target, size):
     assert replace(PLAIN, draft_vocab_size=asked).vocabulary(target) == size
     with pytest.raises(OptionError, match=r"^--draft-vocab-size 65 is more than the target's 64 tokens$"):
         replace(PLAIN, draft_vocab_size=65).vocabulary(64)
 
 
-def test_what_may_differ_when_a_training_goes_on() -> None:
+def test_what_may_differ_when_a_training_goes_on():
     """Contents of files are told apart by their digests, and a draft's name and how often it is kept do not matter."""
-    other: dict[str, Any] = {"kind": "parallel", "divergence": "tv", "device": "cpu", "dtype": "fp32", "target": "u"}
+    other = {"kind": "parallel", "divergence": "tv", "device": "cpu", "dtype": "fp32", "target": "u"}
     other |= {"output": Path("o"), "text": (Path("a"),), "init": "random", "learning_rate": 0.5, "on_policy": 0.25}
     free = set()
     for each in fields(DistillConfig):
@@ -47,7 +44,7 @@ def test_what_may_differ_when_a_training_goes_on() -> None:
     assert PLAIN.work == Path("folder/draft.training")
 
 
-WRONG: dict[str, st.SearchStrategy[Any]] = {
+WRONG = {
     **dict.fromkeys(("kind", "divergence", "device", "dtype"), st.text("xyz")),
     **dict.fromkeys(("num_kv_heads", "generate", "save_every"), st.integers(max_value=0)),
     "depth": st.integers(max_value=0) | st.integers(min_value=17),
@@ -59,7 +56,7 @@ WRONG: dict[str, st.SearchStrategy[Any]] = {
 
 
 @given(st.sampled_from(sorted(WRONG)).flatmap(lambda name: WRONG[name].map(lambda value: (name, value))))
-def test_what_cannot_be_is_refused_by_its_option(wrong: tuple[str, Any]) -> None:
+def test_what_cannot_be_is_refused_by_its_option(wrong):
     name, value = wrong
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')}") as caught:
         replace(PLAIN, **{name: value})
@@ -76,7 +73,7 @@ def test_what_cannot_be_is_refused_by_its_option(wrong: tuple[str, Any]) -> None
         ({"output": Path("..")}, "cannot be a draft's name"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
+def test_what_does_not_go_together_is_refused(options, named):
     with pytest.raises(InputError, match=named):
         replace(PLAIN, **options)
     assert replace(PLAIN, kind="eagle3", intermediate_size=20).shape == {"intermediate_size": 20}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -29,16 +25,14 @@ def test_masks_in_training_see_what_masks_in_drafting_see(parallel: ParallelStud
 
 
 @pytest.mark.parametrize(("rows", "mask"), [(4096, 4096), (4100, 4099)])
-def test_the_mask_is_a_row_that_no_text_uses(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, rows: int, mask: int
-) -> None:
+def test_the_mask_is_a_row_that_no_text_uses(make_checkpoint, tmp_path, rows, mask):
     """The tokenizer has 4096 tokens: a target with rows to spare gives its last, another is given one more."""
     target = checkpoints.find(str(make_checkpoint(tmp_path / "target", vocab_size=rows, num_hidden_layers=1)))
     assert mask_of(target) == mask
 
 
 @pytest.mark.parametrize("mask", [96, MASK])
-def test_a_mask_begins_as_the_mean_of_the_others(make_model: Callable[..., Any], mask: int) -> None:
+def test_a_mask_begins_as_the_mean_of_the_others(make_model, mask):
     net = make_model(num_hidden_layers=1)
     before = net.get_input_embeddings().weight.detach().clone()
     with_mask(net, mask)

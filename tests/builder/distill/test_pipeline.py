@@ -1,16 +1,11 @@
 """A training as a whole: the same by its seed and after every interruption, and it learns."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,17 +15,17 @@ from specbuild.builder.distill.pipeline import distill
 from specbuild.runtime.errors import InputError
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-def same(one: Path, other: Path) -> bool:
+def same(one, other):
     ours, theirs = weights(one), weights(other)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.nightly
-def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
+def test_it_learns_what_it_is_shown(asked):
     config = asked(steps=60, eval_every=20, learning_rate=1e-2, generate=480, init="random", draft_vocab_size=4096)
     report = distill(config)
     first, last = report["curve"][1]["loss"], report["curve"][-1]["loss"]
@@ -42,7 +37,7 @@ def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_draft_can_be_gone_on_with(asked, tmp_path):
     first = asked(steps=2)
     distill(first)
     more = {"output": tmp_path / "parallel", "kind": "parallel", "draft_vocab_size": None}
@@ -56,7 +51,7 @@ def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_killed_it_goes_on_and_ends_with_the_same_weights(asked: Callable[..., Any], tmp_path: Path) -> None:
+def test_killed_it_goes_on_and_ends_with_the_same_weights(asked, tmp_path):
     config = asked(steps=60, eval_every=30, save_every=5, device="cpu")
     killed = replace(config, output=tmp_path / "killed")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in config.to_dict().items()

@@ -1,11 +1,5 @@
 """A smaller model has a target's architecture, sizes in proportion, and what fits of the target's weights."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,11 +10,11 @@ from specbuild.builder.distill.shape import derive
 from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.errors import OptionError
 
-SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+SIZES = {"vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
 LLAMA = LlamaConfig(**SIZES, intermediate_size=192, num_key_value_heads=2, head_dim=16)
 
 
-def test_a_smaller_draft_takes_what_fits(asked: Callable[..., Any], target: Path) -> None:
+def test_a_smaller_draft_takes_what_fits(asked, target):
     found = checkpoints.find(str(target))
     model = checkpoints.load(found, "sdpa")
     student, began = Plan.of(asked(layers=2, intermediate_size=16), found).student(model, np.ones(4096, int))
@@ -39,7 +33,7 @@ def test_a_smaller_draft_takes_what_fits(asked: Callable[..., Any], target: Path
     assert torch.allclose((embedding**2).sum(), (torch.linalg.svdvals(theirs)[:16] ** 2).sum(), rtol=1e-4)
 
 
-def sizes(config: Any) -> tuple[int, ...]:
+def sizes(config):
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     return config.num_hidden_layers, config.hidden_size, config.intermediate_size, *heads
 
@@ -54,13 +48,11 @@ def sizes(config: Any) -> tuple[int, ...]:
         ({"init": "random", "layers": 5, "hidden_size": 192}, (5, 192, 384, 16, 4, 16)),
     ],
 )
-def test_what_was_not_asked_for_shrinks_with_the_width(
-    asked: Callable[..., Any], options: dict[str, Any], expected: tuple[int, ...]
-) -> None:
+def test_what_was_not_asked_for_shrinks_with_the_width(asked, options, expected):
     assert sizes(derive(asked(**options), LLAMA)) == expected
 
 
-def test_what_is_said_of_each_layer_is_said_of_those_it_has(asked: Callable[..., Any]) -> None:
+def test_what_is_said_of_each_layer_is_said_of_those_it_has(asked):
     """Other lists of the same length stay whole."""
     more = {"num_key_value_heads": 2, "intermediate_size": 192, "pad_token_id": 0, "eos_token_id": [3, 4, 5, 6]}
     found = derive(asked(layers=2), SmolLM3Config(**SIZES, **more, no_rope_layers=[1, 1, 1, 0]))
@@ -76,14 +68,12 @@ def test_what_is_said_of_each_layer_is_said_of_those_it_has(asked: Callable[...,
         ({"num_heads": 3, "num_kv_heads": 2}, "--num-heads 3 is no multiple of 2"),
     ],
 )
-def test_a_shape_that_the_target_has_not_is_refused(
-    asked: Callable[..., Any], options: dict[str, Any], message: str
-) -> None:
+def test_a_shape_that_the_target_has_not_is_refused(asked, options, message):
     with pytest.raises(OptionError, match=message):
         derive(asked(**options), LLAMA)
 
 
-def test_what_a_family_has_not_is_refused_by_its_flag(asked: Callable[..., Any]) -> None:
+def test_what_a_family_has_not_is_refused_by_its_flag(asked):
     gpt2 = GPT2Config(**SIZES)
     assert derive(asked(hidden_size=48), gpt2).n_head == 4
     with pytest.raises(OptionError, match=r"^'gpt2' models have no num_kv_heads: drop --num-kv-heads$"):

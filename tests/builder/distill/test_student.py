@@ -14,7 +14,7 @@ from specbuild.builder.distill.validate import Exam
 MASK = 97
 
 
-def lesson_of(tokens: torch.Tensor) -> Lesson:
+def lesson_of(tokens):
     return Lesson(tokens, torch.zeros(*tokens.shape, 1, dtype=torch.int64), torch.ones(*tokens.shape, 1))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ from specbuild.builder.distill.teacher import LIKELIEST, Course, Teacher
 from specbuild.builder.distill.work import Work
 
 
-def nothing(*_: object) -> None: ...
+def nothing(*_): ...
 
 
 @pytest.fixture
-def corpus() -> Corpus:
+def corpus():
     rows = np.random.default_rng(1).integers(0, 97, (5, 8)).astype(np.int32)
     return Corpus(rows, rows, 1, np.array([8]))
 
@@ -33,7 +32,7 @@ def test_the_likeliest_tokens_and_their_probabilities(make_model: Callable[..., 
     torch.testing.assert_close(lesson.probs.sort(descending=True).values, dense.topk(LIKELIEST).values)
 
 
-def test_what_the_target_says_is_remembered(make_model: Callable[..., Any], tmp_path: Path, corpus: Corpus) -> None:
+def test_what_the_target_says_is_remembered(make_model, tmp_path, corpus):
     """Of rows that lie in an unfinished training's folder another target says what the first one said."""
     teacher, work, rows = Teacher(make_model()), Work.open(tmp_path / "w", {}, False, False), np.array([3, 1])
     first = Course.of(teacher, corpus, work, 2, nothing).lesson(rows)
@@ -46,7 +45,7 @@ def test_what_the_target_says_is_remembered(make_model: Callable[..., Any], tmp_
     assert torch.equal(first.probs, later.probs)
 
 
-def test_what_would_take_too_much_room_is_asked_anew(make_model: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_would_take_too_much_room_is_asked_anew(make_model, tmp_path):
     rows = np.broadcast_to(np.int32(5), (1 << 21, 8))
     work = Work.open(tmp_path / "w", {}, False, False)
     course = Course.of(Teacher(make_model(), (1,)), Corpus(rows, rows, 1, np.array([8])), work, 2, nothing)

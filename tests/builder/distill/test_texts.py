@@ -1,9 +1,6 @@
 """Files and folders of text become tokens, and what is no text is left out or refused by name."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.errors import OptionError
 
 
-def test_texts_are_of_files_and_folders(target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_are_of_files_and_folders(target, tmp_path, caplog):
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.md").write_text("alpha", encoding="utf-8")
@@ -26,13 +23,13 @@ def test_texts_are_of_files_and_folders(target: Path, tmp_path: Path, caplog: py
     assert caplog.messages == [f"1 of 3 files in {folder} are not UTF-8 and left out, like c.bin"]
 
 
-def write(folder: Path, **files: str) -> list[Path]:
+def write(folder, **files):
     for name, content in files.items():
         (folder / f"{name}.txt").write_text(content, encoding="utf-8")
     return [folder / f"{name}.txt" for name in files]
 
 
-def test_each_text_ends_once(target: Path, tmp_path: Path) -> None:
+def test_each_text_ends_once(target, tmp_path):
     """One that says itself that it ends is not ended again; one of white space is none."""
     found = checkpoints.find(str(target))
     paths = write(tmp_path, plain="alpha", ended="alpha<|endoftext|>", blank=" \n", again="beta")
@@ -43,7 +40,7 @@ def test_each_text_ends_once(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "blank.txt", "bytes.bin", "bad.jsonl", ".hidden/x"])
-def test_what_is_no_text_is_refused_by_name(target: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_no_text_is_refused_by_name(target, tmp_path, name):
     write(tmp_path, blank=" \n")
     (tmp_path / "bytes.bin").write_bytes(b"ab\xff")
     (tmp_path / "bad.jsonl").write_text('{"text": "beta"}\n{"other": 1}\n')

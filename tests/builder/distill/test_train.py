@@ -1,11 +1,6 @@
 """The loop follows its schedule, keeps the best weights, stops in time, and goes on from its state alone."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +16,14 @@ from specbuild.builder.distill.train import Trainer, scalars
 from specbuild.builder.distill.validate import Exam
 from specbuild.builder.distill.work import Work
 
-FEW: dict[str, Any] = {"steps": 4, "batch_size": 2, "eval_every": 2, "save_every": 2, "depth": 3}
+FEW = {"steps": 4, "batch_size": 2, "eval_every": 2, "save_every": 2, "depth": 3}
 
 
-def nothing(*_: object) -> None: ...
+def nothing(*_): ...
 
 
 @pytest.fixture
-def trainer(make_model: Callable[..., Any], tmp_path: Path) -> Callable[..., Trainer]:
+def trainer(make_model, tmp_path):
     """`trainer(student, where, progress, scalar, **DistillConfig fields)`: of a few texts that a random model wrote."""
     model = make_model()
     rows = np.array(write(model, [[n, n + 1] for n in range(8)], 26, [3] * 8, [], 0, 0), dtype=np.int32)
@@ -36,7 +31,7 @@ def trainer(make_model: Callable[..., Any], tmp_path: Path) -> Callable[..., Tra
     teacher = Teacher(model)
     exam = Exam.of(corpus, teacher, 2)
 
-    def make(student: Any, where: str, progress: Any = nothing, scalar: Any = nothing, **fields: Any) -> Trainer:
+    def make(student, where, progress=nothing, scalar=nothing, **fields):
         config = DistillConfig("t", tmp_path / where, **FEW | fields)
         work = Work.open(config.work, {}, config.work.exists(), False)
         course = Course(teacher, rows)
@@ -45,22 +40,20 @@ def trainer(make_model: Callable[..., Any], tmp_path: Path) -> Callable[..., Tra
     return make
 
 
-def drafts(make_model: Callable[..., Any]) -> ChainStudent:
+def drafts(make_model):
     return ChainStudent(make_model(num_hidden_layers=1, tie_word_embeddings=True), None)
 
 
-def weights(student: ChainStudent) -> list[torch.Tensor]:
+def weights(student):
     return [weight.detach().clone() for weight in student.net.parameters()]
 
 
 @pytest.mark.slow(only=("fields1",))
 @pytest.mark.parametrize("fields", [{"grad_accum": 2}, {"on_policy": 0.5, "steps": 5}])
-def test_interrupted_it_goes_on_as_if_it_had_not_been(
-    make_model: Callable[..., Any], trainer: Callable[..., Trainer], fields: dict[str, Any]
-) -> None:
+def test_interrupted_it_goes_on_as_if_it_had_not_been(make_model, trainer, fields):
     """Between two states that were kept: what was done since is done again, and comes to the same."""
 
-    def stop(what: str, done: int, *_: object) -> None:
+    def stop(what, done, *_):
         if done == 3:
             raise KeyboardInterrupt
 
@@ -80,7 +73,7 @@ def test_interrupted_it_goes_on_as_if_it_had_not_been(
     assert found.tokens == fields.get("steps", 4) * fields.get("grad_accum", 1) * 2 * 26
 
 
-def test_it_ends_with_its_best_weights(make_model: Callable[..., Any], trainer: Callable[..., Trainer]) -> None:
+def test_it_ends_with_its_best_weights(make_model, trainer):
     """A draft that is the target cannot get better, and steps as wide as these make it worse."""
     student = ChainStudent(make_model(), None)
     before = weights(student)
@@ -90,9 +83,7 @@ def test_it_ends_with_its_best_weights(make_model: Callable[..., Any], trainer: 
     assert all(torch.equal(a, b) for a, b in zip(weights(student), before, strict=True))
 
 
-def test_without_tensorboard_there_is_no_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_tensorboard_there_is_no_log(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     scalar, close = scalars(tmp_path / "runs", 0)
     scalar("train/loss", 1.0, 0)
@@ -102,7 +93,7 @@ def test_without_tensorboard_there_is_no_log(
 
 
 @pytest.mark.nightly
-def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
+def test_it_stops_when_it_gets_no_better(asked):
     config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
     report = distill(config)
     assert (report["steps"], report["best_step"], report["acceptance_length"]) == (3, 0, 4.0)

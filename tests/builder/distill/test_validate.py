@@ -1,10 +1,5 @@
 """An exam walks the rounds of a draft's greedy chains, and counts those that are whole."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from specbuild.builder.distill.chain import ChainStudent
@@ -16,7 +11,7 @@ from specbuild.builder.distill.validate import Exam
 LENGTH, DEPTH = 12, 3
 
 
-def test_a_draft_that_is_the_target_is_always_right(make_model: Callable[..., Any]) -> None:
+def test_a_draft_that_is_the_target_is_always_right(make_model):
     """Of what the target wrote greedily; judged in parts as in one, and the training goes on as it was."""
     model = make_model()
     exam = np.array(write(model, [[5, 17, 3], [61, 4, 4], [7, 7, 9]], 15, [0] * 3, [], 0, 0), dtype=np.int32)

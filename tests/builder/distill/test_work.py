@@ -1,11 +1,6 @@
 """An unfinished training's folder keeps what was made, for one process and one set of options at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,24 +11,24 @@ from specbuild.builder.distill.work import Work
 from specbuild.runtime.errors import InputError, OptionError, OutputError
 
 
-def begin(folder: Path, identity: dict[str, Any]) -> Work:
+def begin(folder, identity):
     return Work.open(folder / "w", identity, resume=False, force=False)
 
 
-def go_on(folder: Path, identity: dict[str, Any]) -> Work:
+def go_on(folder, identity):
     return Work.open(folder / "w", identity, resume=True, force=False)
 
 
-def begin_again(folder: Path, identity: dict[str, Any]) -> Work:
+def begin_again(folder, identity):
     return Work.open(folder / "w", identity, resume=False, force=True)
 
 
 @pytest.mark.nightly
-def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
+def test_another_training_is_not_gone_on_with(asked, tmp_path):
     config, text = asked(), tmp_path / "text.txt"
     text.write_text("import os\n" * 99)
 
-    def interrupted(what: str, done: int, *_: object) -> None:
+    def interrupted(what, done, *_):
         if (what, done) == ("training", 3):
             raise KeyboardInterrupt
 
@@ -51,10 +46,10 @@ def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"draft", "text.txt"}
 
 
-def test_what_was_kept_is_not_made_again(tmp_path: Path) -> None:
+def test_what_was_kept_is_not_made_again(tmp_path):
     work, made = begin(tmp_path, {}), list[int]()
 
-    def make() -> dict[str, np.ndarray]:
+    def make():
         made.append(1)
         return {"rows": np.arange(6, dtype=np.int32).reshape(2, 3), "ends": np.array([0.5], np.float16)}
 
@@ -68,7 +63,7 @@ def test_what_was_kept_is_not_made_again(tmp_path: Path) -> None:
         work.kept("texts", make)
 
 
-def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_state_is_read_as_it_was_written(tmp_path):
     work = begin(tmp_path, {})
     assert work.load("state") is None
     weight, about = torch.randn(3, 4, dtype=torch.bfloat16).T, {"curve": [{"loss": 0.5}]}
@@ -82,7 +77,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not work.folder.exists()
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_at_a_time(tmp_path):
     first = begin(tmp_path, {"seed": 1})
     for each in (go_on, begin_again):
         with pytest.raises(OutputError, match=r"another process trains in .*/w: wait for it, or stop it$"):
@@ -106,7 +101,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         ({"new": True}, "--new None"),
     ],
 )
-def test_what_it_was_made_with_is_said(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_what_it_was_made_with_is_said(tmp_path, changed, message):
     identity = {"batch_size": 2, "target_sha256": "a", "shape": (1, 2)}
     begin(tmp_path, identity).lock.close()
     with pytest.raises(OptionError, match=f"^{tmp_path}/w was made with {message}.*: give the same, or begin again"):
@@ -114,7 +109,7 @@ def test_what_it_was_made_with_is_said(tmp_path: Path, changed: dict[str, Any], 
     go_on(tmp_path, identity).lock.close()
 
 
-def test_what_is_no_training_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_training_is_left_alone(tmp_path):
     (tmp_path / "w").mkdir()
     letter, file = tmp_path / "w" / "letter.txt", tmp_path / "file"
     for path in (letter, file / "w"):
@@ -133,7 +128,7 @@ def test_what_is_no_training_is_left_alone(tmp_path: Path) -> None:
     assert letter.read_text() == (file / "w").read_text() == "dear"
 
 
-def test_a_training_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_training_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path):
     """Nothing but its lock, and half of what it was asked for, is there: nothing is lost, and no --force is needed."""
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "lock").touch()
@@ -143,7 +138,7 @@ def test_a_training_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"[]", b"\xff", b'{"threads": 1, "identity": 5}'])
-def test_what_it_was_asked_for_is_read_strictly(tmp_path: Path, content: bytes) -> None:
+def test_what_it_was_asked_for_is_read_strictly(tmp_path, content):
     begin(tmp_path, {"a": 1}).lock.close()
     (tmp_path / "w" / "identity.json").write_bytes(content)
     with pytest.raises(OutputError, match="is damaged"):

@@ -1,11 +1,6 @@
 """What a model's attention is found to be before its weights are loaded, and what is refused."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-import torch
 from transformers import AutoConfig
 
 from specbuild.builder.frontend.attention_layout import Layout, probe
@@ -26,7 +21,7 @@ BASE = {
 }
 
 
-def config(model_type: str, **fields: Any) -> Any:
+def config(model_type, **fields):
     return AutoConfig.for_model(model_type, **BASE | fields)
 
 
@@ -47,7 +42,7 @@ def config(model_type: str, **fields: Any) -> Any:
         ("llama4_text", {"attention_chunk_size": 8, "intermediate_size_mlp": 96}, Layout.alike(2, 16, (-8, -8, -8))),
     ],
 )
-def test_found(model_type: str, fields: dict[str, Any], expected: Layout) -> None:
+def test_found(model_type, fields, expected):
     asked = config(model_type, **fields)
     implementation = asked._attn_implementation
     assert probe(asked, 64) == expected
@@ -65,21 +60,19 @@ def test_found(model_type: str, fields: dict[str, Any], expected: Layout) -> Non
         ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead"),
     ],
 )
-def test_what_attention_does_not_do_as_a_tree_needs_it_is_refused(
-    model_type: str, fields: dict[str, Any], reason: str
-) -> None:
+def test_what_attention_does_not_do_as_a_tree_needs_it_is_refused(model_type, fields, reason):
     with pytest.raises(CheckpointError, match=reason) as caught:
         probe(config(model_type, **fields), 64)
     assert "\n" not in str(caught.value)
 
 
-def test_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_layers_are_counted(monkeypatch):
     """A model whose layers do not all call the attention interface, whatever its configuration says."""
     from transformers.models.llama import modeling_llama
 
     original = modeling_llama.LlamaAttention.forward
 
-    def forward(self: Any, hidden_states: torch.Tensor, **options: Any) -> Any:
+    def forward(self, hidden_states, **options):
         return (hidden_states, None) if self.layer_idx == 1 else original(self, hidden_states, **options)
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
@@ -87,7 +80,7 @@ def test_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         probe(config("llama"), 64)
 
 
-def test_another_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mask_is_refused(monkeypatch):
     """As of a model that sees every second position by itself, whatever its configuration says."""
     from transformers.models.llama import modeling_llama
 
@@ -98,7 +91,7 @@ def test_another_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         probe(config("llama"), 64)
 
 
-def test_nothing_is_allocated() -> None:
+def test_nothing_is_allocated():
     """A model of 4 terabytes is looked at in no memory."""
     large = config("llama", hidden_size=65536, intermediate_size=262144, num_attention_heads=4096, num_hidden_layers=8)
     assert len(probe(large, 64).caches) == 8

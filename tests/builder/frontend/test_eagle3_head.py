@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
 
@@ -35,11 +31,11 @@ RAW = {
 
 
 @pytest.fixture(scope="module")
-def target(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+def target(make_checkpoint, tmp_path_factory):
     return find(str(make_checkpoint(tmp_path_factory.mktemp("target"))))
 
 
-def make_head(target: Checkpoint, **fields: Any) -> EagleHead:
+def make_head(target, **fields):
     torch.manual_seed(1)
     head = EagleHead(head_config(RAW | fields, target.config)).float().eval()
     for weight in head.parameters():
@@ -51,26 +47,26 @@ def make_head(target: Checkpoint, **fields: Any) -> EagleHead:
 
 
 @pytest.fixture(scope="module")
-def head(target: Checkpoint) -> EagleHead:
+def head(target):
     return make_head(target)
 
 
 @pytest.fixture
-def saved(head: EagleHead, tmp_path: Path) -> Path:
+def saved(head, tmp_path):
     save_head(tmp_path, head)
     return tmp_path
 
 
-def rows(length: int) -> tuple[Tensor, Tensor, Tensor]:
+def rows(length):
     torch.manual_seed(2)
     return torch.randint(VOCAB, (2, length)), torch.randn(2, length, HIDDEN), torch.arange(length).expand(2, -1)
 
 
-def norm(x: Tensor, weight: Tensor) -> Tensor:
+def norm(x, weight):
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotated(x):
     """`[T, heads, D]`, row t turned by t."""
     length, _, width = x.shape
     angles = torch.arange(length)[:, None] * 5000.0 ** (-torch.arange(0, width, 2) / width)
@@ -79,7 +75,7 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def plain(w: dict[str, Tensor], ids: Tensor, hidden: Tensor, before: bool) -> tuple[Tensor, Tensor]:
+def plain(w, ids, hidden, before):
     """One text through a head, written out: logits and hidden states."""
     layer = {name.removeprefix("midlayer.").removesuffix(".weight"): weight for name, weight in w.items()}
     normed = norm(hidden, layer["hidden_norm"])
@@ -122,7 +118,7 @@ def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head: EagleHead) ->
     torch.testing.assert_close(head(*given, logits_to_keep=2)[0], logits[:, -2:])
 
 
-def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
+def test_positions_are_the_same_in_16_bits(target):
     head = make_head(target)
     before = head.rotary_emb.inv_freq.clone()
     assert torch.equal(head.to(torch.bfloat16).rotary_emb.inv_freq, before)
@@ -143,7 +139,7 @@ def test_loses_what_no_token_has(target: Checkpoint) -> None:
     assert head.config.draft_vocab_size == len(head.lm_head.weight) == left.sum()
 
 
-def test_reads_what_it_saved(head: EagleHead, saved: Path, target: Checkpoint) -> None:
+def test_reads_what_it_saved(head, saved, target):
     found = find_head(str(saved), target)
     loaded = load_head(found, head.embed_tokens.weight)
     assert found.taps == (0, 2)
@@ -153,9 +149,9 @@ def test_reads_what_it_saved(head: EagleHead, saved: Path, target: Checkpoint) -
     assert json.loads((saved / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
 
 
-def rewrite(folder: Path, config: dict[str, Any] | None = None, **changed: Tensor | None) -> None:
+def rewrite(folder, config=None, **changed):
     """Change a head's config.json and weights; None drops a weight."""
-    weights: dict[str, Any] = load_file(folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
     weights |= {name.replace("__", "."): weight for name, weight in changed.items()}
     save_file({name: w for name, w in weights.items() if w is not None}, folder / "model.safetensors")
     path = folder / "config.json"
@@ -163,7 +159,7 @@ def rewrite(folder: Path, config: dict[str, Any] | None = None, **changed: Tenso
     path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
-def test_reads_the_layout_of_speculators(head: EagleHead, saved: Path, target: Checkpoint) -> None:
+def test_reads_the_layout_of_speculators(head, saved, target):
     weights = load_file(saved / "model.safetensors")
     weights = {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
     own = torch.randn(VOCAB, HIDDEN)
@@ -183,7 +179,7 @@ def test_reads_the_layout_of_speculators(head: EagleHead, saved: Path, target: C
     assert torch.equal(loaded.midlayer.mlp.up_proj.weight, head.midlayer.mlp.up_proj.weight)
 
 
-def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: Path) -> None:
+def test_reads_prefixed_names_and_whole_vocabularies(target, saved):
     weights = load_file(saved / "model.safetensors")
     weights = {f"model.{name}": weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
     weights["model.lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
@@ -222,16 +218,14 @@ def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: 
         ),
     ],
 )
-def test_refuses(
-    saved: Path, target: Checkpoint, config: dict[str, Any], changed: dict[str, Any], message: str
-) -> None:
+def test_refuses(saved, target, config, changed, message):
     rewrite(saved, config, **changed)
     with pytest.raises(CheckpointError, match=message) as caught:
         load_head(find_head(str(saved), target), torch.zeros(VOCAB, HIDDEN))
     assert "\n" not in str(caught.value)
 
 
-def test_refuses_pickled_weights(saved: Path, target: Checkpoint) -> None:
+def test_refuses_pickled_weights(saved, target):
     (saved / "model.safetensors").rename(saved / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="convert them"):
         find_head(str(saved), target)

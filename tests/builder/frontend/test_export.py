@@ -1,10 +1,6 @@
 """The portable model: the model that it was made of is as it was afterwards, whatever ends it."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +14,13 @@ PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]
 CAPACITY = 40
 
 
-def state(model: Any) -> tuple[Any, ...]:
+def state(model):
     rotation = modeling_llama.apply_rotary_pos_emb
     return model.config._attn_implementation, model.model.rotary_emb, rotation, set(model.state_dict())
 
 
 @pytest.mark.parametrize("error", [False, True])
-def test_the_model_is_as_it_was_afterwards(make_model: Callable[..., Any], error: bool) -> None:
+def test_the_model_is_as_it_was_afterwards(make_model, error):
     """What it computes meanwhile is what tests/builder/lower holds against transformers."""
     model = make_model(num_hidden_layers=1).train(error)
     before, logits = state(model), reference(model, PROMPT)

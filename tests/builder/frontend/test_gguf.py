@@ -1,12 +1,9 @@
 """GGUF files as checkpoints: the weights that they hold, what is refused, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -24,16 +21,14 @@ TEXT = "def f(x):\n    return 'Größe'  # 12\n"
 pytestmark = pytest.mark.usefixtures("temporary")
 
 
-def weights(source: Path) -> dict[str, torch.Tensor]:
+def weights(source):
     return dict(load(find(str(source)), "sdpa").state_dict())
 
 
 @pytest.mark.slow
 @pytest.mark.nightly(but=("Q4_1",))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
-def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(
-    kind: str, tiny: Path, tmp_path: Path, temporary: Path
-) -> None:
+def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind, tiny, tmp_path, temporary):
     """Its folder goes with the checkpoint."""
     path = write_gguf(tiny, tmp_path / "a.gguf", kind)
     found, original = find(str(path)), find(str(tiny))
@@ -59,7 +54,7 @@ def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(
 @pytest.mark.slow(only=("qwen2",))
 @pytest.mark.nightly(only=("qwen3",))
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
+def test_other_families(family, tiny, tmp_path):
     """Biases, norms of queries and keys, and rotary positions that nothing permutes."""
     sizes = {"vocab_size": 4096, "num_hidden_layers": 1, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 0}
     model, folder = random_model(family, **sizes), tmp_path / family
@@ -75,9 +70,7 @@ def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_lies_beside_a_gguf_is_not_read(
-    tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_beside_a_gguf_is_not_read(tiny, tmp_path, temporary, monkeypatch):
     """Nor does the file's name matter, nor whether it is given from where it lies."""
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_text('{"auto_map": {}, "model_type": "t5", "chat_template": "x", "eos_token_id": 9}')
@@ -94,14 +87,12 @@ def test_what_lies_beside_a_gguf_is_not_read(
     ("changes", "ends"),
     [({}, [0]), ({"tokenizer__ggml__eot_token_id": 7}, [0, 7]), ({"tokenizer__ggml__eot_token_id": 0}, [0])],
 )
-def test_texts_end_by_eos_and_by_the_end_of_a_turn(
-    changes: dict[str, Any], ends: list[int], tiny: Path, tmp_path: Path
-) -> None:
+def test_texts_end_by_eos_and_by_the_end_of_a_turn(changes, ends, tiny, tmp_path):
     assert find(str(write_gguf(tiny, tmp_path / "a.gguf", **changes))).eos_token_ids() == ends
 
 
 @pytest.mark.nightly
-def test_digits_are_cut_apart_where_the_file_says_so(tiny: Path, tmp_path: Path) -> None:
+def test_digits_are_cut_apart_where_the_file_says_so(tiny, tmp_path):
     """As SmolLM2's own tokenizer does: the spaces before a digit are one token, and "  4" is not " " and " 4"."""
     plain, digits = (
         find(str(write_gguf(tiny, tmp_path / f"{pre}.gguf", tokenizer__ggml__pre=pre))).tokenizer
@@ -129,7 +120,7 @@ BAD = {
 @pytest.mark.nightly(but=("encoder", "layers", "no tokens", "merges that are none", "scaled positions"))
 @pytest.mark.slow(only=("encoder", "no tokens", "merges that are none"))
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_what_is_refused(case, tiny, tmp_path, temporary):
     changes, expected = BAD[case]
     path = write_gguf(tiny, tmp_path / "a.gguf", **changes)
     with pytest.raises(CheckpointError, match=expected) as error:
@@ -141,7 +132,7 @@ def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.999, 0.5, 0.3])
-def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_a_cut_file_is_refused(share, tiny, tmp_path, temporary):
     path = write_gguf(tiny, tmp_path / "a.gguf")
     os.truncate(path, int(path.stat().st_size * share))
     with pytest.raises(CheckpointError, match="cut off within"):
@@ -150,7 +141,7 @@ def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, tempora
 
 
 @pytest.mark.nightly
-def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_a_tensor_too_many_is_refused(tiny, tmp_path, temporary):
     other = Path(shutil.copytree(tiny, tmp_path / "more"))
     more = load_file(other / "model.safetensors") | {"model.layers.7.mlp.up_proj.weight": torch.ones(64, 32)}
     save_file(more, other / "model.safetensors")
@@ -160,7 +151,7 @@ def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Pat
 
 
 @pytest.mark.nightly
-def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_that_changes_is_refused(tiny, tmp_path):
     path = write_gguf(tiny, tmp_path / "a.gguf")
     found = find(str(path))
     os.utime(path, (1, 1))
@@ -168,14 +159,14 @@ def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
         found.sha256()
 
 
-def test_nothing_is_copied(tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_nothing_is_copied(tiny, tmp_path, temporary):
     """A file's weights are read where they are."""
     found = find(str(write_gguf(tiny, tmp_path / "a.gguf")))
     load(found, "eager")
     assert not [path for path in temporary.rglob("*") if path.suffix in (".safetensors", ".gguf", ".bin")]
 
 
-def test_what_is_no_gguf_and_what_is_no_file(tmp_path: Path) -> None:
+def test_what_is_no_gguf_and_what_is_no_file(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x08" + bytes(40))
     with pytest.raises(CheckpointError, match="is a file, and no GGUF"):
         find(str(tmp_path / "model.safetensors"))

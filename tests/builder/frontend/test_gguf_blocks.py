@@ -1,7 +1,5 @@
 """GGUF's blocks: what is decoded gives the very numbers that ggml's own dequantization gives."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from specbuild.builder.frontend.gguf_blocks import FORMATS, decode
 
 @pytest.mark.parametrize("kind", FORMATS)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 3), blocks=st.integers(1, 3))
-def test_any_bytes_give_the_numbers_of_ggml(kind: str, seed: int, rows: int, blocks: int) -> None:
+def test_any_bytes_give_the_numbers_of_ggml(kind, seed, rows, blocks):
     """Whatever a file holds, but for scales that are no numbers."""
     quantized = gguf.GGMLQuantizationType[kind]
     _, size = gguf.GGML_QUANT_SIZES[quantized]
@@ -28,7 +26,7 @@ def test_any_bytes_give_the_numbers_of_ggml(kind: str, seed: int, rows: int, blo
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_codes_and_factors_fit_their_bits_and_blocks_have_one_size(kind: str) -> None:
+def test_codes_and_factors_fit_their_bits_and_blocks_have_one_size(kind):
     quantized, form = gguf.GGMLQuantizationType[kind], FORMATS[kind]
     block, size = gguf.GGML_QUANT_SIZES[quantized]
     raw = np.random.default_rng(0).integers(0, 256, (2, 3 * size), dtype=np.uint8)

@@ -1,12 +1,8 @@
 """Headers of GGUF files: what they say, and that absurd ones are refused at once."""
 
-from __future__ import annotations
-
 import os
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tiny_gguf import write_gguf
@@ -18,28 +14,28 @@ BILLION = 10**9
 
 
 @pytest.fixture(scope="module")
-def sound(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(make_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gguf")
     return write_gguf(make_checkpoint(folder / "tiny", num_hidden_layers=1, intermediate_size=64), folder / "a.gguf")
 
 
-def head(tensors: int = 0, entries: int = 0, version: int = 3) -> bytes:
+def head(tensors=0, entries=0, version=3):
     return b"GGUF" + struct.pack("<IQQ", version, tensors, entries)
 
 
-def text(value: bytes) -> bytes:
+def text(value):
     return struct.pack("<Q", len(value)) + value
 
 
-def entry(kind: int, value: bytes) -> bytes:
+def entry(kind, value):
     return text(b"key") + struct.pack("<I", kind) + value
 
 
-def tensor(dims: tuple[int, ...], name: bytes = b"a.weight") -> bytes:
+def tensor(dims, name=b"a.weight"):
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, 0)
 
 
-def test_what_a_header_says(sound: Path) -> None:
+def test_what_a_header_says(sound):
     header = read_header(sound)
     assert header.metadata["general.architecture"] == "llama"
     assert header.metadata["llama.block_count"] == 1
@@ -49,7 +45,7 @@ def test_what_a_header_says(sound: Path) -> None:
     assert header.size == sound.stat().st_size
 
 
-def test_every_cut_within_the_header_is_refused(sound: Path, tmp_path: Path) -> None:
+def test_every_cut_within_the_header_is_refused(sound, tmp_path):
     content, path = sound.read_bytes(), tmp_path / "cut.gguf"
     end = read_header(sound).data - 32  # what follows is padding
     for size in [*range(0, 64, 7), *range(64, end, 9973), end]:
@@ -82,7 +78,7 @@ ABSURD = {
 
 
 @pytest.mark.parametrize("case", ABSURD)
-def test_absurd_headers_are_refused_at_once(case: str, tmp_path: Path) -> None:
+def test_absurd_headers_are_refused_at_once(case, tmp_path):
     """In a sparse file too, which has room for whatever its header says."""
     content, expected = ABSURD[case]
     path = tmp_path / "a.gguf"
@@ -96,6 +92,6 @@ def test_absurd_headers_are_refused_at_once(case: str, tmp_path: Path) -> None:
             os.truncate(path, 1 << 40)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_header(tmp_path / "missing")

@@ -38,7 +38,7 @@ def test_a_tap_is_what_its_layer_reads(model_type: str) -> None:
         taps.states()
 
 
-def test_a_model_without_its_list_of_layers_is_refused() -> None:
+def test_a_model_without_its_list_of_layers_is_refused():
     model = random_model("llama")
     model.config.num_hidden_layers = 5
     assert decoder_layers(model) == []
@@ -49,7 +49,7 @@ def test_a_model_without_its_list_of_layers_is_refused() -> None:
         pytest.fail("is watched")
 
 
-def test_layers_that_no_one_names_are_spread() -> None:
+def test_layers_that_no_one_names_are_spread():
     assert default_taps(32) == (2, 16, 29)
     assert default_taps(6) == (2, 3, 5)
     for layers in range(1, 12):
@@ -62,5 +62,5 @@ def test_layers_that_no_one_names_are_spread() -> None:
 @pytest.mark.parametrize(
     ("ids", "places"), [([2, 16, 29], [2, 16, 29]), ([1, 15, 28], [2, 16, 29]), (None, [2, 16, 29]), ([], [2, 16, 29])]
 )
-def test_a_list_that_begins_with_1_counts_outputs(ids: Any, places: list[int]) -> None:
+def test_a_list_that_begins_with_1_counts_outputs(ids, places):
     assert read_taps(ids, 32) == places

@@ -1,7 +1,5 @@
 """A model run a layer at a time, without weights of its own, computes what the whole model computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -25,7 +23,7 @@ MODELS = {
 
 @pytest.mark.slow(only=("gemma2", "qwen3_moe"))
 @pytest.mark.parametrize("family", MODELS)
-def test_logits_are_the_whole_models(family: str) -> None:
+def test_logits_are_the_whole_models(family):
     whole = random_model(family, **MODELS[family])
     whole.set_attn_implementation("eager")
     empty = skeleton(whole.config, "eager")
@@ -34,7 +32,7 @@ def test_logits_are_the_whole_models(family: str) -> None:
         np.testing.assert_allclose(logits, reference.text_logits(whole, text)[:, COLUMNS], rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards() -> None:
+def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards():
     whole = random_model("llama", num_hidden_layers=2, hidden_size=512, intermediate_size=2048)
     empty = skeleton(whole.config, "eager")
     before = {name: weight.data_ptr() for name, weight in empty.named_parameters()}
@@ -49,9 +47,7 @@ def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards() -
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sources", [None, (3, 1, -1, 2, 0)])
 @pytest.mark.parametrize("tokens", [None, (0, 2, 4)])
-def test_rows_are_picked_of_weights_as_of_a_model(
-    tied: bool, sources: tuple[int, ...] | None, tokens: tuple[int, ...] | None
-) -> None:
+def test_rows_are_picked_of_weights_as_of_a_model(tied, sources, tokens):
     fields = {"num_hidden_layers": 1, "vocab_size": 5, "tie_word_embeddings": tied}
     model, other = (random_model("llama", **fields) for _ in range(2))
     empty = skeleton(other.config, "eager")

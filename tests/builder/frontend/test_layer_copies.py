@@ -1,10 +1,5 @@
 """A graph with copied layers is the one that a trace of every layer gives."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import onnx_ir as ir
 import pytest
 from graph_meanings import graphs, same
@@ -12,10 +7,8 @@ from graph_meanings import graphs, same
 from specbuild.builder.frontend.layer_copies import NotRepeatedError, copy_layers
 from specbuild.builder.frontend.repeated_layers import Repeated
 
-Make = Callable[..., Any]
 
-
-def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> None:
+def check(model, monkeypatch, traced):
     copied, whole, copies = graphs(model, monkeypatch)
     assert copies
     assert copies.traced == traced
@@ -23,17 +16,17 @@ def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> Non
 
 
 @pytest.mark.nightly
-def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_llama(make_model, monkeypatch):
     check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
 
 
 @pytest.mark.soak
 @pytest.mark.nightly
-def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model, monkeypatch):
     model = make_model(num_hidden_layers=5)
     kept = []
 
-    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+    def keep(_module, _inputs, output):
         kept[:] = [output]
 
     model.model.layers[0].register_forward_hook(keep)
@@ -47,7 +40,7 @@ def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, mo
     "why",
     ["has no nodes", "from layer 0 to None", "2 values go from layer 0 to 1", "Sum holds a graph", "there is no"],
 )
-def test_layers_that_cannot_be_copied(make_model: Make, why: str) -> None:
+def test_layers_that_cannot_be_copied(make_model, why):
     model = make_model(num_hidden_layers=4)
     found = Repeated("model.model.layers", model.model.layers, {2: 1, 3: 1})
     first, weight = ir.node("Split", [ir.val("x")], num_outputs=2), ir.val("model.layers.1.odd")

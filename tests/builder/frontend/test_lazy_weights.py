@@ -1,17 +1,13 @@
 """A weight in a safetensors file is read by its place alone, in any type and by any rows."""
 
-from __future__ import annotations
-
 import json
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from specbuild.builder.frontend.lazy_weights import Stored
@@ -22,14 +18,12 @@ SHAPES = [(), (3,), (4, 3), (5, 2, 3)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("weights")
 
 
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.lists(st.integers(0, 2), max_size=4))
-def test_rows_are_those_of_the_tensor(
-    folder: Path, dtype: torch.dtype, shape: tuple[int, ...], picked: list[int]
-) -> None:
+def test_rows_are_those_of_the_tensor(folder, dtype, shape, picked):
     whole = torch.arange(1, 1 + max(1, int(np.prod(shape)))).reshape(shape).to(dtype)
     path = folder / f"{dtype}-{len(shape)}"
     if not path.exists():
@@ -37,12 +31,12 @@ def test_rows_are_those_of_the_tensor(
     found = Stored(path, "it", shape)
     assert torch.equal(found.read(), whole.float())
     if shape:
-        rows: list[slice | NDArray[np.int64]] = [slice(0, 2), np.array(picked, dtype=np.int64)]
+        rows = [slice(0, 2), np.array(picked, dtype=np.int64)]
         for each in rows:
             assert torch.equal(found.read(each), whole.float()[each])
 
 
-def test_a_file_larger_than_memory_is_read_in_its_places(tmp_path: Path) -> None:
+def test_a_file_larger_than_memory_is_read_in_its_places(tmp_path):
     path, size = tmp_path / "large", 1 << 42
     header = {
         "small": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
@@ -57,7 +51,7 @@ def test_a_file_larger_than_memory_is_read_in_its_places(tmp_path: Path) -> None
     assert torch.equal(last, torch.zeros(2, 1024))
 
 
-def test_what_is_gone_is_told(tmp_path: Path) -> None:
+def test_what_is_gone_is_told(tmp_path):
     save_file({"it": torch.ones(3)}, tmp_path / "a")
     for path, name in ((tmp_path / "a", "other"), (tmp_path / "b", "it")):
         with pytest.raises(CheckpointError, match="cannot be read"):

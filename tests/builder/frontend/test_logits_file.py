@@ -1,7 +1,5 @@
 """Logits in a temporary file are those that were written, and take memory for the text that is read."""
 
-from __future__ import annotations
-
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -18,8 +16,8 @@ SHAPES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 7)), max_size=6)
 
 
 @given(SHAPES, st.randoms(use_true_random=False), st.slices(6))
-def test_every_text_is_read_as_it_was_written(shapes: list[tuple[int, int]], random: object, some: slice) -> None:
-    rng = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]
+def test_every_text_is_read_as_it_was_written(shapes, random, some):
+    rng = np.random.default_rng(random.getrandbits(32))
     wanted = [rng.standard_normal(shape[::-1]).astype(np.float32).T for shape in shapes]
     found = LogitsFile(iter(wanted))
     for _ in range(2):
@@ -32,7 +30,7 @@ def test_every_text_is_read_as_it_was_written(shapes: list[tuple[int, int]], ran
         found[len(shapes)]
 
 
-def test_memory_holds_one_text() -> None:
+def test_memory_holds_one_text():
     size = 1 << 20
     tracemalloc.start()
     try:
@@ -43,7 +41,7 @@ def test_memory_holds_one_text() -> None:
         tracemalloc.stop()
 
 
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told(monkeypatch):
     with Path("/dev/full").open("w+b", buffering=0) as full:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda: full)
         with pytest.raises(OutputError, match=r"takes no logits .*: set TMPDIR"):

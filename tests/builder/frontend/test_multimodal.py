@@ -1,12 +1,9 @@
 """The text model of a multimodal checkpoint: its own class and weights, whose logits are the whole model's on text."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.runtime.errors import CheckpointError
 
-TEXT: dict[str, Any] = {
+TEXT = {
     "vocab_size": 4096,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -29,7 +26,7 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 IMAGE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "gemma3": {
         "text_config": TEXT | {"head_dim": 8, "query_pre_attn_scalar": 8},
         "vision_config": IMAGE | {"image_size": 28, "patch_size": 14},
@@ -53,7 +50,7 @@ TOKENS = {"image_token_id", "video_token_id", "vision_start_token_id", "vision_e
 LAYOUTS = ("language_model.model.", "model.language_model.", "model.")
 
 
-def renamed(name: str, layout: str) -> str:
+def renamed(name, layout):
     bare = re.sub(r"^(model\.)?language_model\.(model\.)?", "", name)
     if bare == name:
         return name
@@ -63,7 +60,7 @@ def renamed(name: str, layout: str) -> str:
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def whole(request: pytest.FixtureRequest, pair: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def whole(request, pair, tmp_path_factory):
     """A multimodal checkpoint of random weights, and its model."""
     folder = tmp_path_factory.mktemp("multimodal") / request.param
     torch.manual_seed(0)
@@ -76,7 +73,7 @@ def whole(request: pytest.FixtureRequest, pair: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_its_logits_are_the_whole_models_on_text(whole: tuple[Path, Any], layout: str, tmp_path: Path) -> None:
+def test_its_logits_are_the_whole_models_on_text(whole, layout, tmp_path):
     original, model = whole
     folder = Path(shutil.copytree(original, tmp_path / "copy"))
     weights = {renamed(name, layout): weight for name, weight in load_file(folder / "model.safetensors").items()}
@@ -91,7 +88,7 @@ def test_its_logits_are_the_whole_models_on_text(whole: tuple[Path, Any], layout
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_sizes_beyond_its_weights_are_refused_before_a_model_is_made(whole: tuple[Path, Any], tmp_path: Path) -> None:
+def test_sizes_beyond_its_weights_are_refused_before_a_model_is_made(whole, tmp_path):
     folder = Path(shutil.copytree(whole[0], tmp_path / "copy"))
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] = 1_000_000_000

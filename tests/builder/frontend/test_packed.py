@@ -1,13 +1,8 @@
 """Packed checkpoints: what GPTQ, AWQ and compressed-tensors write is read as its numbers, or refused in one line."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,12 +19,11 @@ from specbuild.runtime.errors import CheckpointError
 
 GROUP = 32
 FORMATS = ("gptq 4", "gptq 8", "gptq_v2 2", "gptq in any order", "awq", "pack-quantized", "asymmetric", "int-quantized")
-Numbers = tuple[Tensor, Tensor, Tensor, Tensor]  # codes [N, K], zeros and scales [N, G], each column's group
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
 
-def words(codes: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
+def words(codes, bits, dim, order=None):
     """Codes in words of 32 bits along a dimension; `order[i]`: which of a word's codes has the i-th lowest bits."""
     several = codes.movedim(dim, -1).reshape(-1, 32 // bits).tolist()
     packed = [sum(int(row[at]) << bits * i for i, at in enumerate(order or range(32 // bits))) for row in several]
@@ -38,7 +32,7 @@ def words(codes: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = No
     return signed.reshape(*shape[:-1], shape[-1] * bits // 32).movedim(-1, dim).contiguous()
 
 
-def numbers(weight: Tensor, bits: int, symmetric: bool, shuffled: bool = False) -> Numbers:
+def numbers(weight, bits, symmetric, shuffled=False):
     """Random ones of a weight's shape."""
     n, k = weight.shape
     random = torch.Generator().manual_seed(n + k)
@@ -50,7 +44,7 @@ def numbers(weight: Tensor, bits: int, symmetric: bool, shuffled: bool = False) 
     return codes, torch.full_like(zeros, 1 << bits - 1) if symmetric else zeros, scales, groups
 
 
-def pack(tiny: Path, folder: Path, kind: str) -> dict[str, Tensor]:
+def pack(tiny, folder, kind):
     """The checkpoint with all products of its layers packed, and their weights as they are meant."""
     shutil.copytree(tiny, folder)
     tensors, meant = load_file(tiny / "model.safetensors"), dict[str, Tensor]()
@@ -60,7 +54,7 @@ def pack(tiny: Path, folder: Path, kind: str) -> dict[str, Tensor]:
         codes, zeros, scales, groups = numbers(tensors.pop(name), bits, symmetric, "order" in kind)
         meant[name] = (codes - zeros[:, groups]).float() * scales.float()[:, groups]
         prefix, middle = name.removesuffix(".weight"), 1 << bits - 1
-        parts: dict[str, Tensor] = {}
+        parts = {}
         if kind.startswith("gptq"):
             less = zeros if "v2" in kind else zeros - 1
             parts |= {"qweight": words(codes.T, bits, 0), "qzeros": words(less.T, bits, 1), "scales": scales.T}
@@ -80,7 +74,7 @@ def pack(tiny: Path, folder: Path, kind: str) -> dict[str, Tensor]:
     return meant
 
 
-def asked(kind: str, bits: int, symmetric: bool) -> dict[str, Any]:
+def asked(kind, bits, symmetric):
     """What a configuration says of it."""
     if kind.startswith("gptq"):
         version = "gptq_v2" if "v2" in kind else "gptq"
@@ -92,14 +86,14 @@ def asked(kind: str, bits: int, symmetric: bool) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": weights}}}
 
 
-def change(folder: Path, packed: dict[str, Any]) -> None:
+def change(folder, packed):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
 
 
 @pytest.mark.slow(but=("gptq 4", "asymmetric"))
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_packed_checkpoint_is_the_one_that_is_meant(kind: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_a_packed_checkpoint_is_the_one_that_is_meant(kind, tiny, tmp_path, temporary):
     meant = pack(tiny, tmp_path / "packed", kind)
     found, original = find(str(tmp_path / "packed")), find(str(tiny))
     assert isinstance(found.origin, Packed)
@@ -119,7 +113,7 @@ def test_a_packed_checkpoint_is_the_one_that_is_meant(kind: str, tiny: Path, tmp
     assert not list(temporary.iterdir())
 
 
-def with_tensor(folder: Path, part: str, make: Callable[[Tensor], Tensor | None]) -> None:
+def with_tensor(folder, part, make):
     """Change one packed weight's part."""
     tensors = load_file(folder / "model.safetensors")
     name = sorted(name for name in tensors if name.endswith(f".{part}"))[0]
@@ -127,7 +121,7 @@ def with_tensor(folder: Path, part: str, make: Callable[[Tensor], Tensor | None]
     save_file(tensors | ({} if made is None else {name: made.contiguous()}), folder / "model.safetensors")
 
 
-BAD: dict[str, tuple[str, Callable[[Path], None], str]] = {
+BAD = {
     "3 bits": ("gptq 4", lambda folder: change(folder, asked("gptq", 3, False)), "2, 4 or 8 can be read"),
     "another layout": ("awq", lambda folder: change(folder, asked("awq", 4, False) | {"version": "gemv"}), "GEMM's"),
     "nothing packed": ("awq", lambda folder: change(folder, asked("pack-quantized", 4, True)), "has no weight_packed"),
@@ -141,7 +135,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], str]] = {
 @pytest.mark.slow
 @pytest.mark.nightly(but=("3 bits", "no scales"))
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+def test_what_is_refused(case, tiny, tmp_path, temporary):
     kind, spoil, message = BAD[case]
     pack(tiny, tmp_path / "packed", kind)
     spoil(tmp_path / "packed")
@@ -153,7 +147,7 @@ def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path)
     assert not list(temporary.iterdir())
 
 
-def test_what_is_unknown_is_left_to_transformers(tiny: Path, tmp_path: Path) -> None:
+def test_what_is_unknown_is_left_to_transformers(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "other")
     change(tmp_path / "other", {"quant_method": "compressed-tensors", "format": "float-quantized"})
     with pytest.raises(CheckpointError):

@@ -1,10 +1,7 @@
 """The eager operators against plain attention, path by path, and against transformers' own rotation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from specbuild.builder.frontend.portable_ops import ancestor_mask, tree_attention
 
@@ -12,12 +9,12 @@ SCALE = 0.3
 CAPACITY = 24
 
 
-def random_parents(nodes: int, generator: torch.Generator) -> list[int]:
+def random_parents(nodes, generator):
     """A random tree, parents before children."""
     return [-1, *(int(torch.randint(0, node, (), generator=generator)) for node in range(1, nodes))]
 
 
-def path_to(parents: list[int], node: int) -> list[int]:
+def path_to(parents, node):
     path = []
     while node >= 0:
         path.append(node)
@@ -25,7 +22,7 @@ def path_to(parents: list[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def plain_attention(query: Tensor, keys: Tensor, values: Tensor, softcap: float = 0.0) -> Tensor:
+def plain_attention(query, keys, values, softcap=0.0):
     """One query `[H, D]` over keys and values `[Hkv, T, D]`, head by head: `[H·D]`."""
     group = len(query) // len(keys)
     rows = []
@@ -36,9 +33,7 @@ def plain_attention(query: Tensor, keys: Tensor, values: Tensor, softcap: float 
     return torch.cat(rows)
 
 
-def attend(
-    *tensors: Tensor, parents: Tensor, length: Tensor, offset: Tensor, window: int = 0, softcap: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend(*tensors, parents, length, offset, window=0, softcap=0.0):
     """`tree_attention` at the positions that `parents` says."""
     nodes = tensors[0].shape[2]
     depths = ancestor_mask(parents).sum(-1) - 1
@@ -48,14 +43,14 @@ def attend(
     return out.flatten(2), keys, values
 
 
-def tensors(batch: int, heads: int, kv_heads: int, nodes: int, seed: int) -> tuple[Tensor, ...]:
+def tensors(batch, heads, kv_heads, nodes, seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, nodes, 8), *[(batch, kv_heads, nodes, 8)] * 2, *[(batch, kv_heads, CAPACITY, 8)] * 2]
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
 @pytest.mark.parametrize(("window", "softcap", "kv_heads"), [(0, 0.0, 4), (2, 0.0, 2), (5, 1.5, 2), (0, 0.7, 1)])
-def test_a_node_of_a_tree_sees_its_own_path(window: int, softcap: float, kv_heads: int) -> None:
+def test_a_node_of_a_tree_sees_its_own_path(window, softcap, kv_heads):
     """And its row goes to the slot after those that are committed; the caches that were given stay."""
     nodes, lengths = 9, [3, 11]
     q, k, v, past_k, past_v = tensors(2, 4, kv_heads, nodes, window)

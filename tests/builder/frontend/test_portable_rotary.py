@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import random_model
-from torch import Tensor, nn
+from torch import nn
 
 from specbuild.builder.frontend.portable_rotary import RotaryTable, check, swap
 from specbuild.runtime.errors import CheckpointError
@@ -21,11 +21,11 @@ AT = torch.tensor([[0, 3, 4, 19], [7, 7, 8, 1]])
 class Longer(nn.Module):
     """Positions of another scale in texts of more than `fits` tokens."""
 
-    def __init__(self, fits: int) -> None:
+    def __init__(self, fits):
         super().__init__()
         self.fits = fits
 
-    def forward(self, _: Tensor, position_ids: Tensor) -> Any:
+    def forward(self, _, position_ids):
         scale = 1.0 if int(position_ids.max()) < self.fits else 0.5
         angles = scale * position_ids[..., None] * torch.ones(8)
         return angles.cos(), angles.sin()
@@ -66,13 +66,13 @@ def test_a_model_computes_the_same_by_tables_and_is_as_it_was_afterwards(
 
 
 @pytest.mark.parametrize("fits", [4, 16, 63])
-def test_positions_that_depend_on_the_length_are_refused_with_the_length_that_fits(fits: int) -> None:
+def test_positions_that_depend_on_the_length_are_refused_with_the_length_that_fits(fits):
     with pytest.raises(CheckpointError, match=f"past {fits} tokens.*--max-seq-len {fits}$"):
         RotaryTable(Longer(fits), 64, 64, halves=False)
     assert RotaryTable(Longer(fits), fits, 64, halves=False).get_buffer("cos_None").shape == (64, 8)
 
 
-def test_a_model_on_the_meta_device_is_checked_before_it_has_weights() -> None:
+def test_a_model_on_the_meta_device_is_checked_before_it_has_weights():
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     with torch.device("meta"):
         model = random_model("llama", rope_parameters=rope, max_position_embeddings=32)

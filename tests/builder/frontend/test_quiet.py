@@ -1,9 +1,6 @@
 """Libraries are silent while we work, and say what they said before it afterwards."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 
 import pytest
 from transformers.utils import logging as bars
@@ -14,7 +11,7 @@ TRANSFORMERS = logging.getLogger("transformers")
 
 
 @pytest.fixture(autouse=True)
-def _talkative() -> Iterator[None]:
+def _talkative():
     level, shown = TRANSFORMERS.level, bars.is_progress_bar_enabled()
     TRANSFORMERS.setLevel(logging.INFO)
     bars.enable_progress_bar()
@@ -24,11 +21,11 @@ def _talkative() -> Iterator[None]:
         bars.disable_progress_bar()
 
 
-def settings() -> tuple[int, bool]:
+def settings():
     return TRANSFORMERS.level, bars.is_progress_bar_enabled()
 
 
-def test_a_block_is_silent_whatever_ends_it() -> None:
+def test_a_block_is_silent_whatever_ends_it():
     with quiet():
         assert settings() == (logging.ERROR, False)
         with quiet():

@@ -1,10 +1,5 @@
 """The reference decodes greedily and without what generation_config.json asks, and gives a text's logits."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from specbuild.builder.frontend.reference import Reference, greedy, text_logits, without_defaults
@@ -13,11 +8,11 @@ PROMPTS = [[5, 17, 3, 88, 42], [61]]
 
 
 @pytest.fixture(scope="module")
-def model(make_model: Callable[..., Any]) -> Any:
+def model(make_model):
     return make_model()
 
 
-def most_likely(model: Any, prompt: list[int], count: int) -> list[int]:
+def most_likely(model, prompt, count):
     """Token by token, without a cache."""
     text = list(prompt)
     for _ in range(count):
@@ -25,12 +20,12 @@ def most_likely(model: Any, prompt: list[int], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
-def test_each_prompt_goes_on_with_the_most_likely_tokens(model: Any) -> None:
+def test_each_prompt_goes_on_with_the_most_likely_tokens(model):
     found = greedy(model, PROMPTS, 8, [])
     assert found == [Reference(prompt, most_likely(model, prompt, 8)) for prompt in PROMPTS]
 
 
-def test_a_continuation_ends_with_the_first_token_that_ends_texts(model: Any) -> None:
+def test_a_continuation_ends_with_the_first_token_that_ends_texts(model):
     tokens = most_likely(model, PROMPTS[0], 8)
     eos = [96, tokens[3]]
     (found,) = greedy(model, PROMPTS[:1], 8, eos)
@@ -47,16 +42,14 @@ def test_a_continuation_ends_with_the_first_token_that_ends_texts(model: Any) ->
     ],
     ids=lambda asked: next(iter(asked)),
 )
-def test_what_generation_config_json_asks_for_is_not_done(
-    model: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_generation_config_json_asks_for_is_not_done(model, asked, monkeypatch):
     expected = most_likely(model, PROMPTS[0], 8)
     for name, value in asked.items():
         monkeypatch.setattr(model.generation_config, name, value)
     assert greedy(model, PROMPTS[:1], 8, [])[0].tokens == expected
 
 
-def test_a_models_own_settings_are_back_afterwards(model: Any) -> None:
+def test_a_models_own_settings_are_back_afterwards(model):
     own = model.generation_config
     with without_defaults(model):
         assert model.generation_config is not own

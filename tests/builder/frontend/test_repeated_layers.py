@@ -1,26 +1,20 @@
 """Which layers are copies of others: those that compute the same, and no others."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import nn
 
-from specbuild.builder.frontend.repeated_layers import Repeated, repeated
-
-Make = Callable[..., Any]
+from specbuild.builder.frontend.repeated_layers import repeated
 
 
-def found(model: Any, settings: list[Any] | None = None) -> Repeated | None:
+def found(model, settings=None):
     layers = model.model.layers
     tokens = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(0))
     return repeated(model, layers, settings or [0] * len(layers), lambda: model(input_ids=tokens, use_cache=False))
 
 
-def test_while_they_are_left_out_hidden_states_pass_by(make_model: Make) -> None:
+def test_while_they_are_left_out_hidden_states_pass_by(make_model):
     model = make_model(num_hidden_layers=6)
     tokens, whole = torch.tensor([[5, 6, 7]]), list(model.model.layers)
     repeats = found(model)
@@ -39,20 +33,20 @@ def test_while_they_are_left_out_hidden_states_pass_by(make_model: Make) -> None
     torch.testing.assert_close(model(input_ids=tokens).logits, expected)
 
 
-def test_few_layers_and_those_in_no_list_of_the_module_are_traced(make_model: Make) -> None:
+def test_few_layers_and_those_in_no_list_of_the_module_are_traced(make_model):
     assert found(make_model(num_hidden_layers=3)) is None
     model = make_model(num_hidden_layers=5)
     layers = nn.ModuleList(list(model.model.layers))
     assert repeated(model, layers, [0] * 5, lambda: None) is None
 
 
-def traced(model: Any, settings: list[Any] | None = None) -> list[int]:
+def traced(model, settings=None):
     repeats = found(model, settings)
     assert repeats
     return repeats.traced
 
 
-def test_what_a_layer_computes_and_its_settings_tell_it_apart(make_model: Make) -> None:
+def test_what_a_layer_computes_and_its_settings_tell_it_apart(make_model):
     """Its weights do not, and nothing shows outside that the number of a layer counts."""
     model = make_model(num_hidden_layers=6)
     assert traced(model) == [0, 1]

@@ -1,7 +1,5 @@
 """Weights of a traced graph are named as the model's, and made when they are read."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from graphs import parse
@@ -18,7 +16,7 @@ TWICE = """g (float[2, 2] x) => (float[2, 3] y, float[2, 3] z) <float[3, 2] w = 
 }"""
 
 
-def test_a_weight_that_two_products_transpose_is_transposed_once() -> None:
+def test_a_weight_that_two_products_transpose_is_transposed_once():
     model, weight = parse(TWICE), torch.arange(6.0).reshape(3, 2)
     name_weights(model.graph, {"w": Held(weight)})
     simplify(model)

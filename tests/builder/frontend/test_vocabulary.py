@@ -1,14 +1,10 @@
 """Vocabularies: which tokens of two tokenizers are the same, and that a fitted draft computes what it did before."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -18,30 +14,29 @@ from hypothesis import strategies as st
 from other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
 
-from specbuild.builder.frontend.checkpoint import Checkpoint, find, load
-from specbuild.builder.frontend.vocabulary import Kind, Vocabulary, by_token, fit, reconcile, trim
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.vocabulary import Vocabulary, by_token, fit, reconcile, trim
 from specbuild.runtime.errors import CheckpointError
 
-Make = Callable[..., Path]
 WORDS = ["▁the", "▁self", "▁return", "é", "Ω", "▁", "(", "):", "▁=", "es", "s", "\n"]
 
 
 @pytest.fixture(scope="module")
-def target(pair: Path) -> Checkpoint:
+def target(pair):
     return find(str(pair / "target"))
 
 
 @pytest.fixture
-def folder(make_checkpoint: Make, tmp_path: Path) -> Path:
+def folder(make_checkpoint, tmp_path):
     """A draft with the target's tokenizer."""
     return make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
-def draft(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkpoint]:
+def draft(make_checkpoint, tmp_path_factory):
     """`draft(tokenizer, end, **roles)`: a random, untied draft with a tokenizer of its own."""
 
-    def make(tokenizer: tokenizers.Tokenizer, end: str = END, **roles: str) -> Checkpoint:
+    def make(tokenizer, end=END, **roles):
         size, folder = tokenizer.get_vocab_size(), tmp_path_factory.mktemp("drafts") / "draft"
         return find(str(give(make_checkpoint(folder, vocab_size=size, num_hidden_layers=1), tokenizer, end, **roles)))
 
@@ -49,23 +44,23 @@ def draft(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 
 @pytest.fixture(scope="module")
-def other(draft: Callable[..., Checkpoint]) -> Checkpoint:
+def other(draft):
     """A draft with a byte-level tokenizer of its own."""
     return draft(byte_level(700, argparse))
 
 
 @pytest.fixture(scope="module")
-def pieces(draft: Callable[..., Checkpoint]) -> Checkpoint:
+def pieces(draft):
     """A draft with a tokenizer as SentencePiece writes it."""
     return draft(sentencepiece(WORDS), "</s>", unk_token="<unk>", bos_token="<s>")
 
 
-def logits(model: Any, ids: list[int]) -> torch.Tensor:
+def logits(model, ids):
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids])).logits[0]
 
 
-def sources_by_text(target: Checkpoint, draft: Checkpoint) -> dict[str, str | None]:
+def sources_by_text(target, draft):
     """Each of the target's tokens, as text, and what of the draft's it becomes."""
     found = reconcile(target, draft).sources
     assert found is not None
@@ -77,9 +72,7 @@ def sources_by_text(target: Checkpoint, draft: Checkpoint) -> dict[str, str | No
     ("rows", "drafts", "kind"),
     [(4096, 4096, "identical"), (4160, 4160, "identical"), (4096, 4160, "padded"), (4160, 4200, "padded")],
 )
-def test_rows_past_the_last_token_are_dropped(
-    make_checkpoint: Make, tmp_path: Path, rows: int, drafts: int, kind: Kind
-) -> None:
+def test_rows_past_the_last_token_are_dropped(make_checkpoint, tmp_path, rows, drafts, kind):
     pair = (make_checkpoint(tmp_path / str(size), vocab_size=size, num_hidden_layers=1) for size in (rows, drafts))
     sources = None if drafts == 4096 else tuple(range(4096))
     assert reconcile(*(find(str(each)) for each in pair)) == Vocabulary(kind, 4096, 4096, None, 4096, None, sources)
@@ -87,9 +80,7 @@ def test_rows_past_the_last_token_are_dropped(
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("gone", [(), (300, 4000, 4095)], ids=len)
-def test_a_target_keeps_what_is_a_token_or_ends_a_text(
-    make_checkpoint: Make, tmp_path: Path, tied: bool, gone: tuple[int, ...]
-) -> None:
+def test_a_target_keeps_what_is_a_token_or_ends_a_text(make_checkpoint, tmp_path, tied, gone):
     fields = {"num_hidden_layers": 1, "tie_word_embeddings": tied, "eos_token_id": [0, 4101], "vocab_size": 4160}
     checkpoint = find(str(without(make_checkpoint(tmp_path / "target", **fields), *gone)))
     model, ids = load(checkpoint, "eager"), [5, 4094, 17, 0]
@@ -104,7 +95,7 @@ def test_a_target_keeps_what_is_a_token_or_ends_a_text(
     assert reconcile(checkpoint, checkpoint).tokens == tuple(token for token in left if token < 4096)
 
 
-def test_other_ids_are_put_in_order(target: Checkpoint, folder: Path) -> None:
+def test_other_ids_are_put_in_order(target, folder):
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     moved = list(range(4096))
     random.Random(0).shuffle(moved)
@@ -115,7 +106,7 @@ def test_other_ids_are_put_in_order(target: Checkpoint, folder: Path) -> None:
     assert reconcile(target, find(str(folder))) == expected
 
 
-def test_a_draft_of_another_tokenizer_has_the_tokens_of_the_same_text(target: Checkpoint, other: Checkpoint) -> None:
+def test_a_draft_of_another_tokenizer_has_the_tokens_of_the_same_text(target, other):
     found = reconcile(target, other)
     assert (found.kind, found.rows) == ("intersecting", 4096)
     tokens, sources = found.tokens or (), found.sources or ()
@@ -128,7 +119,7 @@ def test_a_draft_of_another_tokenizer_has_the_tokens_of_the_same_text(target: Ch
     assert found.covered([*tokens[:5], missing, missing, missing]) == 5 / 8
 
 
-def test_two_alphabets_are_one_in_bytes(target: Checkpoint, pieces: Checkpoint) -> None:
+def test_two_alphabets_are_one_in_bytes(target, pieces):
     found = sources_by_text(target, pieces)
     same = {"Ġthe": "▁the", "Ġself": "▁self", "):": "):", "Ċ": "\n", "Ġ": "▁", "s": "s", "Q": "<0x51>"}
     same |= {"Ã": "<0xC3>", "ĉ": "<0x09>", "<|endoftext|>": "</s>"}
@@ -145,7 +136,7 @@ def test_two_alphabets_are_one_in_bytes(target: Checkpoint, pieces: Checkpoint) 
     assert vocab["<0x0A>"] not in usable  # it means the same, and nobody writes it
 
 
-def test_special_tokens_are_none_of_the_text(target: Checkpoint, draft: Callable[..., Checkpoint]) -> None:
+def test_special_tokens_are_none_of_the_text(target, draft):
     tokenizer, plain = byte_level(700, argparse), byte_level(700, argparse)
     tokenizer.add_special_tokens(["<|endoftext|>", "Ġself"])
     special = draft(tokenizer)
@@ -157,20 +148,20 @@ def test_special_tokens_are_none_of_the_text(target: Checkpoint, draft: Callable
     assert sources_by_text(target, draft(plain))["<|endoftext|>"] == END  # by role: of that name it is text
 
 
-def test_a_trimmed_head(target: Checkpoint, folder: Path) -> None:
+def test_a_trimmed_head(target, folder):
     found = reconcile(target, find(str(edit(folder, draft_tokens=[900, 0, 4095]))))
     assert found == Vocabulary("identical", 4096, 3, (0, 900, 4095), 3)
     assert found.covered([]) == 1.0
 
 
 @pytest.mark.parametrize("tokens", ["0", [], [0, True], [0, 1.0], [3, 1, 3], [0, 4096], [-1]], ids=str)
-def test_a_trimmed_head_that_makes_no_sense(target: Checkpoint, folder: Path, tokens: Any) -> None:
+def test_a_trimmed_head_that_makes_no_sense(target, folder, tokens):
     with pytest.raises(CheckpointError, match="draft_tokens") as caught:
         reconcile(target, find(str(edit(folder, draft_tokens=tokens))))
     assert "\n" not in str(caught.value)
 
 
-def test_a_trimmed_head_of_what_the_target_has_not(target: Checkpoint, other: Checkpoint, tmp_path: Path) -> None:
+def test_a_trimmed_head_of_what_the_target_has_not(target, other, tmp_path):
     strange = sorted(set(range(700)) - set(reconcile(target, other).sources or ()))[:3]
     folder = Path(shutil.copytree(other.folder, tmp_path / "draft"))
     with pytest.raises(CheckpointError, match="that the target has not: distill it again"):
@@ -178,28 +169,26 @@ def test_a_trimmed_head_of_what_the_target_has_not(target: Checkpoint, other: Ch
 
 
 @pytest.mark.parametrize("mask", [4100, 9])  # a row that no token has; a token that texts have
-def test_a_mask_token_is_the_row_that_follows_the_tokens(
-    target: Checkpoint, make_checkpoint: Make, tmp_path: Path, mask: int
-) -> None:
+def test_a_mask_token_is_the_row_that_follows_the_tokens(target, make_checkpoint, tmp_path, mask):
     draft = edit(make_checkpoint(tmp_path / "draft", vocab_size=4160, num_hidden_layers=1), pard_token=mask)
     found = reconcile(target, find(str(draft)))
     assert found == Vocabulary("padded", 4097, 4096, None, 4096, 4096, (*range(4096), mask))
 
 
 @pytest.mark.parametrize("mask", [4096, "4000", True])
-def test_a_mask_token_that_is_none(target: Checkpoint, folder: Path, mask: Any) -> None:
+def test_a_mask_token_that_is_none(target, folder, mask):
     with pytest.raises(CheckpointError, match=r"pard_token .*none of its 4096 rows: give the id"):
         reconcile(target, find(str(edit(folder, pard_token=mask))))
 
 
-def test_too_little_in_common(target: Checkpoint, folder: Path) -> None:
+def test_too_little_in_common(target, folder):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"def": 0, "Fuchs": 1, END: 2}, "Fuchs"))
     words.add_special_tokens([tokenizers.AddedToken(END, special=True)])
     with pytest.raises(CheckpointError, match="of 4096 and 3 tokens, and share only 2: use a draft with the target's"):
         reconcile(target, find(str(give(folder, words))))
 
 
-def without(folder: Path, *gone: int) -> Path:
+def without(folder, *gone):
     """Take tokens out of a checkpoint's tokenizer."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     content["model"]["merges"] = []
@@ -216,9 +205,7 @@ def without(folder: Path, *gone: int) -> Path:
     st.sets(st.integers(0, 96), max_size=40),
     st.booleans(),
 )
-def test_a_fitted_draft_says_of_our_tokens_what_it_said_of_its_own(
-    family: str, order: list[int], rows: int, known: set[int], mask: bool
-) -> None:
+def test_a_fitted_draft_says_of_our_tokens_what_it_said_of_its_own(family, order, rows, known, mask):
     model = model_of(family)
     tokens, ids = sorted(token for token in known if token < rows), [0, rows - 1, 1, 2]
     before, tied = logits(model, [order[token] for token in ids]), model.config.tie_word_embeddings
@@ -230,20 +217,20 @@ def test_a_fitted_draft_says_of_our_tokens_what_it_said_of_its_own(
     assert shared == model.config.tie_word_embeddings == (tied and columns == rows)
 
 
-def model_of(family: str) -> Any:
+def model_of(family):
     return random_model(
         "llama" if family == "tied" else family, num_hidden_layers=1, tie_word_embeddings=family in ("tied", "gemma2")
     )
 
 
-def test_a_token_that_is_nothing_like_the_drafts_is_the_mean_of_its_own() -> None:
+def test_a_token_that_is_nothing_like_the_drafts_is_the_mean_of_its_own():
     model = model_of("llama")
     mean = model.get_input_embeddings().weight.mean(0)
     fit(model, Vocabulary("intersecting", 2, 2, None, 2, sources=(-1, 5)))
     torch.testing.assert_close(model.get_input_embeddings().weight[0], mean)
 
 
-def test_a_model_that_cannot_be_fitted() -> None:
+def test_a_model_that_cannot_be_fitted():
     model = random_model("llama")
     model.lm_head = torch.nn.Identity()
     with pytest.raises(CheckpointError, match="no plain embedding and head: use another model"):

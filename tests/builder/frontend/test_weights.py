@@ -1,10 +1,5 @@
 """Headers tell a checkpoint's sizes, and a configuration that asks for others is refused by the field's name."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,7 +10,7 @@ from specbuild.runtime.errors import CheckpointError
 SHAPES = {"transformer.h.0.attn.weight": (8, 24), "transformer.h.1.attn.weight": (8, 24), "wte.weight": (97, 8)}
 
 
-def test_a_header_tells_sizes(tmp_path: Path) -> None:
+def test_a_header_tells_sizes(tmp_path):
     save_file({name: torch.zeros(shape) for name, shape in SHAPES.items()}, tmp_path / "a")
     found = read_header([tmp_path / "a"])
     assert dict(found.shapes) == SHAPES
@@ -24,7 +19,7 @@ def test_a_header_tells_sizes(tmp_path: Path) -> None:
     assert (Header({}).layers, Header({}).largest, Header({}).elements) == (0, 0, 0)
 
 
-def test_a_file_that_changed_is_no_longer_the_same(tmp_path: Path) -> None:
+def test_a_file_that_changed_is_no_longer_the_same(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"abc")
     stamps = stamps_of([path])
@@ -45,7 +40,7 @@ def test_a_file_that_changed_is_no_longer_the_same(tmp_path: Path) -> None:
         {"sliding_window": 10**9, "num_positions": 10**9, "eos_token_id": 10**9},
     ],
 )
-def test_sizes_that_the_weights_have_or_do_not_tell(fields: dict[str, Any]) -> None:
+def test_sizes_that_the_weights_have_or_do_not_tell(fields):
     check_sizes("c", {"model_type": "gpt2"} | fields, Header(SHAPES))
 
 
@@ -59,6 +54,6 @@ def test_sizes_that_the_weights_have_or_do_not_tell(fields: dict[str, Any]) -> N
         ({"deep": [{"n_things": 98}]}, "n_things 98"),
     ],
 )
-def test_other_sizes_are_refused(fields: dict[str, Any], named: str) -> None:
+def test_other_sizes_are_refused(fields, named):
     with pytest.raises(CheckpointError, match=named):
         check_sizes("c", {"model_type": "gpt2"} | fields, Header(SHAPES))

@@ -3,10 +3,6 @@
 The plugin is `plugin_model.TreeAttention`.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import attention_oracle
 import numpy as np
 import onnx
@@ -28,30 +24,30 @@ from small_models import branching, reference
 
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.lower.plugin import DTYPES, lower
-from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
+from specbuild.builder.quantize.fp8_caches import cached_logits, calibrate
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import Tree
 
 
 @pytest.fixture(scope="module")
-def llama() -> tuple[Any, ir.Model]:
+def llama():
     """A model and its portable graph."""
     model = make("llama")
     return model, fused(model)
 
 
 @pytest.fixture
-def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_float32(monkeypatch):
     """A type that the kernel has not, for exact comparisons."""
     monkeypatch.setitem(DTYPES, "fp32", ir.DataType.FLOAT)
     monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
 
 
-def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None = None) -> None:
+def check(model, graph, tolerance, scales=None):
     """Prompts of two lengths, then two trees in two steps: every node's logits are its path's, over the same caches."""
 
-    def wanted(tokens: list[int]) -> np.ndarray:
+    def wanted(tokens):
         return (
             reference(model, tokens) if scales is None else cached_logits(LayeredModel.of(model), [tokens], scales)[0]
         )
@@ -74,7 +70,7 @@ def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None =
 @pytest.mark.nightly
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_transformers(name: str) -> None:
+def test_logits_are_transformers(name):
     model_type, fields, whole = MODELS[name]
     model = make(model_type, **fields)
     portable = fused(model)
@@ -90,7 +86,7 @@ def test_logits_are_transformers(name: str) -> None:
 @pytest.mark.nightly(but=("gqa",))
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])
-def test_logits_over_fp8_caches(name: str) -> None:
+def test_logits_over_fp8_caches(name):
     """What PyTorch computes over keys and values that were rounded by the same scales."""
     model_type, fields, _ = MODELS[name]
     model = make(model_type, **fields)
@@ -104,7 +100,7 @@ def test_logits_over_fp8_caches(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("fp8", [False, True], ids=["own type", "fp8"])
-def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> None:
+def test_logits_over_paged_caches(llama, fp8):
     model, portable = llama
     scales = calibrate(LayeredModel.of(model), PROMPTS) if fp8 else None
     graph = lower(portable, "fp32", CAPACITY, scales, PAGE)
@@ -112,7 +108,7 @@ def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> Non
 
 
 @pytest.mark.nightly
-def test_a_product_in_another_order_is_not_taken_whole() -> None:
+def test_a_product_in_another_order_is_not_taken_whole():
     portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
     (node,) = (node for node in portable.graph if node.op_type == "TreeAttention")
     query, key = node.inputs[:2]
@@ -131,13 +127,13 @@ def test_a_product_in_another_order_is_not_taken_whole() -> None:
         ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, "the model's Gather wants them"),
     ],
 )
-def test_what_the_kernel_has_not(model_type: str, fields: dict[str, Any], reason: str) -> None:
+def test_what_the_kernel_has_not(model_type, fields, reason):
     portable = fused(make(model_type, num_hidden_layers=1, **fields))
     with pytest.raises(OptionError, match=reason + ".*: build with --attention native$"):
         lower(portable, "fp16", CAPACITY)
 
 
-def attentions(model: ir.Model) -> list[tuple[list[str], ir.Node]]:
+def attentions(model):
     """Each attention and the names of its inputs."""
     nodes = [node for node in model.graph if node.op_type == "TreeAttention"]
     return [(node.attributes["inputs"].as_string().split(","), node) for node in nodes]
@@ -145,7 +141,7 @@ def attentions(model: ir.Model) -> list[tuple[list[str], ir.Node]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DTYPES)
-def test_numbers_are_of_the_type_that_is_computed_in(llama: tuple[Any, ir.Model], precision: str) -> None:
+def test_numbers_are_of_the_type_that_is_computed_in(llama, precision):
     """But for tables, logits, and what counts."""
     model, dtype = lower(llama[1], precision, CAPACITY), DTYPES[precision]
     for value in model.graph.inputs:

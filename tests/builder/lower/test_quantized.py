@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import attention_oracle
 import numpy as np
@@ -28,11 +27,11 @@ from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
-from specbuild.builder.frontend.lazy_weights import ALL, Rows
+from specbuild.builder.frontend.lazy_weights import ALL
 from specbuild.builder.lower import plugin
 from specbuild.builder.lower.standard import DTYPES, lower
 from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.fp8_caches import cached_logits
 from specbuild.builder.quantize.fp8_caches import calibrate as calibrate_caches
 from specbuild.builder.quantize.linears import Names, simulated
@@ -41,7 +40,6 @@ from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.speculation.tree import Tree
 
-Make = Callable[..., Any]
 CAPACITY, BACKEND = 40, "tensorrt-rtx"
 TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61, 8, 70, 33, 2], [61, 4, 4, 90, 12, 7, 55]]
 HELD_OUT = [11, 96, 4, 61, 5, 8, 42, 17]
@@ -63,7 +61,7 @@ _PORTABLE = dict[str, ir.Model]()
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
 
 
-def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, Found]:
+def quantized(model, precision, **options):
     """A model's portable graph with quantized weights, and their numbers."""
     key, names = model.config.to_json_string(), Names.of(model)  # a random model is its configuration's
     if key not in _PORTABLE:
@@ -78,7 +76,7 @@ def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, Fou
     return graph, found
 
 
-def exact(model: Any, found: Found) -> np.ndarray:
+def exact(model, found):
     """PyTorch's logits of a text, with the same numbers."""
     with holding(model, found):
         return reference(model, HELD_OUT)
@@ -88,7 +86,7 @@ def exact(model: Any, found: Found) -> np.ndarray:
 @pytest.mark.nightly(only=[f"tied head-{precision}" for precision in SCHEMES])
 @pytest.mark.parametrize("precision", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
-def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, tied: bool) -> None:
+def test_logits_are_those_of_the_same_numbers(make_model, precision, tied):
     model = make_model(**SIZES, tie_word_embeddings=tied)
     graph, found = quantized(model, precision, output_tensor_type=precision)
     wanted, before = exact(model, found), reference(model, HELD_OUT)
@@ -102,9 +100,7 @@ def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8:static", "int4:32", "fp8"])
 @pytest.mark.parametrize("fp8_caches", [False, True], ids=["own type", "fp8 caches"])
-def test_logits_with_the_plugin(
-    make_model: Make, monkeypatch: pytest.MonkeyPatch, precision: str, fp8_caches: bool
-) -> None:
+def test_logits_with_the_plugin(make_model, monkeypatch, precision, fp8_caches):
     monkeypatch.setitem(plugin.DTYPES, "fp32", ir.DataType.FLOAT)  # which the kernel has not, for comparisons
     monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
     model = make_model(**SIZES)
@@ -123,26 +119,26 @@ def test_logits_with_the_plugin(
 class Unread(Numbers):
     """Numbers of another weight that must not be read yet."""
 
-    def __init__(self, other: Numbers) -> None:
+    def __init__(self, other):
         self.scheme, self.shape, self.parts = other.scheme, other.shape, other.parts
         self.smooth, self.input_scale = other.smooth, other.input_scale
 
-    def whole(self, rows: Rows = ALL) -> Any:
+    def whole(self, rows=ALL):
         raise AssertionError("a weight is read when it is written")
 
 
 @pytest.mark.slow(but=("int4:32",))
 @pytest.mark.parametrize("precision", ["int4:32", "int8", "int8:static", "fp8"])
-def test_lowering_reads_no_weight(make_model: Make, precision: str) -> None:
+def test_lowering_reads_no_weight(make_model, precision):
     _, found = quantized(model := make_model(**SIZES), precision)
     graph = _PORTABLE[model.config.to_json_string()].clone()
     Quantize({name: Unread(each) for name, each in found.items()}, Names.of(model))(graph)
     lowered = plugin.lower(graph, parse(precision, BACKEND).dtype, CAPACITY)
-    sizes = [value.const_value.size for value in lowered.graph.initializers.values() if not lazy(value)]  # type: ignore
+    sizes = [value.const_value.size for value in lowered.graph.initializers.values() if not lazy(value)]
     assert max(sizes) <= CAPACITY * 64
 
 
-def lazy(value: ir.Value) -> bool:
+def lazy(value):
     return isinstance(value.const_value, ir.LazyTensor)
 
 
@@ -150,17 +146,17 @@ WIDE = {"hidden_size": 128, "intermediate_size": 16384, "num_hidden_layers": 1} 
 
 
 @pytest.fixture(scope="module")
-def plans(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Engine, int]]:
+def plans(make_model, tmp_path_factory):
     """A precision's engine for sm_89 and sm_120, and the bytes of its graph's weights."""
     model, folder, made = make_model(**WIDE), tmp_path_factory.mktemp("plans"), dict[str, tuple[Engine, int]]()
 
-    def plan(precision: str) -> tuple[Engine, int]:
+    def plan(precision):
         if precision not in made:
             lowered = lower(quantized(model, precision)[0], parse(precision, BACKEND).dtype, CAPACITY)
             ir.save(lowered, folder / "model.onnx")
             options = EngineOptions(arch=("89", "120"))
             engine = compile_engine(folder / "model.onnx", BACKEND, make_profiles((1, 8), 2, 0), options)
-            made[precision] = engine, sum(v.const_value.nbytes for v in lowered.graph.initializers.values())  # type: ignore[union-attr]
+            made[precision] = engine, sum(v.const_value.nbytes for v in lowered.graph.initializers.values())
         return made[precision]
 
     return plan
@@ -184,7 +180,7 @@ def test_narrow_weights_make_a_narrow_plan(plans: Callable[[str], tuple[Engine, 
 
 
 @pytest.mark.parametrize("precision", SCHEMES)
-def test_weights_stay_narrow(make_model: Make, precision: str) -> None:
+def test_weights_stay_narrow(make_model, precision):
     """In both lowerings; scales are of the type that is computed in."""
     dtype, rounds, head = SCHEMES[precision]
     graph, computed = quantized(make_model(**SIZES), precision)[0], parse(precision, BACKEND).dtype
@@ -192,7 +188,7 @@ def test_weights_stay_narrow(make_model: Make, precision: str) -> None:
         onnx.checker.check_model(ir.to_proto(lowered), full_check="bf16" not in precision)
         products = 8 + head * (dtype != I4)
         narrow = [node for node in lowered.graph if node.op_type == "DequantizeLinear"]
-        kinds = Counter(node.inputs[0].dtype for node in narrow if node.inputs[0].is_initializer())  # type: ignore[union-attr]
+        kinds = Counter(node.inputs[0].dtype for node in narrow if node.inputs[0].is_initializer())
         assert kinds == Counter({dtype: products}) + Counter({I8: 8 + head - products})
         assert passes.census(lowered).get("QuantizeLinear", 0) == rounds * products
-        assert {node.inputs[1].dtype for node in narrow} == {DTYPES[computed]}  # type: ignore[union-attr]
+        assert {node.inputs[1].dtype for node in narrow} == {DTYPES[computed]}

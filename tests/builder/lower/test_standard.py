@@ -3,12 +3,6 @@
 ONNX Runtime's reference implementation of opset 24 on a CPU is slow, and enough to prove the graph.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -23,10 +17,9 @@ from specbuild.builder.passes.pattern import save
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import Tree
 
-Make = Callable[..., Any]
 CAPACITY, NODES = 40, 9
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "gqa": {},
     "mqa, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
     "mha, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
@@ -41,14 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def fused(model: Any) -> ir.Model:
+def fused(model):
     return small_models.fused(model, CAPACITY)
 
 
 class Session:
     """The lowered graph with its caches, `[B, Hkv, S, D]` per layer; every sequence's rows begin at its own length."""
 
-    def __init__(self, graph: ir.Model, path: Path, window: int = 0) -> None:
+    def __init__(self, graph, path, window=0):
         shapes = {"Shape", "Size", "Range", "ConstantOfShape"}  # which ONNX Runtime gives the CPU, and a GPU may not
         assert not shapes & {node.op_type for node in graph.graph}
         ir.save(graph, path)
@@ -57,7 +50,7 @@ class Session:
         shapes = {each.name: each.shape for each in self.session.get_inputs() if each.name.startswith("past")}
         self.caches = {n: np.zeros((len(PROMPTS), *shape[1:]), dtype=np.float32) for n, shape in shapes.items()}
 
-    def step(self, trees: list[Tree]) -> np.ndarray:
+    def step(self, trees):
         """Logits `[B, N, V]`; padding has a node's worth of anything."""
         batch, nodes = len(trees), max(len(tree) for tree in trees)
         tokens, positions = (np.zeros((batch, nodes), dtype=np.int32) for _ in range(2))
@@ -77,7 +70,7 @@ class Session:
         return np.asarray(logits)
 
 
-def check(model: Any, session: Session) -> None:
+def check(model, session):
     """Prompts of two lengths, then two trees: every node's logits are its path's."""
     logits = session.step([Tree.chain(prompt) for prompt in PROMPTS])
     for rows, prompt in zip(logits, PROMPTS, strict=True):
@@ -94,13 +87,13 @@ def check(model: Any, session: Session) -> None:
 @pytest.mark.soak(only=("mha, tied", "llama3"))
 @pytest.mark.nightly(but=("gqa",))
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
+def test_logits_are_transformers(make_model, tmp_path, name):
     model = make_model(**VARIANTS[name])
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx"))
 
 
 @pytest.mark.slow
-def test_numbers_too_large_are_refused(make_model: Make, tmp_path: Path) -> None:
+def test_numbers_too_large_are_refused(make_model, tmp_path):
     """When they are written."""
     model = make_model()
     with torch.no_grad():
@@ -120,14 +113,14 @@ def test_numbers_too_large_are_refused(make_model: Make, tmp_path: Path) -> None
     ],
     ids=["a window is a mask", "a soft-cap is written out"],
 )
-def test_other_attentions(tmp_path: Path, model_type: str, window: int, fields: dict[str, Any]) -> None:
+def test_other_attentions(tmp_path, model_type, window, fields):
     model = random_model(model_type, **fields)
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx", window))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DTYPES)
-def test_numbers_are_of_the_type_that_is_computed_in(make_model: Make, precision: str) -> None:
+def test_numbers_are_of_the_type_that_is_computed_in(make_model, precision):
     """And the portable graph is as it was."""
     portable, dtype = fused(make_model()), DTYPES[precision]
     before = ir.to_proto(portable).SerializeToString()

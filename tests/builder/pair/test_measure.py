@@ -1,14 +1,10 @@
 """A bundle whose draft has a tokenizer of its own: it decodes exactly, and its drafts come true."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import logging
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from other_tokenizers import byte_level, with_tokenizer
@@ -20,14 +16,12 @@ PROMPTS = ["def main(argv):\n    parser = argparse.ArgumentParser()\n", "import 
 
 
 @pytest.fixture(scope="module")
-def draft(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def draft(pair, tmp_path_factory):
     return with_tokenizer(pair / "draft", tmp_path_factory.mktemp("drafts") / "other", byte_level(2000, *SOURCES))
 
 
 @pytest.fixture(scope="module")
-def other_bundle(
-    pair: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]
-) -> Path:
+def other_bundle(pair, draft, tmp_path_factory, build_shared):
     path = tmp_path_factory.mktemp("bundles") / "other.bundle"
     config = {"target": str(pair / "target"), "draft": str(draft), "max_seq_len": 256, "max_batch_size": 1}
     build_shared(output=path, tune=False, **config)
@@ -37,7 +31,7 @@ def other_bundle(
 @pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", ["chain:4", "best:8"])
-def test_it_decodes_exactly_and_is_accepted(other_bundle: Path, tree: str, temperature: float) -> None:
+def test_it_decodes_exactly_and_is_accepted(other_bundle, tree, temperature):
     alone = SamplingParams(48, temperature=temperature, seed=3, ignore_eos=True, speculation="off")
     params = alone, replace(alone, speculation=tree)
     with Engine.load(other_bundle, drafter="model") as engine:

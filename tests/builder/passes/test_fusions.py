@@ -1,7 +1,5 @@
 """Each pass: what it matches, what it leaves of a graph, and that the graph computes the same afterwards."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -12,7 +10,6 @@ from specbuild.builder.passes import clean
 from specbuild.builder.passes.gate_up import FuseGateUp
 from specbuild.builder.passes.gather_logits import GatherLogits
 from specbuild.builder.passes.gemm import SplitGemm
-from specbuild.builder.passes.pattern import FusionPass
 from specbuild.builder.passes.qkv import FuseQKV
 from specbuild.builder.passes.residual_norm import FuseResidualNorm
 from specbuild.builder.passes.rms_norm import FuseRMSNorm
@@ -115,7 +112,7 @@ TIED = """g (float[B, N, 2] x, int64[B, N] i) => (float[B, N, 3] logits, float[B
 }"""
 
 MERGED = {"MatMul": 1, "Split": 1, "Gelu": 1, "Mul": 1}
-FUSED: list[tuple[type[FusionPass], str, str, dict[str, int]]] = [
+FUSED = [
     (FuseGateUp, "plain", GATE_UP, MERGED),
     (FuseGateUp, "biases", BIASES, MERGED | {"Add": 1}),
     (FuseGateUp, "one bias", ONE_BIAS, MERGED | {"Add": 1}),
@@ -142,7 +139,7 @@ FUSED: list[tuple[type[FusionPass], str, str, dict[str, int]]] = [
     (FuseSwiGLU, "silu is an output", SHARED, {"SwiGLU": 1, "Sigmoid": 1, "Mul": 1}),
     (FoldTiedHead, "tied", TIED, {"Gather": 1, "MatMulNT": 1}),
 ]  # fmt: skip
-LEFT_ALONE: list[tuple[type[FusionPass], str, str]] = [
+LEFT_ALONE = [
     (FuseGateUp, "squared", SQUARED),
     (SplitGemm, "scaled", GEMM.replace("Gemm (", "Gemm <alpha = 2.0> (")),
     (SplitGemm, "input turned", GEMM.replace("Gemm (", "Gemm <transA = 1> (")),
@@ -162,7 +159,7 @@ LEFT_ALONE: list[tuple[type[FusionPass], str, str]] = [
 ]  # fmt: skip
 
 
-def feeds(text: str) -> dict[str, np.ndarray]:
+def feeds(text):
     """Any numbers for each input of a graph."""
     found = {}
     for value in parse(text).graph.inputs:
@@ -176,7 +173,7 @@ def feeds(text: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("fusion", "text", "left"), [pytest.param(f, t, left, id=f"{f.__name__}: {name}") for f, name, t, left in FUSED]
 )
-def test_a_graph_computes_the_same_in_fewer_nodes(fusion: type[FusionPass], text: str, left: dict[str, int]) -> None:
+def test_a_graph_computes_the_same_in_fewer_nodes(fusion, text, left):
     matched, model = apply(fusion(), text)
     assert matched == (2 if text is TWO_RESHAPES else 1)
     clean(model)
@@ -187,12 +184,12 @@ def test_a_graph_computes_the_same_in_fewer_nodes(fusion: type[FusionPass], text
 @pytest.mark.parametrize(
     ("fusion", "text"), [pytest.param(f, text, id=f"{f.__name__}: {name}") for f, name, text in LEFT_ALONE]
 )
-def test_what_only_looks_alike_is_left_alone(fusion: type[FusionPass], text: str) -> None:
+def test_what_only_looks_alike_is_left_alone(fusion, text):
     matched, model = apply(fusion(), text)
     assert (matched, kinds(model)) == (0, kinds(parse(text)))
 
 
-def test_attention_takes_the_tables_and_rotates_by_itself() -> None:
+def test_attention_takes_the_tables_and_rotates_by_itself():
     _, model = apply(FuseRotary(), ROTARY)
     clean(model)
     (node,) = model.graph
@@ -210,12 +207,12 @@ def test_attention_takes_the_tables_and_rotates_by_itself() -> None:
         (GatherLogits, "logit"),
     ],
 )
-def test_what_a_pass_needs_is_named(fusion: type[FusionPass], name: str) -> None:
+def test_what_a_pass_needs_is_named(fusion, name):
     with pytest.raises(PreconditionError, match=name):
         fusion()(parse(SWIGLU))
 
 
-def test_a_norm_needs_the_opset_that_has_the_operator() -> None:
+def test_a_norm_needs_the_opset_that_has_the_operator():
     model = parse(NORM)
     model.graph.opset_imports[""] = 22
     with pytest.raises(PreconditionError, match="opset 23"):
@@ -235,6 +232,6 @@ def test_a_norm_needs_the_opset_that_has_the_operator() -> None:
     ],
     ids=["norm", "other axes", "used twice"],
 )
-def test_what_is_left_undone_is_refused(fusion: type[FusionPass], text: str, message: str) -> None:
+def test_what_is_left_undone_is_refused(fusion, text, message):
     with pytest.raises(PostconditionError, match=message):
         fusion()(parse(text))

@@ -1,7 +1,5 @@
 """MergeProducts joins weights side by side, once for all who use them, and takes only products it may."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from graphs import apply, assert_same, kinds, normal, parse
@@ -28,31 +26,31 @@ BIASES = PAIR.replace("Relu (p)", "Add (d, p)").replace(
 
 
 @pytest.mark.parametrize("text", [PAIR, BIASES], ids=["plain", "biases on either side"])
-def test_weights_and_biases_lie_side_by_side(text: str) -> None:
+def test_weights_and_biases_lie_side_by_side(text):
     matched, model = apply(MergePair(), text)
     assert matched == 1
     assert (kinds(model)["MatMul"], kinds(model)["Split"], kinds(model)["Add"]) == (1, 1, int(text is BIASES))
     assert_same(model, text, {"x": normal(2, 5, 2)})
 
 
-def test_weights_are_not_read_before_what_is_joined_is_written() -> None:
+def test_weights_are_not_read_before_what_is_joined_is_written():
     model, read = parse(PAIR), list[str]()
     weight = model.graph.initializers["a"]
     stored = weight.const_value
 
-    def load() -> ir.TensorProtocol:
+    def load():
         read.append("a")
-        return stored  # type: ignore[return-value]
+        return stored
 
     weight.const_value = ir.LazyTensor(load, ir.DataType.FLOAT, ir.Shape([2, 2]), name="a")
     MergePair()(model)
     joined = model.graph.initializers["a+c"]
     assert (joined.shape, joined.dtype, read) == ((2, 4), ir.DataType.FLOAT, [])
-    assert joined.const_value.numpy().shape == (2, 4)  # type: ignore[union-attr]
+    assert joined.const_value.numpy().shape == (2, 4)
     assert read
 
 
-def test_products_of_the_same_weights_share_what_is_joined() -> None:
+def test_products_of_the_same_weights_share_what_is_joined():
     text = PAIR.replace(
         "y = Max (left, right)",
         """between = Max (left, right)
@@ -77,7 +75,7 @@ def test_products_of_the_same_weights_share_what_is_joined() -> None:
     ],
     ids=["one twice", "another input", "no product", "another operator between", "an output", "another node"],
 )
-def test_what_may_not_be_merged_stays(old: str, new: str) -> None:
+def test_what_may_not_be_merged_stays(old, new):
     text = PAIR.replace(old, new)
     matched, model = apply(MergePair(), text)
     assert (matched, kinds(model)["Split"]) == (0, 0)

@@ -1,10 +1,5 @@
 """FusionPass counts, needs and promises; values are replaced under their names, and constants are made once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 from graphs import apply, assert_same, kinds, normal, parse
@@ -29,10 +24,10 @@ class DropPairs(FusionPass):
     needs = ("Abs", "x")
     left = "changes a sign back"
 
-    def find(self, node: ir.Node) -> ir.Node | None:
+    def find(self, node):
         return producer(node.inputs[0], "Neg") if node.op_type == "Neg" else None
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node, found: ir.Node) -> None:
+    def rewrite(self, graph, node, found):
         value = found.inputs[0]
         assert value is not None
         replace(node.outputs[0], value)
@@ -43,28 +38,28 @@ class DropPairs(FusionPass):
 class DropAll(DropPairs):
     """All signs at once."""
 
-    def find(self, node: ir.Node) -> Any:
+    def find(self, node):
         return node.op_type == "Neg"
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node, found: Any) -> None:
+    def rewrite(self, graph, node, found):
         for dead in [each for each in graph if each.op_type == "Neg"]:
-            replace(dead.outputs[0], dead.inputs[0])  # type: ignore[arg-type]
+            replace(dead.outputs[0], dead.inputs[0])
             graph.remove(dead, safe=True)
 
 
-def test_nodes_that_a_rewrite_removed_are_passed_over() -> None:
+def test_nodes_that_a_rewrite_removed_are_passed_over():
     matched, model = apply(DropAll(), TWICE)
     assert (matched, kinds(model)) == (1, {"Abs": 1})
 
 
-def test_matches_are_counted() -> None:
+def test_matches_are_counted():
     four = TWICE.replace("y = Abs (b)", "c = Neg (b)\n    d = Neg (c)\n    y = Abs (d)")
     matched, model = apply(DropPairs(), four)
     assert (matched, kinds(model)) == (2, {"Abs": 1})
     assert_same(model, four, {"x": normal(1, 2, 4)}, rtol=0)
 
 
-def test_renamed_bytes_of_a_file_take_another_shape(tmp_path: Path) -> None:
+def test_renamed_bytes_of_a_file_take_another_shape(tmp_path):
     array = np.arange(6, dtype=np.float32)
     (tmp_path / "weights").write_bytes(b"before" + array.tobytes())
     stored = ir.ExternalTensor("weights", 6, 24, ir.DataType.FLOAT, shape=ir.Shape([2, 3]), name="w", base_dir=tmp_path)
@@ -73,7 +68,7 @@ def test_renamed_bytes_of_a_file_take_another_shape(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.numpy(), array)
 
 
-def test_a_graphs_input_keeps_its_name_where_it_becomes_an_output() -> None:
+def test_a_graphs_input_keeps_its_name_where_it_becomes_an_output():
     text = TWICE.replace("y = Abs (b)", "y = Identity (x)")
     model = parse(text)
     last = list(model.graph)[-1]
@@ -83,7 +78,7 @@ def test_a_graphs_input_keeps_its_name_where_it_becomes_an_output() -> None:
     assert_same(model, text, {"x": normal(1, 2, 4)}, rtol=0)
 
 
-def test_two_outputs_that_become_one_value_keep_their_names() -> None:
+def test_two_outputs_that_become_one_value_keep_their_names():
     text = TWICE.replace("=> (", "=> (float[B, N, 4] z, ").replace("y = Abs (b)", "z = Abs (b)  y = Abs (b)")
     model = parse(text)
     first, second = list(model.graph)[-2:]

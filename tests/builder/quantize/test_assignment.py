@@ -1,9 +1,5 @@
 """Which weight gets which scheme: patterns, head and embedding, and tied ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,13 +18,11 @@ NAMES = Names([EMBEDDING, *INSIDE, HEAD], EMBEDDING, HEAD, tied=False)
 TIED = Names(NAMES.weights, EMBEDDING, HEAD, tied=True)
 
 
-def schemes(
-    precision: str, backend: str = CPU, names: Names = NAMES, model: str = "target", **options: Any
-) -> dict[str, str]:
+def schemes(precision, backend=CPU, names=NAMES, model="target", **options):
     return {n: str(s) for n, s in assign(QuantizeOptions(**options), model, precision, backend, names).items()}
 
 
-CASES: list[tuple[str, str, Names, dict[str, Any], str]] = [  # … → of query, output, down, head, embedding
+CASES = [  # … → of query, output, down, head, embedding
     ("int4", CPU, NAMES, {}, "int4 int4 int4 int8 int8"),
     ("int8:static", CPU, NAMES, {}, "int8:static int8:static int8:static int8 int8"),
     # A lookup is rounded to the nearest.
@@ -55,9 +49,7 @@ CASES: list[tuple[str, str, Names, dict[str, Any], str]] = [  # … → of query
 
 
 @pytest.mark.parametrize(("precision", "backend", "names", "options", "expected"), CASES)
-def test_which_weight_has_which_scheme(
-    precision: str, backend: str, names: Names, options: dict[str, Any], expected: str
-) -> None:
+def test_which_weight_has_which_scheme(precision, backend, names, options, expected):
     found = schemes(precision, backend, names, **options)
     for name, each in zip((*INSIDE[-3:], HEAD, EMBEDDING), expected.split(), strict=True):
         assert found.get(name, "-") == (each if each == "-" else str(parse(each, backend)))
@@ -65,7 +57,7 @@ def test_which_weight_has_which_scheme(
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.text(alphabet="abc_01", min_size=1, max_size=4), min_size=1, max_size=5), st.integers(0, 5))
-def test_a_name_fits_from_any_of_its_dots(parts: list[str], start: int) -> None:
+def test_a_name_fits_from_any_of_its_dots(parts, start):
     name, rest = ".".join(parts), ".".join(parts[min(start, len(parts) - 1) :])
     assert matches(rest, "draft", name)
     assert matches(f"draft:{rest}", "draft", name)
@@ -78,11 +70,11 @@ def test_a_name_fits_from_any_of_its_dots(parts: list[str], start: int) -> None:
     ("pattern", "fits"),
     [("mlp.*", True), ("layers.[0-3].*", True), ("own_proj", False), ("layers.?.mlp", False), ("MLP.*", False)],
 )
-def test_a_pattern_is_a_shells(pattern: str, fits: bool) -> None:
+def test_a_pattern_is_a_shells(pattern, fits):
     assert matches(pattern, "target", "model.layers.1.mlp.down_proj") is fits
 
 
-def test_an_embedding_is_looked_up() -> None:
+def test_an_embedding_is_looked_up():
     with pytest.raises(OptionError, match="an embedding is looked up, and has no activations: use int8 or int4"):
         schemes("int8", token_embedding_type="int8:static")
     with pytest.raises(OptionError, match="tensorrt looks up embeddings in 16 bits: drop --token-embedding-type"):
@@ -93,7 +85,7 @@ def test_an_embedding_is_looked_up() -> None:
     assert schemes("int4", names=headless)[EMBEDDING] == str(parse("int4:rtn", CPU))
 
 
-def test_a_pattern_that_fits_nothing_is_refused_with_names_that_would() -> None:
+def test_a_pattern_that_fits_nothing_is_refused_with_names_that_would():
     names = {"target": NAMES, "draft": TIED}
     check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "draft:lm_head=int8")), names, "onnxruntime")
     for pattern, models in (("dwn_proj", names), ("draft:down_proj", {"target": NAMES})):
@@ -109,7 +101,7 @@ def test_a_pattern_that_fits_nothing_is_refused_with_names_that_would() -> None:
         (AUTO, "bf16", "fp16"),
     ],
 )
-def test_a_weight_in_another_type_than_its_model_is_refused(precision: str, scheme: str, instead: str) -> None:
+def test_a_weight_in_another_type_than_its_model_is_refused(precision, scheme, instead):
     for options in ({"tensor_type": (f"down_proj={scheme}",)}, {"output_tensor_type": scheme}):
         with pytest.raises(OptionError, match=f"^'{scheme}': this model computes in .*: use {instead}, or another"):
             schemes(precision, GPU, **options)

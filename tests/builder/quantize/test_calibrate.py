@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +16,9 @@ from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.hidden_state_taps import decoder_layers
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
-from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, of_names, skeleton
+from specbuild.builder.frontend.lazy_weights import ALL, Weight, of_names, skeleton
 from specbuild.builder.frontend.reference import text_logits
-from specbuild.builder.quantize.calibrate import Found, Keep, calibrate
+from specbuild.builder.quantize.calibrate import Keep, calibrate
 from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.numbers import Inputs, Numbers, Quantized, quantize
 from specbuild.runtime.errors import OptionError, OutputError
@@ -31,7 +28,7 @@ STATIC = Scheme("int8", "fp32", activations="static")
 RTN = Scheme("int4", "fp32", 32)
 TEXTS = random_texts()
 of = LayeredModel.of
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+FAMILIES = {
     "llama": ("llama", {}),
     "gpt2": ("gpt2", {}),
     "windows": ("gemma3_text", {"sliding_window": 6, "query_pre_attn_scalar": 16, "head_dim": 16}),
@@ -39,33 +36,33 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def inside(model: Any, scheme: Scheme) -> dict[str, Scheme]:
+def inside(model, scheme):
     names = Names.of(model)
     return {name: scheme for name in names.weights if name not in (names.head, names.embedding)}
 
 
-def expected(model: Any, name: str, scheme: Scheme, inputs: Inputs | None = None) -> Quantized:
+def expected(model, name, scheme, inputs=None):
     return quantize({name: rows(model.get_submodule(name))}, scheme, inputs)[name]
 
 
-def alike(a: Numbers, b: Quantized) -> bool:
+def alike(a, b):
     """But for codes that the order of a sum turns; other inputs turn every eighth."""
     return bool((a.whole().codes != b.codes).float().mean() < 0.01)
 
 
-def same(a: Found, b: Found) -> bool:
+def same(a, b):
     """Bit for bit, whatever the order."""
 
-    def content(each: Numbers) -> list[object]:
+    def content(each):
         parts = [getattr(each.whole(), field.name) for field in fields(Quantized)]
         return [(x.dtype, x.flatten().view(torch.uint8).tolist()) if isinstance(x, Tensor) else x for x in parts]
 
     return a.keys() == b.keys() and all(content(a[name]) == content(b[name]) for name in a)
 
 
-def whole_model_inputs(model: Any, names: list[str], found: Found) -> dict[str, Inputs]:
+def whole_model_inputs(model, names, found):
     """What some products see when all of the model runs, quantized as far as it was found."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    seen = {name: [] for name in names}
     for name in names:
         model.get_submodule(name).register_forward_pre_hook(
             lambda _, x, name=name: seen[name].append(x[0].flatten(0, -2))
@@ -79,7 +76,7 @@ def whole_model_inputs(model: Any, names: list[str], found: Found) -> dict[str, 
 
 @pytest.mark.slow(but=("llama",))
 @pytest.mark.parametrize("name", FAMILIES)
-def test_layers_see_what_the_quantized_layers_before_them_make(name: str) -> None:
+def test_layers_see_what_the_quantized_layers_before_them_make(name):
     """And the head what all of them make: each weight is as GPTQ rounds it with the inputs of the whole model."""
     kind, fields = FAMILIES[name]
     model = random_model(kind, **fields)
@@ -99,7 +96,7 @@ def test_layers_see_what_the_quantized_layers_before_them_make(name: str) -> Non
 
 
 @pytest.mark.slow
-def test_layers_that_are_not_one_list_see_the_model_as_it_is() -> None:
+def test_layers_that_are_not_one_list_see_the_model_as_it_is():
     model = random_model("llama")
     count, model.config.num_hidden_layers = model.config.num_hidden_layers, 7
     schemes = inside(model, GPTQ)
@@ -109,7 +106,7 @@ def test_layers_that_are_not_one_list_see_the_model_as_it_is() -> None:
         assert alike(found[each], expected(model, each, GPTQ, inputs))
 
 
-def test_every_weight_by_its_own_scheme() -> None:
+def test_every_weight_by_its_own_scheme():
     model = random_model("llama")
     names = [f"model.layers.1.{each}" for each in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj")]
     schemes = dict(zip(names, (GPTQ, STATIC, RTN, Scheme("fp32", "fp32")), strict=True)) | {"model.embed_tokens": RTN}
@@ -120,7 +117,7 @@ def test_every_weight_by_its_own_scheme() -> None:
 
 
 @pytest.mark.parametrize(("width", "block"), [(88, None), (80, 16)])
-def test_rows_without_a_fitting_block_are_left_out(width: int, block: int | None) -> None:
+def test_rows_without_a_fitting_block_are_left_out(width, block):
     model = random_model("llama", intermediate_size=width, num_hidden_layers=1)
     found = calibrate(of(model), inside(model, GPTQ), TEXTS)
     assert "model.layers.0.mlp.up_proj" in found
@@ -128,7 +125,7 @@ def test_rows_without_a_fitting_block_are_left_out(width: int, block: int | None
     assert (narrow and narrow.scheme.block) == block
 
 
-def test_a_product_that_no_text_reaches_is_refused() -> None:
+def test_a_product_that_no_text_reaches_is_refused():
     model = random_model("llama")
     model.model.layers[1].mlp.spare = torch.nn.Linear(64, 64)
     with pytest.raises(OptionError, match=r"no text reaches model\.layers\.1\.mlp\.spare, so it cannot be calibrated"):
@@ -136,20 +133,20 @@ def test_a_product_that_no_text_reaches_is_refused() -> None:
     assert not any("forward" in each.__dict__ for each in decoder_layers(model))
 
 
-def times(keep: Keep) -> dict[str, int]:
+def times(keep):
     """When each layer was written."""
     return {path.stem: path.stat().st_mtime_ns for path in keep.folder.iterdir()}
 
 
 @pytest.mark.slow(only=("gptq",))
 @pytest.mark.parametrize("scheme", [GPTQ, Scheme("fp8", "fp16", activations="static")], ids=["gptq", "fp8"])
-def test_an_interrupted_calibration_goes_on(tmp_path: Path, scheme: Scheme) -> None:
+def test_an_interrupted_calibration_goes_on(tmp_path, scheme):
     model = random_model("llama")
     schemes = inside(model, scheme) | {"lm_head": scheme}
     exact = calibrate(of(model), schemes, TEXTS)
     keep, shares = Keep(tmp_path, "model", "texts"), list[float]()
 
-    def interrupted(phase: str, share: float) -> None:
+    def interrupted(phase, share):
         shares.append(share)
         if share > 0.5:
             raise KeyboardInterrupt
@@ -169,7 +166,7 @@ def test_an_interrupted_calibration_goes_on(tmp_path: Path, scheme: Scheme) -> N
 @pytest.mark.parametrize(
     "other", [("model", "texts", {"a": "int8"}), ("model", "texts", {"b": "int4"}), ("model", "other", {"a": "int4"})]
 )
-def test_only_the_same_is_reused(tmp_path: Path, other: tuple[Any, ...]) -> None:
+def test_only_the_same_is_reused(tmp_path, other):
     keep = Keep(tmp_path, "model", "texts", {"a": "int4"})
     keep.save("layer0", quantize({"a": torch.ones(2, 32), "b": torch.ones(2, 32)}, RTN))
     assert keep.load("layer0", ["b", "a"])
@@ -177,13 +174,13 @@ def test_only_the_same_is_reused(tmp_path: Path, other: tuple[Any, ...]) -> None
     assert Keep(tmp_path, *other).load("layer0", ["a", "b"]) is None
 
 
-def flip(path: Path) -> None:
+def flip(path):
     content = bytearray(path.read_bytes())
     content[-200] ^= 255
     path.write_bytes(bytes(content))
 
 
-DAMAGES: dict[str, Callable[[Path], Any]] = {
+DAMAGES = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "one byte": flip,
     "nothing said": lambda path: save_file({"a": torch.zeros(1)}, path),
@@ -191,7 +188,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_what_is_damaged_is_made_again(tmp_path, damage):
     model, keep = random_model("llama", num_hidden_layers=2), Keep(tmp_path, "model")
     exact = calibrate(of(model), inside(model, GPTQ), TEXTS, keep)
     DAMAGES[damage](keep.folder / "layer1.safetensors")
@@ -202,7 +199,7 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/{}/layer0.safetensors/folder"])
-def test_what_cannot_be_kept_is_refused(tmp_path: Path, place: str) -> None:
+def test_what_cannot_be_kept_is_refused(tmp_path, place):
     keep = Keep(tmp_path / "cache", "model")
     path = tmp_path / place.format(keep.folder.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,10 +217,10 @@ class Counted(Weight):
     peaks: list[int]
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+    def shape(self):
         return self.whole.shape
 
-    def read(self, rows: Rows = ALL) -> Tensor:
+    def read(self, rows=ALL):
         found = self.whole.read(rows).clone()
         self.alive.append(weakref.ref(found))
         self.peaks.append(sum(each.numel() for ref in self.alive if (each := ref()) is not None))
@@ -231,7 +228,7 @@ class Counted(Weight):
 
 
 @pytest.mark.parametrize("texts", [TEXTS, []], ids=["calibrated", "rounded"])
-def test_one_layers_weights_are_in_memory_at_a_time(tmp_path: Path, texts: list[list[int]]) -> None:
+def test_one_layers_weights_are_in_memory_at_a_time(tmp_path, texts):
     model, alive, peaks = of(random_model("llama", num_hidden_layers=6)), [], list[int]()
     counted = replace(model, weights={name: Counted(each, alive, peaks) for name, each in model.weights.items()})
     schemes = inside(model.net, GPTQ if texts else RTN)
@@ -245,7 +242,7 @@ def test_one_layers_weights_are_in_memory_at_a_time(tmp_path: Path, texts: list[
 
 
 @pytest.mark.slow
-def test_the_reference_targets_numbers_are_those_of_the_model_in_memory(pair: Path, tmp_path: Path) -> None:
+def test_the_reference_targets_numbers_are_those_of_the_model_in_memory(pair, tmp_path):
     """Bit for bit, and so are the logits by which their cost is measured."""
     checkpoint = find(str(pair / "target"))
     net = skeleton(checkpoint.config, "eager")
@@ -263,15 +260,15 @@ def test_the_reference_targets_numbers_are_those_of_the_model_in_memory(pair: Pa
 
 
 @pytest.mark.slow
-def test_only_one_layers_states_and_statistics_are_held() -> None:
+def test_only_one_layers_states_and_statistics_are_held():
     model = random_model("llama", num_hidden_layers=6)
     states, counts, statistics = list[weakref.ref[Tensor]](), list[int](), list[int]()
 
-    def watch(_module: Any, _inputs: Any, output: Any) -> None:
+    def watch(_module, _inputs, output):
         states.append(weakref.ref(output if isinstance(output, Tensor) else output[0]))
         counts.append(len({id(each) for ref in states if (each := ref()) is not None}))
 
-    def count(_phase: str, _share: float) -> None:
+    def count(_phase, _share):
         statistics.append(sum(type(each) is Tensor and each.shape == (96, 96) for each in gc.get_objects()))
 
     for layer in decoder_layers(model):

@@ -1,9 +1,6 @@
 """A mixture's experts in INT8 and INT4: the logits are transformers' with the numbers that the codes stand for."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ SIZES = {"num_hidden_layers": 1, "num_experts_per_tok": 2, "moe_intermediate_siz
 @pytest.mark.parametrize(
     ("model_type", "precision"), [("qwen3_moe", "int8:32"), ("gpt_oss", "int4:32"), ("gpt_oss", "int4:32,asym")]
 )
-def test_logits_are_those_of_the_same_numbers(tmp_path: Path, model_type: str, precision: str) -> None:
+def test_logits_are_those_of_the_same_numbers(tmp_path, model_type, precision):
     model = random_model(model_type, num_experts=4, num_local_experts=4, head_dim=16, **SIZES)
     scheme = QuantizeExperts(parse(f"{precision},weight-only", "onnxruntime"))
     graph = fused(model, CAPACITY).clone()

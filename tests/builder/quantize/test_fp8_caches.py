@@ -1,14 +1,8 @@
 """Scales of FP8 caches, and models that run over such caches in PyTorch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from plugin_lowering import MODELS, make
 from small_models import reference
 
@@ -18,7 +12,7 @@ from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibra
 TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4], list(range(20, 50))]
 
 
-def largest(model: Any, texts: list[list[int]]) -> NDArray[np.float32]:
+def largest(model, texts):
     """Of every head, `[2, layers, Hkv]`: what transformers' own cache has."""
     found = []
     for text in texts:
@@ -28,7 +22,7 @@ def largest(model: Any, texts: list[list[int]]) -> NDArray[np.float32]:
     return np.array(found, dtype=np.float32).max(0).swapaxes(0, 1)
 
 
-def scaled(model: Any, layer: int, head: int, by: float) -> None:
+def scaled(model, layer, head, by):
     """Make a KV head's values larger."""
     projection = model.model.layers[layer].self_attn.v_proj
     with torch.no_grad():
@@ -36,7 +30,7 @@ def scaled(model: Any, layer: int, head: int, by: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "a layer without rotation"])
-def test_scales_are_of_what_is_cached(name: str) -> None:
+def test_scales_are_of_what_is_cached(name):
     """Normed and rotated; twice the largest number of all texts is E4M3's largest."""
     model_type, fields, _ = MODELS[name]
     model = make(model_type, **fields)
@@ -44,7 +38,7 @@ def test_scales_are_of_what_is_cached(name: str) -> None:
     np.testing.assert_allclose((found.key, found.value), largest(model, TEXTS) * 2 / 448, rtol=1e-5)
 
 
-def test_an_outlier_has_a_scale_of_its_own_and_nothing_overflows(make_model: Callable[..., Any]) -> None:
+def test_an_outlier_has_a_scale_of_its_own_and_nothing_overflows(make_model):
     """Nor does a head that is 0 throughout; what lies far beyond the scales saturates, and is no NaN."""
     model = make_model()
     before = calibrate(LayeredModel.of(model), TEXTS)
@@ -60,7 +54,7 @@ def test_an_outlier_has_a_scale_of_its_own_and_nothing_overflows(make_model: Cal
     assert np.isfinite(far).all()
 
 
-def test_a_window_s_earlier_rows_count() -> None:
+def test_a_window_s_earlier_rows_count():
     """Which transformers' own cache has dropped by the end of a text."""
     model = make("mistral", sliding_window=4)
     alone, after = (
@@ -71,7 +65,7 @@ def test_a_window_s_earlier_rows_count() -> None:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "gpt2"])
-def test_the_attention_is_the_model_s_own(name: str) -> None:
+def test_the_attention_is_the_model_s_own(name):
     """Rounding moves it by a little; `lower/test_plugin.py` holds a few families against another implementation."""
     model_type, fields, _ = MODELS.get(name, ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, True))
     model, text = make(model_type, **fields), TEXTS[2]
@@ -82,7 +76,7 @@ def test_the_attention_is_the_model_s_own(name: str) -> None:
     assert 1e-3 < np.linalg.norm(rows - exact) < 0.15 * np.linalg.norm(exact - exact.mean(0))
 
 
-def test_a_model_is_afterwards_as_it_was(make_model: Callable[..., Any]) -> None:
+def test_a_model_is_afterwards_as_it_was(make_model):
     model = make_model()
     before, scales = reference(model, TEXTS[0]), calibrate(LayeredModel.of(model), TEXTS)
     with pytest.raises(IndexError):

@@ -1,12 +1,9 @@
 """Grids of checkpoints that were quantized before: found again from the numbers, and from nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.lazy_weights import Held
@@ -15,7 +12,7 @@ from specbuild.builder.quantize.grids import on_grid
 ROWS, COLUMNS = 48, 256
 
 
-def weight(kind: str, seed: int = 0, size: int = 32) -> Tensor:
+def weight(kind, seed=0, size=32):
     """Numbers on a grid as others keep it, its steps and lowest numbers in 16 bits."""
     draw = torch.Generator().manual_seed(seed)
     shape = ROWS, COLUMNS // size, size
@@ -33,13 +30,13 @@ def weight(kind: str, seed: int = 0, size: int = 32) -> Tensor:
     return numbers.reshape(ROWS, COLUMNS)
 
 
-def assert_kept(restored: Tensor, exact: Tensor, offsets: Tensor | None, scale: float = 1.0) -> None:
+def assert_kept(restored, exact, offsets, scale=1.0):
     """Numbers are as they were, but for what two codes of 4 bits do not hold of an offset: 1/224 of a row's largest."""
     off = torch.zeros(len(exact)) if offsets is None else offsets.abs().amax(-1) / (2 * 7 * 16)
     assert ((restored - exact).abs() <= 1e-6 * (scale + exact.abs()) + 1.001 * off[:, None]).all()
 
 
-def test_products_of_one_input_have_one_grid() -> None:
+def test_products_of_one_input_have_one_grid():
     int4 = parse("int4", "onnxruntime")
     both = on_grid({"a": Held(weight("Q4_0")), "b": Held(weight("Q4_1"))}, int4)
     assert both
@@ -50,7 +47,7 @@ def test_products_of_one_input_have_one_grid() -> None:
     assert on_grid({"a": Held(weight("Q4_0")), "b": Held(torch.randn(ROWS, COLUMNS))}, int4) is None
 
 
-def test_blocks_of_one_number_or_of_few() -> None:
+def test_blocks_of_one_number_or_of_few():
     """Among many rows."""
     numbers = torch.cat([weight("Q4_1", seed) for seed in range(86)])
     numbers[0], numbers[4120], numbers[2] = 0.0, 0.3, -0.7
@@ -72,7 +69,7 @@ GRIDS = [  # kind, size, scheme, where its zero points lie
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(GRIDS), st.integers(0, 1 << 30), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_a_grid_is_kept_whatever_its_steps(grid: tuple[str, int, str, str], seed: int, scale: float) -> None:
+def test_a_grid_is_kept_whatever_its_steps(grid, seed, scale):
     kind, size, scheme, place = grid
     exact, asked = weight(kind, seed, size) * scale, parse(scheme, "onnxruntime")
     found = on_grid({"w": Held(exact)}, asked)
@@ -84,13 +81,13 @@ def test_a_grid_is_kept_whatever_its_steps(grid: tuple[str, int, str, str], seed
     assert_kept(each.restored(), exact, each.offsets, scale)
 
 
-def off(numbers: Tensor) -> Tensor:
+def off(numbers):
     """The last row off the grid."""
     numbers[-1, 5] += 0.004
     return numbers
 
 
-def from_0(steps: int) -> Tensor:
+def from_0(steps):
     codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(2))
     return 0.5 * (codes + 0.3 + steps)
 
@@ -105,6 +102,6 @@ def from_0(steps: int) -> Tensor:
     ],
     ids=["levels", "none", "no blocks", "a row off"],
 )
-def test_no_grid(numbers: Tensor, scheme: str) -> None:
+def test_no_grid(numbers, scheme):
     assert on_grid({"w": Held(numbers)}, parse(scheme, "onnxruntime")) is None
     assert on_grid({"w": Held(from_0(8))}, parse("int4", "onnxruntime"))

@@ -1,8 +1,5 @@
 """Calibrated numbers outlive a refusal, and nothing else."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +17,11 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> BuildConfig:
+def config(tmp_path):
     return BuildConfig("target", tmp_path / "b", precision="int4")
 
 
-def calibrated(config: BuildConfig, error: BaseException | None = None) -> Path:
+def calibrated(config, error=None):
     """The folder of a layer that was kept; raises what ends the build."""
     keep = Keep(config.quantize.calibration_cache or Path("nowhere"), "model")
     keep.save(0, quantize({"a": torch.ones(2, 32)}, parse("int8", "onnxruntime")))
@@ -33,7 +30,7 @@ def calibrated(config: BuildConfig, error: BaseException | None = None) -> Path:
     return keep.folder
 
 
-def test_a_refusal_keeps_them_and_says_where(config: BuildConfig, tmp_path: Path) -> None:
+def test_a_refusal_keeps_them_and_says_where(config, tmp_path):
     where = rf"^too much \(what was calibrated is kept in {tmp_path}/\.b\.calibration for the next try\)$"
     with pytest.raises(ExecutionError, match=where), kept(config) as asked:
         calibrated(asked, ExecutionError("too much"))
@@ -45,7 +42,7 @@ def test_a_refusal_keeps_them_and_says_where(config: BuildConfig, tmp_path: Path
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OptionError("another")])
-def test_nothing_else_does(config: BuildConfig, tmp_path: Path, error: BaseException) -> None:
+def test_nothing_else_does(config, tmp_path, error):
     """Nor does what is not ours go."""
     with pytest.raises(type(error)), kept(config) as asked:
         calibrated(asked, error)
@@ -63,15 +60,15 @@ def test_nothing_else_does(config: BuildConfig, tmp_path: Path, error: BaseExcep
 
 
 @pytest.mark.nightly
-def test_the_next_build_calibrates_nothing(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_next_build_calibrates_nothing(make_sharp_checkpoint, tmp_path):
     model, output = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1)), tmp_path / "out" / "b"
 
-    def attempt(max_kl: float, *progress: Callable[..., None]) -> None:
+    def attempt(max_kl, *progress):
         options = QuantizeOptions(calib_size=2, max_kl=max_kl)
         fields = {"precision": "int4", "max_batch_size": 1, "tune": False, "quantize": options}
-        build(BuildConfig(model, output, **fields), *progress)  # type: ignore[arg-type]
+        build(BuildConfig(model, output, **fields), *progress)
 
-    def layers(_: str) -> None:
+    def layers(_):
         times.update(path.stat().st_mtime_ns for path in output.parent.rglob("layer*"))
 
     times = set[int]()

@@ -1,10 +1,5 @@
 """Our own chats and code, as a tokenizer takes them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -12,11 +7,11 @@ from specbuild.builder.quantize.kinds import CHATS, CODE, kinds
 
 
 @pytest.fixture
-def tokenizer(pair: Path) -> Any:
+def tokenizer(pair):
     return AutoTokenizer.from_pretrained(pair / "target")
 
 
-def test_chats_go_through_the_template(tokenizer: Any) -> None:
+def test_chats_go_through_the_template(tokenizer):
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     found = kinds(tokenizer, 1000)
     assert list(found) == ["chat", "code"]
@@ -25,7 +20,7 @@ def test_chats_go_through_the_template(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}"])
-def test_there_are_no_chats_without_a_template_that_takes_them(tokenizer: Any, template: str | None) -> None:
+def test_there_are_no_chats_without_a_template_that_takes_them(tokenizer, template):
     tokenizer.chat_template = template
     found = kinds(tokenizer, 1000)
     assert list(found) == ["code"]

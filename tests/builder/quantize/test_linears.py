@@ -1,9 +1,6 @@
 """The weights of a Hugging Face model by name, which of them read one tensor, and the model with others for them."""
 
-from __future__ import annotations
-
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from specbuild.builder.frontend.attention_layout import empty
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.linears import Names, groups, simulated
-from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
+from specbuild.builder.quantize.numbers import Inputs, quantize
 
 TEXT = random_texts()[0]
 INT8 = Scheme("int8", "fp32", 16, activations="dynamic")
@@ -26,17 +23,17 @@ NAMES = {
 }
 
 
-def found_in(model: Any, scheme: Scheme = INT8) -> dict[str, Quantized]:
+def found_in(model, scheme=INT8):
     names = Names.of(model).weights
     return {name: quantize({name: rows(model.get_submodule(name))}, scheme)[name] for name in names}
 
 
-def bits(model: Any) -> dict[str, bytes]:
+def bits(model):
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_names(family: str) -> None:
+def test_names(family):
     model = random_model(family)
     embedding, some, count = NAMES[family]
     names = Names.of(model)
@@ -48,7 +45,7 @@ def test_names(family: str) -> None:
     assert Names.of(empty(model.config)[1]) == names
 
 
-def test_a_name_that_is_none_leaves_the_model_as_it_was() -> None:
+def test_a_name_that_is_none_leaves_the_model_as_it_was():
     model = random_model("llama")
     before, found = text_logits(model, TEXT), found_in(model)
     found["model.layers.0.nothing"] = found["lm_head"]
@@ -58,7 +55,7 @@ def test_a_name_that_is_none_leaves_the_model_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_simulated_weights_are_those_of_a_model_that_has_them(family: str) -> None:
+def test_simulated_weights_are_those_of_a_model_that_has_them(family):
     """Of weights alone it is the same as writing the rounded numbers into the model, which is as it was afterwards."""
     model, other = random_model(family), random_model(family)
     before, logits = bits(model), text_logits(model, TEXT)
@@ -84,7 +81,7 @@ def test_simulated_weights_are_those_of_a_model_that_has_them(family: str) -> No
 @pytest.mark.parametrize(
     ("family", "name"), [("llama", "model.layers.0.mlp.down_proj"), ("gpt2", "transformer.h.0.mlp.c_proj")]
 )
-def test_inputs_are_rounded_and_divided_as_they_will_be(family: str, name: str) -> None:
+def test_inputs_are_rounded_and_divided_as_they_will_be(family, name):
     model = random_model(family, num_hidden_layers=1)
     module, x = model.get_submodule(name), torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(0))
     scheme = Scheme("int8", "fp32", activations="static")
@@ -108,7 +105,7 @@ def test_inputs_are_rounded_and_divided_as_they_will_be(family: str, name: str) 
         ("opt", "self_attn.q_proj self_attn.k_proj self_attn.v_proj|self_attn.out_proj|fc1|fc2"),
     ],
 )
-def test_products_of_one_tensor_are_together(family: str, inside: str) -> None:
+def test_products_of_one_tensor_are_together(family, inside):
     model = random_model(family, num_hidden_layers=1)
     layer = Names.of(model).weights[-2].partition(".0.")[0]
     expected = [[f"{layer}.0.{name}" for name in group.split()] for group in inside.split("|")]
@@ -116,7 +113,7 @@ def test_products_of_one_tensor_are_together(family: str, inside: str) -> None:
     assert groups(LayeredModel.of(model), expected[0][::-1][:2]) == [expected[0][-2:]]
 
 
-def test_weights_that_are_not_tied_whatever_the_configuration_says() -> None:
+def test_weights_that_are_not_tied_whatever_the_configuration_says():
     model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
     assert Names.of(model).tied
     model.lm_head.weight = nn.Parameter(1 + model.lm_head.weight.detach())

@@ -1,7 +1,5 @@
 """The numbers of a weight: within half a step, GPTQ, AWQ and SmoothQuant for the better, and never NaN."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import Tensor
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.quantize.numbers import SPAN, Inputs, Quantized, fit, quantize
+from specbuild.builder.quantize.numbers import SPAN, Inputs, fit, quantize
 
 INT4 = Scheme("int4", "fp32", 32)
 FP8 = Scheme("fp8", "fp32", activations="static")
@@ -24,36 +21,36 @@ SCHEMES += [STATIC, FP8, replace(FP8, per_tensor=True)]
 RESOLUTION = {"fp32": 0.0, "fp16": 2**-11, "bf16": 2**-8}
 
 
-def seen(x: Tensor) -> Inputs:
+def seen(x):
     flat = x.reshape(-1, x.shape[-1])
     return Inputs(flat.abs().amax(0), [flat.T @ flat])
 
 
-def one(weight: Tensor, scheme: Scheme, inputs: Inputs | None = None) -> Quantized:
+def one(weight, scheme, inputs=None):
     return quantize({"w": weight}, scheme, inputs)["w"]
 
 
-def computed(found: Quantized, x: Tensor) -> Tensor:
+def computed(found, x):
     return found.seen(x) @ found.restored().T
 
 
-def output_error(weight: Tensor, found: Quantized, x: Tensor) -> float:
+def output_error(weight, found, x):
     exact = x @ weight.T
     return float((computed(found, x) - exact).norm() / exact.norm())
 
 
-def correlated(rows: int, columns: int, seed: int = 0) -> Tensor:
+def correlated(rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, columns // 8, generator=generator)
     mixed = hidden @ torch.randn(columns // 8, columns, generator=generator)
     return mixed + 0.1 * torch.randn(rows, columns, generator=generator)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def biased(rows: int, columns: int) -> Tensor:
+def biased(rows, columns):
     """Inputs some of whose columns are far larger than others."""
     return normal(rows, columns, seed=3) * torch.logspace(-2, 1, columns)[torch.randperm(columns)]
 
@@ -66,7 +63,7 @@ def biased(rows: int, columns: int) -> Tensor:
     symmetric=st.booleans(),
     dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
 )
-def test_numbers_are_within_half_a_step(rows: np.ndarray, kind: str, size: int, symmetric: bool, dtype: str) -> None:
+def test_numbers_are_within_half_a_step(rows, kind, size, symmetric, dtype):
     """Of a step no longer than its block needs; and a zero is a zero."""
     rows[:, 0] = 0
     weight = torch.from_numpy(rows)
@@ -85,7 +82,7 @@ def test_numbers_are_within_half_a_step(rows: np.ndarray, kind: str, size: int, 
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_scales_are_of_the_type_that_is_computed_in(dtype: str) -> None:
+def test_scales_are_of_the_type_that_is_computed_in(dtype):
     weight, x, kind = normal(8, 128), biased(64, 128), {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     for scheme in SCHEMES:
         found = one(weight, replace(scheme, dtype=dtype), seen(x))
@@ -94,7 +91,7 @@ def test_scales_are_of_the_type_that_is_computed_in(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", [INT4, FP8], ids=["int4", "fp8"])
-def test_small_rows_keep_their_levels_in_fp16(scheme: Scheme) -> None:
+def test_small_rows_keep_their_levels_in_fp16(scheme):
     """Their scales lie below fp16's normal numbers, which is no reason to round everything to a few steps."""
     for size, worse in ((3e-3, 1.1), (1e-4, 2)):
         weight, x = size * normal(4, 128).clamp(-3, 3) / 3, normal(64, 128)
@@ -104,7 +101,7 @@ def test_small_rows_keep_their_levels_in_fp16(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_degenerate_weights_give_no_nan(dtype: str, scheme: Scheme) -> None:
+def test_degenerate_weights_give_no_nan(dtype, scheme):
     weight = normal(8, 64)
     weight[0], weight[1], weight[2], weight[3] = 0, 1.5, -1.5, 1e-30
     weight[4, 1:] = 0
@@ -119,7 +116,7 @@ def test_degenerate_weights_give_no_nan(dtype: str, scheme: Scheme) -> None:
             assert rows[0].any() or not found.restored()[0].any()
 
 
-def plain_gptq(weight: Tensor, moment: Tensor, size: int) -> Tensor:
+def plain_gptq(weight, moment, size):
     """Optimal brain quantization column by column, the inverse updated each time, in float64; symmetric INT4."""
     hessian = moment.double()
     hessian = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
@@ -134,7 +131,7 @@ def plain_gptq(weight: Tensor, moment: Tensor, size: int) -> Tensor:
     return restored.float()
 
 
-def test_gptq_is_what_its_paper_says() -> None:
+def test_gptq_is_what_its_paper_says():
     weight, x = normal(6, 160), correlated(400, 160)  # more columns than are corrected at once
     found = one(weight, GPTQ, seen(x)).restored()
     expected = plain_gptq(weight, x.T @ x, 32)
@@ -143,7 +140,7 @@ def test_gptq_is_what_its_paper_says() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_wide_weights_are_looked_at_in_spans(method: str) -> None:
+def test_wide_weights_are_looked_at_in_spans(method):
     """Of so many columns that their moments are of two spans."""
     columns, scheme = SPAN + 64, replace(INT4, method=method, symmetric=method == "awq")
     weight, x = normal(4, columns), correlated(300, columns)
@@ -156,7 +153,7 @@ def test_wide_weights_are_looked_at_in_spans(method: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["correlated", "biased", "dead"])
-def test_awq_is_never_worse_than_the_nearest(kind: str) -> None:
+def test_awq_is_never_worse_than_the_nearest(kind):
     """By the moments that it searches with, which are those of the inputs."""
     weight, x = normal(24, 128, seed=1), (correlated if kind == "correlated" else biased)(200, 128)
     if kind == "dead":
@@ -166,7 +163,7 @@ def test_awq_is_never_worse_than_the_nearest(kind: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", [AWQ, STATIC, replace(FP8, per_tensor=True)], ids=["awq", "int8", "fp8"])
-def test_products_of_one_input_are_divided_alike(scheme: Scheme) -> None:
+def test_products_of_one_input_are_divided_alike(scheme):
     x = biased(64, 64)
     weights = {name: normal(8, 64, seed=at) * (1 + 9 * at) for at, name in enumerate("qkv")}
     found = quantize(weights, scheme, seen(x))
@@ -177,14 +174,14 @@ def test_products_of_one_input_are_divided_alike(scheme: Scheme) -> None:
         assert not scheme.per_tensor or (each.scales == found["q"].scales[0, 0]).all()
 
 
-def test_smoothing_helps_where_an_input_is_an_outlier() -> None:
+def test_smoothing_helps_where_an_input_is_an_outlier():
     weight, x = normal(32, 128), normal(256, 128, seed=1)
     x[:, 7] *= 100
     weight[:, 7] /= 10
     assert output_error(weight, one(weight, STATIC, seen(x)), x) < 0.02
 
 
-def test_static_inputs_beyond_what_was_seen_are_the_largest() -> None:
+def test_static_inputs_beyond_what_was_seen_are_the_largest():
     x = normal(64, 16)
     for scheme, lowest, levels in ((STATIC, -128, 127), (FP8, -448, 448)):
         found = one(torch.eye(16), scheme, seen(x))
@@ -196,7 +193,7 @@ def test_static_inputs_beyond_what_was_seen_are_the_largest() -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(arrays(np.float32, (2, 64), elements=st.floats(-3, 3, width=32)))
-def test_dynamic_inputs_are_within_half_a_step_of_their_block(rows: np.ndarray) -> None:
+def test_dynamic_inputs_are_within_half_a_step_of_their_block(rows):
     x = torch.from_numpy(rows)
     rounded = one(normal(4, 64), replace(INT4, activations="dynamic")).seen(x)
     step = x.reshape(2, 2, 32).abs().amax(2).repeat_interleave(32, 1) / 127
@@ -205,7 +202,7 @@ def test_dynamic_inputs_are_within_half_a_step_of_their_block(rows: np.ndarray) 
 
 
 @pytest.mark.parametrize("per_tensor", [False, True])
-def test_fp8_is_the_nearest_e4m3(per_tensor: bool) -> None:
+def test_fp8_is_the_nearest_e4m3(per_tensor):
     weight, x = normal(8, 64) * torch.logspace(-3, 1, 8)[:, None], normal(4, 64, seed=2)
     found = one(weight, replace(FP8, per_tensor=per_tensor), seen(normal(32, 64)))
     largest = weight.abs().max().expand(8) if per_tensor else weight.abs().amax(1)
@@ -219,7 +216,7 @@ def test_fp8_is_the_nearest_e4m3(per_tensor: bool) -> None:
 @pytest.mark.parametrize(
     ("block", "columns", "fitted"), [(128, 256, 128), (128, 192, 64), (128, 48, 16), (128, 40, None), (16, 24, None)]
 )
-def test_blocks_that_fit(block: int, columns: int, fitted: int | None) -> None:
+def test_blocks_that_fit(block, columns, fitted):
     """On a GPU none of less than 32."""
     scheme = fit(Scheme("int4", "fp32", block), columns)
     assert scheme == (Scheme("fp32", "fp32") if fitted is None else Scheme("int4", "fp32", fitted))
@@ -229,7 +226,7 @@ def test_blocks_that_fit(block: int, columns: int, fitted: int | None) -> None:
 
 
 @pytest.mark.parametrize("scheme", [GPTQ, AWQ], ids=["gptq", "awq"])
-def test_weights_stay_as_they_were(scheme: Scheme) -> None:
+def test_weights_stay_as_they_were(scheme):
     weight, inputs = normal(8, 64), seen(biased(32, 64))
     before, moments = weight.clone(), inputs.moments[0].clone()
     one(weight, scheme, inputs)
@@ -238,7 +235,7 @@ def test_weights_stay_as_they_were(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", [replace(INT4, symmetric=False), FP8], ids=["int4", "fp8"])
-def test_many_rows_are_rounded_as_few(scheme: Scheme) -> None:
+def test_many_rows_are_rounded_as_few(scheme):
     weight, inputs = normal(5000, 32), seen(normal(5, 32))
     whole, last = one(weight, scheme, inputs), one(weight[4990:], scheme, inputs)
     torch.testing.assert_close(whole.restored()[4990:], last.restored(), rtol=0, atol=0)

@@ -1,10 +1,5 @@
 """Precision `keep`: a bundle of a GGUF file computes with the file's own numbers, whatever types they are in."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -33,7 +28,7 @@ MIXED = {  # as llama.cpp mixes types: query and key in another than value, so t
 
 
 @pytest.fixture(scope="module")
-def wide(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide(make_checkpoint, tmp_path_factory):
     """A checkpoint whose rows are whole blocks of 256."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
     return make_checkpoint(tmp_path_factory.mktemp("wide") / "wide", **sizes)
@@ -41,7 +36,7 @@ def wide(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", MIXED)
-def test_logits_are_those_of_the_dequantized_weights(kinds: str, wide: Path, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_dequantized_weights(kinds, wide, tmp_path):
     """Up to the rounding of inputs to 16 bits."""
     path = write_gguf(wide, tmp_path / "a.gguf", MIXED[kinds])
     report = build(BuildConfig(str(path), tmp_path / "b", max_batch_size=1, max_seq_len=64))
@@ -56,7 +51,7 @@ def test_logits_are_those_of_the_dequantized_weights(kinds: str, wide: Path, tmp
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_other_precisions_keep_the_blocks_that_they_can_hold(precision: str, wide: Path, tmp_path: Path) -> None:
+def test_other_precisions_keep_the_blocks_that_they_can_hold(precision, wide, tmp_path):
     """Exactly; weights of one product only together, and with their scheme's rounding of inputs."""
     path = write_gguf(wide, tmp_path / "a.gguf", {"attn_v": "Q6_K", "attn": "Q4_K", "ffn_down": "Q8_0", "": "Q4_0"})
     checkpoint = find(str(path))
@@ -73,7 +68,7 @@ def test_other_precisions_keep_the_blocks_that_they_can_hold(precision: str, wid
         assert torch.equal(each.whole().restored(), model.weights[f"{name}.weight"].read())
 
 
-def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide: Path, tmp_path: Path) -> None:
+def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide, tmp_path):
     path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
     default = BuildConfig(str(path), tmp_path / "b")
     assert (default.precision_of("target"), default.quantizes) == ("keep", False)

@@ -1,10 +1,5 @@
 """How far a model moved: known shifts, real decoding, and chains that are really drafted."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,28 +9,28 @@ from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.linears import Names
-from specbuild.builder.quantize.numbers import Quantized, fit, quantize
+from specbuild.builder.quantize.numbers import fit, quantize
 from specbuild.builder.quantize.quality import DEPTH, Before, acceptance, beginnings, first_divergence, moved
 
 TEXTS = random_texts(3, 20)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return random_model("llama")
 
 
 @pytest.fixture(scope="module")
-def before(model: Any) -> Before:
+def before(model):
     return Before.of(LayeredModel.of(model), TEXTS)
 
 
-def rounded(model: Any, scheme: Scheme) -> dict[str, Quantized]:
+def rounded(model, scheme):
     weights = {name: rows(model.get_submodule(name)) for name in Names.of(model).weights}
     return {n: quantize({n: each}, fit(scheme, each.shape[1]))[n] for n, each in weights.items()}
 
 
-def test_the_same_has_not_moved(model: Any, before: Before) -> None:
+def test_the_same_has_not_moved(model, before):
     """Nor has what a softmax does not see: the perplexity is that of transformers' own loss."""
     shift = [np.arange(len(text), dtype=np.float32)[:, None] for text in TEXTS]
     found = moved(before, [text_logits(model, text) + each for text, each in zip(TEXTS, shift, strict=True)])
@@ -51,7 +46,7 @@ def test_the_same_has_not_moved(model: Any, before: Before) -> None:
     assert found["perplexity"] == [pytest.approx(np.exp(np.mean(losses)), rel=1e-5)] * 2
 
 
-def test_a_known_shift_has_known_numbers() -> None:
+def test_a_known_shift_has_known_numbers():
     """Two tokens, of log-odds 0 before and a after: all in closed form."""
     texts = [[0, 1, 1, 0], [1, 0]]
     logits = [np.zeros((len(text), 2), dtype=np.float32) for text in texts]
@@ -71,7 +66,7 @@ def test_a_known_shift_has_known_numbers() -> None:
     assert found["perplexity"] == [pytest.approx(2.0), pytest.approx(np.exp(np.mean(surprise)))]
 
 
-def written(model: Any, prompt: list[int], count: int) -> list[int]:
+def written(model, prompt, count):
     """Tokens really written, one by one."""
     tokens = list(prompt)
     for _ in range(count):
@@ -79,7 +74,7 @@ def written(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_first_divergence_is_that_of_decoding(model: Any, before: Before) -> None:
+def test_first_divergence_is_that_of_decoding(model, before):
     """Whoever of the two writes."""
     prompts, count = beginnings(before, 64)
     exact = [written(model, prompt, count) for prompt in prompts]
@@ -95,7 +90,7 @@ def test_first_divergence_is_that_of_decoding(model: Any, before: Before) -> Non
 
 
 @pytest.mark.parametrize("positions", [2, 9, 64])
-def test_models_of_few_positions(model: Any, positions: int) -> None:
+def test_models_of_few_positions(model, positions):
     ((prompt,), new) = beginnings(Before([list(range(1, 1 + positions))], []), positions)
     assert prompt
     assert new >= 1
@@ -105,14 +100,14 @@ def test_models_of_few_positions(model: Any, positions: int) -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "texts"), [(1_700_000, TEXTS[:2]), (1 << 23, [TEXTS[0][:8]])])
-def test_few_texts_of_a_large_vocabulary(vocabulary: int, texts: list[list[int]]) -> None:
+def test_few_texts_of_a_large_vocabulary(vocabulary, texts):
     model = random_model("llama", num_hidden_layers=1)
     model.config.vocab_size = vocabulary
     found = Before.of(LayeredModel.of(model), TEXTS)
     assert (found.texts, [len(each) for each in found.logits]) == (texts, [len(text) for text in texts])
 
 
-def decoded(draft: Any, target: Any, texts: Sequence[list[int]]) -> float:
+def decoded(draft, target, texts):
     """Tokens a round of chains of the texts, each token of which is drafted and verified by itself."""
     tokens = rounds = 0
     for text in texts:
@@ -129,7 +124,7 @@ def decoded(draft: Any, target: Any, texts: Sequence[list[int]]) -> float:
 
 
 @pytest.mark.slow
-def test_acceptance_is_that_of_chains_really_drafted(model: Any, before: Before) -> None:
+def test_acceptance_is_that_of_chains_really_drafted(model, before):
     draft = random_model("llama")
     with holding(draft, rounded(model, Scheme("int4", "fp32", 32))):
         drafted = [text_logits(draft, text) for text in TEXTS]

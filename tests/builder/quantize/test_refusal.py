@@ -1,9 +1,6 @@
 """Refusals: early, with the weights that cost most, and with what would do instead."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from small_models import random_model, random_texts
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.quality import Before
 from specbuild.builder.quantize.refusal import check_cost, glance
@@ -26,22 +23,22 @@ TEXTS = Texts(random_texts(4, 24, seed=5), HELD_OUT, "here", "hash")
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     """One whose second layer has an input that no narrow type holds: one column is a thousand times the others."""
     made = random_model("llama", num_hidden_layers=2, hidden_size=64, intermediate_size=64)
     made.model.layers[1].mlp.up_proj.weight.data[5] *= 300
     return made
 
 
-def request(precision: str, max_kl: float) -> Request:
+def request(precision, max_kl):
     return Request("target", precision, "onnxruntime", QuantizeOptions(), TEXTS, max_kl)
 
 
-def schemes(model: Any, precision: str) -> Any:
+def schemes(model, precision):
     return assign(QuantizeOptions(), "target", precision, "onnxruntime", Names.of(model))
 
 
-def refused(model: Any, precision: str, max_kl: float) -> str:
+def refused(model, precision, max_kl):
     layered, given = LayeredModel.of(model), (Names.of(model), schemes(model, precision))
     before = Before.of(layered, HELD_OUT)
     with pytest.raises(ExecutionError) as caught:
@@ -50,7 +47,7 @@ def refused(model: Any, precision: str, max_kl: float) -> str:
 
 
 @pytest.mark.slow
-def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
+def test_it_says_what_costs_most_and_what_would_do(model):
     layered = LayeredModel.of(model)
     before = Before.of(layered, HELD_OUT)
     precisions = "int8:static", "int8:dynamic", "int8"
@@ -62,7 +59,7 @@ def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
     assert "use --precision fp32" in refused(model, "int8", kls["int8"] / 2)
 
 
-def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:
+def test_only_what_has_static_scales_is_judged_early(model):
     names, layered = Names.of(model), LayeredModel.of(model)
     check_early(layered, request("int8", 1e-12), names, schemes(model, "int8"))
     check_early(layered, request("int8:static", 10.0), names, schemes(model, "int8:static"))
@@ -72,7 +69,7 @@ def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
-def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model: Any) -> None:
+def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model):
     layered, found = LayeredModel.of(model), numbers(model, "int8")
     seen = glance(layered, TEXTS)
     given = found, seen, "int8", distance(layered, seen, found) / 2, lambda precision: numbers(model, precision)
@@ -82,5 +79,5 @@ def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model: An
             check_cost(layered, *given, factor=factor)
 
 
-def numbers(model: Any, precision: str) -> Found:
+def numbers(model, precision):
     return calibrate(LayeredModel.of(model), schemes(model, precision), TEXTS.calibration)

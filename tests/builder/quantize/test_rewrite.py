@@ -1,10 +1,6 @@
 """Quantized weights in the graph: what is rewritten, how it is packed, and that it computes what was simulated."""
 
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,10 +22,10 @@ from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.lower.onnxruntime import pack as pack_panels
 from specbuild.builder.passes import census, clean
 from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.grids import own_grids
 from specbuild.builder.quantize.linears import Names
-from specbuild.builder.quantize.numbers import Inputs, Numbers, quantize
+from specbuild.builder.quantize.numbers import Inputs, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
@@ -40,7 +36,7 @@ TEXTS = random_texts(6, 32)
 TEXT = random_texts(1, 16, seed=9)[0]
 CPU = "onnxruntime"
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS = {
     "llama": ("llama", WIDE),
     "grid": ("llama", WIDE | {"num_hidden_layers": 1}),
     "tied": ("llama", {"num_hidden_layers": 1, "tie_word_embeddings": True}),
@@ -51,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def made(name: str) -> tuple[Any, ir.Model]:
+def made(name):
     kind, fields = MODELS[name]
     model = random_model(kind, **fields)
     if name == "grid":
@@ -63,21 +59,21 @@ def made(name: str) -> tuple[Any, ir.Model]:
     return model, fused(model, CAPACITY)
 
 
-def numbers(name: str, precision: str, **options: Any) -> tuple[dict[str, Numbers], Names]:
+def numbers(name, precision, **options):
     model, names = made(name)[0], Names.of(made(name)[0])
     schemes = assign(QuantizeOptions(**options), "target", precision, CPU, names)
     found = dict(calibrate(LayeredModel.of(model), schemes, TEXTS))
     return found, names
 
 
-def rewritten(name: str, found: Found, names: Names) -> ir.Model:
+def rewritten(name, found, names):
     graph = made(name)[1].clone()
     Quantize(found, names)(graph)
     clean(graph)
     return graph
 
 
-def run(name: str, graph: ir.Model, path: Path) -> np.ndarray:
+def run(name, graph, path):
     """The graph's logits of a text in one step on ONNX Runtime."""
     model = made(name)[0]
     packed = graph.clone()
@@ -94,7 +90,7 @@ def run(name: str, graph: ir.Model, path: Path) -> np.ndarray:
 
 @settings(deadline=None, derandomize=True)
 @given(arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 9)), elements=st.integers(0, 15)))
-def test_the_first_of_two_is_the_low_one(codes: np.ndarray) -> None:
+def test_the_first_of_two_is_the_low_one(codes):
     even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
     packed = pack(codes, 4)
     assert packed.dtype == np.uint8
@@ -103,7 +99,7 @@ def test_the_first_of_two_is_the_low_one(codes: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_products_made_one_with_two_precisions_are_refused() -> None:
+def test_products_made_one_with_two_precisions_are_refused():
     found, names = numbers("llama", "int8", tensor_type=("layers.0.self_attn.k_proj=int4",))
     at = "model.layers.0.self_attn"
     for _ in range(2):
@@ -120,7 +116,7 @@ NORM = """g (float[1, 2, 64] x, float[64] norm, float[64, 16] q_T, float[64, 16]
 
 
 @pytest.mark.parametrize(("read", "names"), [("n", ["q"]), ("n", ["q", "k", "v"]), ("sum", ["q"])])
-def test_a_divisor_of_a_norm_that_others_read_too_is_a_product(read: str, names: list[str]) -> None:
+def test_a_divisor_of_a_norm_that_others_read_too_is_a_product(read, names):
     """Query, key and value without FuseQKV, all of them or one alone divided; or what is read is the norm's sum."""
     graph = parse_graph(NORM.replace("READ", read))
     for value in list(graph.graph.inputs)[1:]:
@@ -138,7 +134,7 @@ def test_a_divisor_of_a_norm_that_others_read_too_is_a_product(read: str, names:
 @pytest.mark.slow(only=("int4",))
 @pytest.mark.nightly(only=("int8",))
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
+def test_a_tied_weight_is_stored_once(tmp_path, precision):
     found, names = numbers("tied", precision)
     found[names.embedding] = found[str(names.head)]
     graph = rewritten("tied", found, names)
@@ -158,12 +154,12 @@ def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
         {"output_tensor_type": "int8:64", "token_embedding_type": "int8:32"},
     ],
 )
-def test_a_tied_weight_in_two_precisions(tmp_path: Path, options: dict[str, str]) -> None:
+def test_a_tied_weight_in_two_precisions(tmp_path, options):
     found, names = numbers("tied", "int8", **options)
     assert_near("tied", rewritten("tied", found, names), found, tmp_path)
 
 
-def assert_near(name: str, graph: ir.Model, found: Found, folder: Path) -> None:
+def assert_near(name, graph, found, folder):
     """The graph computes what is simulated: as near as inputs' rounding lets it, which a last bit may turn."""
     model = made(name)[0]
     with holding(model, found):
@@ -175,7 +171,7 @@ def assert_near(name: str, graph: ir.Model, found: Found, folder: Path) -> None:
     assert gap < 0.5 * distance(text_logits(model, TEXT), expected)
 
 
-def distance(logits: np.ndarray, expected: np.ndarray) -> float:
+def distance(logits, expected):
     return float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
 
 
@@ -188,7 +184,7 @@ def distance(logits: np.ndarray, expected: np.ndarray) -> float:
         *("int4:weight-only", "int4:sym,rtn,weight-only", "int4:awq,weight-only"),
     ],
 )
-def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) -> None:
+def test_the_graph_computes_what_is_simulated(tmp_path, precision):
     found, names = numbers("llama", precision)
     assert len(found) == len(names.weights)
     graph = rewritten("llama", found, names)
@@ -199,7 +195,7 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
 @pytest.mark.slow
 @pytest.mark.nightly(only=("int4", "int8:128,dynamic"))
 @pytest.mark.parametrize("precision", ["int4", "int4:dynamic", "int4:weight-only", "int8", "int8:128,dynamic"])
-def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
+def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path, precision):
     """Of 4 bits with offsets, of 8 bits with zeros; products of one input made one."""
     model, names = made("grid")[0], Names.of(made("grid")[0])
     found = own_grids(LayeredModel.of(model), names, assign(QuantizeOptions(), "target", precision, CPU, names))
@@ -216,12 +212,12 @@ def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: s
 @pytest.mark.nightly(but=("int4-tied",))
 @pytest.mark.parametrize("name", ["gpt2", "opt", "olmo2", "tied"])
 @pytest.mark.parametrize("precision", ["int8", "int4", "int4:awq,weight-only", "int8:static"])
-def test_other_families(tmp_path: Path, name: str, precision: str) -> None:
+def test_other_families(tmp_path, name, precision):
     found, names = numbers(name, precision)
     assert_near(name, rewritten(name, found, names), found, tmp_path)
 
 
-def test_mixed_precisions_in_one_graph(tmp_path: Path) -> None:
+def test_mixed_precisions_in_one_graph(tmp_path):
     kinds = ("mlp.*=int8:static", "layers.1.self_attn.*=int8:64", "layers.0.self_attn.o_proj=fp32")
     found, names = numbers("llama", "int4:weight-only", tensor_type=kinds)
     graph = rewritten("llama", found, names)

@@ -1,9 +1,5 @@
 """What each layer costs, and `auto`: a planted layer that INT4 ruins is found, and kept wide within the bound."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,11 +10,11 @@ from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.assignment import assign
-from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.quality import Before, acceptance
 from specbuild.builder.quantize.sensitivity import costs, narrowest, stored, units, within
-from specbuild.builder.quantize.stage import Quantization, Request, quantize_model
+from specbuild.builder.quantize.stage import Request, quantize_model
 from specbuild.builder.quantize.texts import Texts
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
@@ -29,7 +25,7 @@ INT8 = Scheme("int8", "fp32", 16)
 PLANTED = "model.layers.1.mlp.down_proj"
 
 
-def planted(**fields: Any) -> Any:
+def planted(**fields):
     """A model with a product whose rows of large and small numbers INT4 cannot have both."""
     model = random_model("llama", **{"intermediate_size": 64} | fields)
     weight = model.get_submodule(PLANTED).weight
@@ -43,36 +39,36 @@ def planted(**fields: Any) -> Any:
 class Case:
     """A planted model, its numbers and units, and what it computed before."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields):
         self.net = planted(**fields)
         self.model, self.names = LayeredModel.of(self.net), Names.of(self.net)
         self.split = units(self.model, self.names, self.names.weights)
         self.narrow, self.wide = (self.numbers(scheme) for scheme in (INT4, INT8))
         self.before = Before.of(self.model, TEXTS)
 
-    def numbers(self, scheme: Scheme) -> Found:
+    def numbers(self, scheme):
         return calibrate(self.model, dict.fromkeys(self.names.weights, scheme), [])
 
-    def moved(self, found: Found) -> float:
+    def moved(self, found):
         with holding(self.net, found):
             pairs = zip(self.before.logits, self.before.texts, strict=True)
             return float(np.concatenate([kl(a, text_logits(self.net, text)) for a, text in pairs]).mean())
 
-    def accepted(self, found: Found) -> float:
+    def accepted(self, found):
         with simulated(self.model, found) as changed:
             return acceptance(self.before, changed.logits(self.before.texts))
 
 
 @pytest.fixture(scope="module")
-def case() -> Case:
+def case():
     return Case()
 
 
-def no_progress(phase: str, share: float) -> None:
+def no_progress(phase, share):
     pass
 
 
-def test_the_planted_layer_costs_most(case: Case) -> None:
+def test_the_planted_layer_costs_most(case):
     """A cost is what one unit alone changes."""
     found = costs(case.model, case.narrow, case.split, case.before, no_progress)
     assert [cost.names for cost in found] == case.split
@@ -86,7 +82,7 @@ def test_the_planted_layer_costs_most(case: Case) -> None:
     assert (exact.kl, exact.cosine) == (0.0, 1.0)
 
 
-def test_the_smaller_the_bound_the_more_is_kept_wide(case: Case) -> None:
+def test_the_smaller_the_bound_the_more_is_kept_wide(case):
     """The planted layer first, and products of one input as one."""
     most, sizes = case.moved(case.narrow), []
     for bound in (1e-9, 0.02 * most, 0.6 * most, 10 * most):
@@ -101,7 +97,7 @@ def test_the_smaller_the_bound_the_more_is_kept_wide(case: Case) -> None:
     assert sizes[-1] == stored(case.narrow, case.model, case.names.weights)
 
 
-def test_a_bound_that_nothing_reaches_is_refused(case: Case) -> None:
+def test_a_bound_that_nothing_reaches_is_refused(case):
     """Weights in no unit are as the rungs have them, here in INT4 in each."""
     free, alone = [unit for unit in case.split if PLANTED not in unit], {PLANTED: case.narrow[PLANTED]}
     rungs, bound = [case.narrow, case.wide | alone], 1.5 * case.moved(alone)
@@ -112,7 +108,7 @@ def test_a_bound_that_nothing_reaches_is_refused(case: Case) -> None:
         within(case.model, rungs, free, case.before, 0.001)
 
 
-def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case) -> None:
+def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case):
     before, narrow = acceptance(case.before, case.before.logits), case.accepted(case.narrow)
     assert narrow < 0.8 * before
     units = [{name: case.wide[name] for name in unit} for unit in case.split]
@@ -122,7 +118,7 @@ def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case) -> None:
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])
-def test_auto_has_what_was_asked_for_and_stays_within_its_bound(case: Case, model: str) -> None:
+def test_auto_has_what_was_asked_for_and_stays_within_its_bound(case, model):
     """A target's divergence, a draft's acceptance."""
     found = quantized(case, "auto", model, max_kl=0.02, tensor_type=("layers.0.mlp.down_proj=int8:64",))
     assert str(found.found["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,wide"
@@ -137,7 +133,7 @@ def test_auto_has_what_was_asked_for_and_stays_within_its_bound(case: Case, mode
         assert "int4" in {each.scheme.kind for each in found.found.values()}
 
 
-def test_the_report_has_what_each_layer_costs(case: Case) -> None:
+def test_the_report_has_what_each_layer_costs(case):
     found = quantized(case, "int8", "draft", tensor_type=("layers.0.mlp.down_proj=fp32",))
     report = found.to_dict()
     assert report["kl_nats_per_token"] == pytest.approx(case.moved(found.found))
@@ -146,7 +142,7 @@ def test_the_report_has_what_each_layer_costs(case: Case) -> None:
     assert (kept["names"], kept["kl"], kept["cosine"]) == (["model.layers.0.mlp.down_proj"], 0.0, 1.0)
 
 
-def quantized(case: Case, precision: str, model: str = "target", **options: Any) -> Quantization:
+def quantized(case, precision, model="target", **options):
     asked, max_kl = QuantizeOptions(**options), options.get("max_kl", 10.0)
     texts = Texts(random_texts(4, 24, seed=5), TEXTS, "here", "hash")
     schemes = assign(asked, model, precision, "onnxruntime", case.names)
@@ -155,14 +151,14 @@ def quantized(case: Case, precision: str, model: str = "target", **options: Any)
     return quantize_model(case.model, request, case.names, *given, "id", no_progress)
 
 
-def test_weights_without_a_block_are_named() -> None:
+def test_weights_without_a_block_are_named():
     found = quantized(Case(head_dim=18), "int8")
     assert found.left == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int8:gptq"])
-def test_a_tied_weights_numbers_are_stored_once(precision: str) -> None:
+def test_a_tied_weights_numbers_are_stored_once(precision):
     case = Case(tie_word_embeddings=True)
     found = quantized(case, precision).found
     assert found["lm_head"] is found["model.embed_tokens"]
@@ -170,7 +166,7 @@ def test_a_tied_weights_numbers_are_stored_once(precision: str) -> None:
     assert {"lm_head", "model.embed_tokens"} & set(apart) == {"lm_head"}
 
 
-def test_a_tied_head_and_embedding_are_one_unit_whose_bytes_count_once_unless_they_are_two() -> None:
+def test_a_tied_head_and_embedding_are_one_unit_whose_bytes_count_once_unless_they_are_two():
     model = LayeredModel.of(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     both = ["lm_head", "model.embed_tokens"]
     assert units(model, Names.of(model.net), both) == [both]
@@ -182,7 +178,7 @@ def test_a_tied_head_and_embedding_are_one_unit_whose_bytes_count_once_unless_th
     assert stored({both[0]: narrow}, model, both) == 97 * (32 + 4 + 64 * 4)
 
 
-def test_the_search_ends_where_units_cost_nothing() -> None:
+def test_the_search_ends_where_units_cost_nothing():
     unit, other, case = ["model.layers.2.mlp.down_proj"], "model.layers.0.mlp.down_proj", Case()
     with torch.no_grad():
         case.net.get_submodule(unit[0]).weight.zero_()

@@ -1,12 +1,7 @@
 """Quantized bundles end to end: small, near the exact one, told of in the report, and exact against themselves."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +15,7 @@ from specbuild.runtime import Engine, SamplingParams
 
 
 @pytest.fixture(scope="module")
-def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]) -> Path:
+def int8_bundle(pair, tmp_path_factory, build_shared):
     path = tmp_path_factory.mktemp("int8") / "int8.bundle"
     options = QuantizeOptions(calib_size=8)
     models = {"target": str(pair / "target"), "draft": str(pair / "draft")}
@@ -29,7 +24,7 @@ def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shar
 
 
 @pytest.mark.nightly
-def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prompts: list[str]) -> None:
+def test_a_small_bundle_near_the_large_one(int8_bundle, bundle, prompts):
     sizes = [sum(file.stat().st_size for file in each.rglob("*") if file.is_file()) for each in (int8_bundle, bundle)]
     assert sizes[0] <= 0.35 * sizes[1]
     assert read(int8_bundle, "report.json")["exactness"]["kl_nats_per_token"] < 2e-3
@@ -42,7 +37,7 @@ def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prom
 
 
 @pytest.mark.nightly
-def test_the_report_has_what_it_cost(int8_bundle: Path) -> None:
+def test_the_report_has_what_it_cost(int8_bundle):
     quality = read(int8_bundle, "report.json")["quality"]
     for cost in quality["models"].values():
         assert 0 < cost["kl_nats_per_token"] < 5e-3
@@ -55,7 +50,7 @@ def test_the_report_has_what_it_cost(int8_bundle: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], batch_size: int) -> None:
+def test_speculation_is_plain_decoding(int8_bundle, prompts, batch_size):
     with Engine.load(int8_bundle, batch_size=batch_size) as engine:
         tokens = [engine.tokenizer.encode(prompt) for prompt in prompts[:12]]
         for temperature in (0.0, 1.0):
@@ -68,7 +63,7 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_draft_alone(make_sharp_checkpoint, tmp_path):
     """An INT8 draft changes no token, only how many are accepted."""
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4)
@@ -86,9 +81,7 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("quick_export")
-def test_the_targets_own_weights_in_int4_are_its_draft(
-    make_sharp_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_targets_own_weights_in_int4_are_its_draft(make_sharp_checkpoint, tmp_path):
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
     options = QuantizeOptions(calib_size=4, calibration_cache=tmp_path / "cache")
     build(BuildConfig(model, tmp_path / "b", draft="self:int4", max_batch_size=1, quantize=options))
@@ -99,6 +92,6 @@ def test_the_targets_own_weights_in_int4_are_its_draft(
     assert read(tmp_path / "b", "report.json")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
 
 
-def read(bundle: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((bundle / name).read_text(encoding="utf-8"))
+def read(bundle, name):
+    found = json.loads((bundle / name).read_text(encoding="utf-8"))
     return found

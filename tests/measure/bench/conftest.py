@@ -1,11 +1,7 @@
 """Fixtures of the benchmark's tests: results of made-up turns, whose sums are known."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from specbuild.runtime.bundle.manifest import FileRecord
 STEPS = {"verify": [[1, 0.5], [64, 2.0]], "draft": [[1, 0.1], [64, 0.2]]}
 
 
-def sample(category: str, tokens: int, ttft: float, later: float, accepted: int | None = None) -> Sample:
+def sample(category, tokens, ttft, later, accepted=None):
     drafting = SpeculationStats()
     if accepted is not None:
         drafting.record(4, accepted, 4)
@@ -26,7 +22,7 @@ def sample(category: str, tokens: int, ttft: float, later: float, accepted: int 
 
 
 @pytest.fixture
-def result(bundle: Path) -> Any:
+def result(bundle):
     """Two prompts, plainly and by chain:4, whose second text is a single token."""
     stats = RunStats(rounds=4, emitted=6, total=1.0, draft=0.1, verify=0.5, accept=0.06, commit=0.04)
     single = sample("qa", 1, 1.0, 0.0)
@@ -37,7 +33,7 @@ def result(bundle: Path) -> Any:
 
 
 @pytest.fixture
-def untuned_and_tuned(bundle: Path, tmp_path: Path) -> tuple[Any, Any]:
+def untuned_and_tuned(bundle, tmp_path):
     """The same turns of three contenders, of a bundle as it was built and of one that has a timing table."""
     opened, turns = Bundle.open(bundle), [Turn([sample("qa", 2, 1.0, 1.0, 3)], 2.0, RunStats(1, 2, 1.0))]
     measured = {1: {"off": turns, "chain:4": turns, "auto": turns}}

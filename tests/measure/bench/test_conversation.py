@@ -1,17 +1,12 @@
 """Questions of several turns: what each turn's prompt holds, and that it is the same for every contender."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from specbuild.measure.bench.conversation import answers_needed, converse, in_words
-from specbuild.measure.bench.measure import Case, prepare
+from specbuild.measure.bench.measure import prepare
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.prompt_file import Request
@@ -24,22 +19,18 @@ TURNS = ("import os", "import re", "def main():")
 PARAMS = SamplingParams(max_new_tokens=5, seed=0)
 
 
-def question(*turns: str, params: SamplingParams = PARAMS, where: str = "f:1") -> Request:
+def question(*turns, params=PARAMS, where="f:1"):
     return Request(turns[0], params, turns, "writing", where)
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle):
     with Engine.load(bundle, prefix_caching=False) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def templated(
-    make_checkpoint: Callable[..., Path],
-    build_shared: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def templated(make_checkpoint, build_shared, tmp_path_factory):
     """A bundle with a chat template."""
     place = tmp_path_factory.mktemp("templated")
     folder = make_checkpoint(place / "tiny", num_hidden_layers=1)
@@ -49,21 +40,21 @@ def templated(
 
 
 @pytest.fixture(scope="module")
-def chatting(templated: Path) -> Iterator[Engine]:
+def chatting(templated):
     with Engine.load(templated, prefix_caching=False) as engine:
         yield engine
 
 
-def texts(engine: Engine, cases: list[Case]) -> list[str]:
+def texts(engine, cases):
     return [engine.tokenizer.decode(case.tokens) for case in cases]
 
 
-def answer(engine: Engine, prompt: Any) -> str:
+def answer(engine, prompt):
     (result,) = engine.generate([prompt], replace(PARAMS, speculation="off"))
     return result.text
 
 
-def test_without_a_template_the_text_goes_on(engine: Engine) -> None:
+def test_without_a_template_the_text_goes_on(engine):
     told, questions = list[int](), [question(*TURNS), question("y")]
     first = TURNS[0]
     second = f"{first}{answer(engine, first)}\n\n{TURNS[1]}"
@@ -75,7 +66,7 @@ def test_without_a_template_the_text_goes_on(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_template_turns_are_a_user_s_messages(chatting: Engine) -> None:
+def test_with_a_template_turns_are_a_user_s_messages(chatting):
     messages = list[dict[str, str]]()
     for turn, case in zip(TURNS, converse(chatting, [question(*TURNS)]), strict=True):
         messages.append({"role": "user", "content": turn})
@@ -85,7 +76,7 @@ def test_with_a_template_turns_are_a_user_s_messages(chatting: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_answers_end_where_the_text_ends(chatting: Engine) -> None:
+def test_answers_end_where_the_text_ends(chatting):
     """`--ignore-eos` makes what is measured longer, not what was said before."""
     ending = replace(PARAMS, ignore_eos=True, logit_bias={chatting.manifest.eos_token_ids[0]: 100.0})
     _, second = converse(chatting, [question("import os", "x", params=ending)])
@@ -93,21 +84,21 @@ def test_answers_end_where_the_text_ends(chatting: Engine) -> None:
     assert second.params == ending
 
 
-def test_a_turn_that_does_not_fit_is_named(engine: Engine) -> None:
+def test_a_turn_that_does_not_fit_is_named(engine):
     with pytest.raises(PromptError, match=r"^f:1, turn 2: "):
         converse(engine, [question("import os", "x " * 5000)])
     with pytest.raises(PromptError, match=r"^f:1: the prompt is empty"):
         converse(engine, [question("")])
 
 
-def test_an_answer_that_fails_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_fails_is_raised(engine, monkeypatch):
     failed = SimpleNamespace(error=ExecutionError("planted"))
     monkeypatch.setattr(engine, "generate", lambda *_: [failed])
     with pytest.raises(ExecutionError, match=r"^f:1: planted"):
         converse(engine, [question("import os", "x")])
 
 
-def test_how_it_was_done_is_told(engine: Engine, chatting: Engine) -> None:
+def test_how_it_was_done_is_told(engine, chatting):
     assert in_words([Request("import os", PARAMS)], chatting) is None
     assert "as text" in str(in_words([question("x")], engine))
     told = str(in_words([question("x", "y")], chatting))

@@ -1,10 +1,7 @@
 """The report's HTML file draws every contender, shows what was written as text, and fetches nothing."""
 
-from __future__ import annotations
-
 import re
 import sys
-from typing import Any
 
 import pytest
 from html_page import Page
@@ -14,7 +11,7 @@ from specbuild.runtime.errors import OptionError
 
 
 @pytest.mark.slow
-def test_a_tuned_bundles_policy_and_timing_table_are_drawn(untuned_and_tuned: tuple[Any, Any]) -> None:
+def test_a_tuned_bundles_policy_and_timing_table_are_drawn(untuned_and_tuned):
     for result, title in zip(untuned_and_tuned, ("auto 5 nodes", "auto what pays"), strict=True):
         page = html.render(result)
         labels = re.findall(r"<text[^>]*>(?:<tspan[^>]*>)?([^<]+)", page)
@@ -25,7 +22,7 @@ def test_a_tuned_bundles_policy_and_timing_table_are_drawn(untuned_and_tuned: tu
 
 
 @pytest.mark.slow
-def test_a_page_is_whole_and_shows_what_was_asked_as_text(result: Any) -> None:
+def test_a_page_is_whole_and_shows_what_was_asked_as_text(result):
     """Of plain decoding alone, whose acceptance is not drawn, and of whose latencies one is not known."""
     result |= {"command": "specbuild bench <b> & 'more'", "runs": result["runs"][:1]}
     result["runs"][0] |= {f"p{mark}_tpot_ms": None for mark in (50, 95, 99)}
@@ -36,7 +33,7 @@ def test_a_page_is_whole_and_shows_what_was_asked_as_text(result: Any) -> None:
     assert result["command"] in page.text
 
 
-def test_plots_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_their_package_are_refused(monkeypatch):
     html.check()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(OptionError, match=r"--html draws with matplotlib, which is not installed: pip install"):

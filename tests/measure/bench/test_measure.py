@@ -1,10 +1,5 @@
 """Measuring: whose turn it is, what a burst's tokens took, and the same tokens from every contender."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from specbuild.measure.bench.measure import Case, inter_token_latencies, measure, prepare
@@ -15,13 +10,13 @@ from specbuild.runtime.requests.prompt_file import Request
 CONTENDERS = ["off", "auto", "topk:2,3"]
 
 
-def test_contenders_take_turns_and_each_begins_once(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns_and_each_begins_once(bundle, monkeypatch):
     cases = [Case([first, 5], SamplingParams(max_new_tokens=2), None) for first in range(1, 6)]
-    taken: list[tuple[str, list[int], str]] = []
+    taken = []
     with Engine.load(bundle, batch_size=2, prefix_caching=False) as engine:
         requests = engine.requests
 
-        def seen(prompts: Any, params: Any, errors: Any) -> Any:
+        def seen(prompts, params, errors):
             taken.append((params[0].speculation, [tokens[0] for tokens in prompts], params[0].cache_salt))
             return requests(prompts, params, errors)
 
@@ -39,7 +34,7 @@ def test_contenders_take_turns_and_each_begins_once(bundle: Path, monkeypatch: p
 
 @pytest.mark.slow(but=("2",))
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_every_contender_decodes_the_same(bundle: Path, prompts: list[str], concurrency: int) -> None:
+def test_every_contender_decodes_the_same(bundle, prompts, concurrency):
     own, advanced = SamplingParams(max_new_tokens=12, temperature=0.8, seed=3), list[int]()
     requests = [Request(text, own, category=str(i)) for i, text in enumerate(prompts[-3:])]
     with Engine.load(bundle, batch_size=concurrency, prefix_caching=False) as engine:
@@ -61,11 +56,11 @@ def test_every_contender_decodes_the_same(bundle: Path, prompts: list[str], conc
         assert (samples[name][0].drafting.num_spec_steps > 0) == (name != "off")
 
 
-def test_tokens_of_a_round_share_its_time() -> None:
+def test_tokens_of_a_round_share_its_time():
     assert inter_token_latencies([(1.0, 1), (1.4, 3), (1.5, 4)]) == pytest.approx([0.2, 0.2, 0.1])
 
 
-def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_fails_is_raised(bundle, monkeypatch):
     with Engine.load(bundle, prefix_caching=False) as engine:
         with engine.scheduler.exclusive() as loop:
             monkeypatch.setattr(loop, "propose", lambda _sequences: 1 / 0)
@@ -73,7 +68,7 @@ def test_a_request_that_fails_is_raised(bundle: Path, monkeypatch: pytest.Monkey
             measure(engine, ["off"], [Case([1, 2], SamplingParams(), None)], 1, lambda: None)
 
 
-def test_a_prompt_that_cannot_run_is_named_by_its_line(bundle: Path) -> None:
+def test_a_prompt_that_cannot_run_is_named_by_its_line(bundle):
     requests = [Request("x", SamplingParams(), where="f:1"), Request("", SamplingParams(), where="f:3")]
     with Engine.load(bundle) as engine, pytest.raises(PromptError, match=r"^f:3: the prompt is empty"):
         prepare(engine, requests)

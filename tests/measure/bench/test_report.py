@@ -1,23 +1,18 @@
 """The report shows a result as tables, whose cells are the result's numbers, and says where files cannot go."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from specbuild.measure.bench.report import check, notes, show, tables
 from specbuild.runtime.errors import OutputError
 
 
-def cells(result: Any, title: str) -> list[dict[str, str]]:
+def cells(result, title):
     """A table's rows, by the names of its columns."""
     header, rows = next((header, rows) for name, header, rows in tables(result) if name.startswith(title))
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_an_interval_is_shown_where_there_is_one(result: Any) -> None:
+def test_an_interval_is_shown_where_there_is_one(result):
     """The baseline's has no width, and of one prompt that has decoded there is none."""
     plain, drafted = cells(result, "output tokens/s")
     assert (plain["tokens/s"], plain["wall"], plain["same text"]) == ("0.7", "1.00×", "2 of 2")
@@ -25,14 +20,14 @@ def test_an_interval_is_shown_where_there_is_one(result: Any) -> None:
     assert drafted["decode"] == "4.00×"
 
 
-def test_what_was_not_measured_is_a_dash(result: Any) -> None:
+def test_what_was_not_measured_is_a_dash(result):
     (_, _, math, qa) = cells(result, "by category")
     assert (math["category"], math["TPOT"], math["acceptance length"]) == ("math", "500.00 / 500.00", "4.00")
     assert (qa["category"], qa["prompts"]) == ("qa", "1")
     assert [qa[name] for name in ("decode", "TPOT", "acceptance length", "macro mean")] == ["–"] * 4
 
 
-def test_rates_past_eight_depths_are_left_out(result: Any) -> None:
+def test_rates_past_eight_depths_are_left_out(result):
     found = result["runs"][1]["speculative_decoding"]
     found["acceptance_rate_per_position"] = [0.9] * 8
     found["conditional_acceptance_rate"] = [0.5, *[1.0] * 7, 0.25]
@@ -43,7 +38,7 @@ def test_rates_past_eight_depths_are_left_out(result: Any) -> None:
     assert cells(result, "accepted tokens")[0]["acceptance rate"] == ""
 
 
-def test_a_table_without_rows_is_left_out(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_without_rows_is_left_out(result, capsys):
     assert [len(rows) for _, _, rows in tables(result)] == [2, 2, 2, 1, 4]
     result["runs"] = [result["runs"][0] | {"categories": {}}]
     titles = [title for title, _, _ in tables(result)]
@@ -55,9 +50,7 @@ def test_a_table_without_rows_is_left_out(result: Any, capsys: pytest.CaptureFix
     assert row == ["1", "off", "0.7", "1.00×", "1.00×", "2", "of", "2", "1"]
 
 
-def test_notes_say_how_turns_became_prompts_and_how_many_ended_at_once(
-    result: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notes_say_how_turns_became_prompts_and_how_many_ended_at_once(result, capsys):
     assert [row["one token"] for row in cells(result, "output tokens/s")] == ["1", "1"]
     result["settings"]["turns"] = "all, as text"
     turns, ended = notes(result)
@@ -71,7 +64,7 @@ def test_notes_say_how_turns_became_prompts_and_how_many_ended_at_once(
     assert notes(result) == []
 
 
-def test_a_place_that_is_refused_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_place_that_is_refused_is_named_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
     check(tmp_path / "file")  # it is written over
     for path, reason in ((tmp_path, "not a file"), (tmp_path / "file" / "x.json", "folder does not exist")):

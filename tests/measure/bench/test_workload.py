@@ -1,32 +1,28 @@
 """The workload: prompts by name and file, trees and concurrencies in a list, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specbuild.measure.bench.workload import concurrencies, contenders, load
-from specbuild.runtime import Bundle, Manifest, SamplingParams
+from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.errors import OptionError, PromptError
 
-DEFAULTS: dict[str, Any] = {"max_new_tokens": 7}
+DEFAULTS = {"max_new_tokens": 7}
 
 
 @pytest.fixture
-def manifest(bundle: Path) -> Manifest:
+def manifest(bundle):
     return Bundle.open(bundle).manifest
 
 
-def write(tmp_path: Path, *lines: dict[str, Any]) -> str:
+def write(tmp_path, *lines):
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
-def test_fewer_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
+def test_fewer_prompts_are_spread_over_the_file(tmp_path):
     path = write(tmp_path, *({"prompt": str(i)} for i in range(10)))
     assert [each.prompt for each in load(path, None, 4, 0, DEFAULTS)] == ["0", "2", "5", "7"]
     assert [each.prompt for each in load(path, None, None, 0, DEFAULTS)] == [str(i) for i in range(10)]
@@ -34,7 +30,7 @@ def test_fewer_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
         load("pycode", None, 33, 0, DEFAULTS)
 
 
-def test_seeds_count_up_and_a_line_s_own_stays(tmp_path: Path) -> None:
+def test_seeds_count_up_and_a_line_s_own_stays(tmp_path):
     """What would change the measuring is left out."""
     own = {"prompt": "b", "seed": 5, "temperature": 1.0, "n": 3, "logprobs": 2, "deadline": 0.001}
     path = write(tmp_path, {"prompt": "a"}, own, {"prompt": "c"})
@@ -45,7 +41,7 @@ def test_seeds_count_up_and_a_line_s_own_stays(tmp_path: Path) -> None:
     ]
 
 
-def test_spec_bench(tmp_path: Path) -> None:
+def test_spec_bench(tmp_path):
     question = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
     path = write(tmp_path, question, question | {"category": "math"})
     found = load("spec_bench", path, None, 0, DEFAULTS)
@@ -60,7 +56,7 @@ def test_spec_bench(tmp_path: Path) -> None:
         load("spec_bench", write(tmp_path, question, {"prompt": "x"}), None, 0, DEFAULTS)
 
 
-def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest) -> None:
+def test_a_list_of_trees_may_have_commas_in_it(manifest):
     for text in ("chain:4,best:16,topk:2,3", "chain:4 best:16; topk:2,3", " chain:4,best:16,chain:4,topk:2,3 "):
         assert contenders(text, manifest) == ["off", "auto", "chain:4", "best:16", "topk:2,3"]
     assert contenders(None, manifest) == ["off", "auto"]
@@ -69,7 +65,7 @@ def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest) -> None:
             contenders(text, manifest)
 
 
-def test_concurrencies(manifest: Manifest) -> None:
+def test_concurrencies(manifest):
     assert concurrencies("4,1,2,1", manifest) == [1, 2, 4]
     with pytest.raises(OptionError, match="concurrency 5 is more than the 4 sequences"):
         concurrencies("1,5", manifest)

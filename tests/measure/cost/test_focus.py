@@ -1,7 +1,5 @@
 """FOCUS: mandatory columns are there and filled, rows add up, and savings are no credit."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -9,14 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ledgers import DAY, machine, request
 
 from specbuild.measure.cost.focus import COLUMNS, rows, text_of
 from specbuild.measure.cost.rows import Rows
-from specbuild.measure.cost.spent import Spending, spend
+from specbuild.measure.cost.spent import spend
 from specbuild.runtime.errors import OptionError
 
 ENVIRONMENT = "SPECBUILD_FOCUS_PYTHON"  # a Python that has focus-validator; else the test makes one
@@ -32,7 +29,7 @@ INSTANT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
 @pytest.fixture(scope="module")
-def spending() -> Spending:
+def spending():
     requests = [request(1), request(2, user=None, tenant=None, plain_seconds=None), request(3, model="n"),
                 request(4, time=DAY.format(4, 9), user='b"o,b')]  # fmt: skip
     machines = [machine(), machine(time=DAY.format(4, 10), labels={"account": "a1", "provider": "Metal Ltd"})]
@@ -40,13 +37,13 @@ def spending() -> Spending:
 
 
 @pytest.mark.parametrize("version", MANDATORY)
-def test_mandatory_columns_are_there_and_filled(spending: Spending, version: str) -> None:
+def test_mandatory_columns_are_there_and_filled(spending, version):
     for row in rows(spending, version):
         assert {name for name in MANDATORY[version] if row[name] in (None, "")} == MAY_BE_NULL
 
 
 @pytest.mark.parametrize("version", COLUMNS)
-def test_columns_are_named_and_values_typed_as_the_specification_says(spending: Spending, version: str) -> None:
+def test_columns_are_named_and_values_typed_as_the_specification_says(spending, version):
     for row in csv.DictReader(io.StringIO(text_of(spending, version))):
         assert all(re.fullmatch("x_.*|[A-Z][A-Za-z]+", name) for name in row)
         assert ("HostProviderName" in row) == ("ProviderName" not in row) == (version == "1.4")
@@ -62,14 +59,14 @@ def test_columns_are_named_and_values_typed_as_the_specification_says(spending: 
         assert priced == pytest.approx(float(row["ListCost"]), abs=1e-9)
 
 
-def test_rows_add_up_to_what_the_machines_cost(spending: Spending) -> None:
+def test_rows_add_up_to_what_the_machines_cost(spending):
     found = rows(spending, "1.4")
     assert sum(row["BilledCost"] for row in found) == pytest.approx(spending.cost)
     kinds = [row["x_Kind"] for row in found]
     assert (set(kinds), kinds.count("requests")) == ({"requests", "other", "idle"}, 4)
 
 
-def test_what_was_saved_is_in_a_column_of_ours_alone(spending: Spending) -> None:
+def test_what_was_saved_is_in_a_column_of_ours_alone(spending):
     found = rows(spending, "1.2")
     assert all(row["BilledCost"] >= 0 and row["ChargeCategory"] == "Usage" for row in found)
     ann = next(row for row in found if row["x_User"] == "ann" and row["x_Model"] == "m")
@@ -81,18 +78,18 @@ def test_what_was_saved_is_in_a_column_of_ours_alone(spending: Spending) -> None
     ("labels", "account", "provider"),
     [({}, "self-hosted", "self-hosted"), ({"account": "a1", "provider": "Metal Ltd"}, "a1", "Metal Ltd")],
 )
-def test_labels_name_the_account_and_the_provider(labels: dict[str, str], account: str, provider: str) -> None:
+def test_labels_name_the_account_and_the_provider(labels, account, provider):
     for row in rows(spend(Rows([], [machine(labels=labels)])), "1.2"):
         assert (row["BillingAccountId"], row["InvoiceIssuerName"]) == (account, provider)
 
 
-def test_a_version_that_nobody_knows_is_refused(spending: Spending) -> None:
+def test_a_version_that_nobody_knows_is_refused(spending):
     with pytest.raises(OptionError, match=r"1\.0, 1\.2, 1\.4"):
         text_of(spending, "2.0")
 
 
 @pytest.fixture(scope="module")
-def validator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def validator(tmp_path_factory):
     """A Python with focus-validator 1.0.0."""
     if given := os.environ.get(ENVIRONMENT):
         return Path(given)
@@ -104,7 +101,7 @@ def validator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def validated(python: Path, file: Path) -> str:
+def validated(python, file):
     """What it says; it looks for its list of currencies from where it is installed."""
     where = [
         python,
@@ -113,12 +110,12 @@ def validated(python: Path, file: Path) -> str:
     ]
     home = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()).parent
     call = "import sys; from focus_validator.main import main; sys.exit(main())"
-    command: list[Any] = [python, "-c", call, "--data-file", file, "--validate-version", "1.0"]
+    command = [python, "-c", call, "--data-file", file, "--validate-version", "1.0"]
     return subprocess.run(command, cwd=home, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.soak
-def test_focus_validator_accepts_1_0_and_not_what_is_wrong(spending: Spending, validator: Path, tmp_path: Path) -> None:
+def test_focus_validator_accepts_1_0_and_not_what_is_wrong(spending, validator, tmp_path):
     text, file = text_of(spending, "1.0"), tmp_path / "rows.csv"
     file.write_text(text, encoding="utf-8")
     assert "Validation succeeded." in validated(validator, file)

@@ -1,27 +1,24 @@
 """Groups, unit costs, savings and how sure they are."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import Any
 
 import pytest
 from ledgers import DAY, machine, request
 
 from specbuild.measure.cost.report import BLOCKS, keys_of, report
-from specbuild.measure.cost.rows import RequestRow, Rows
+from specbuild.measure.cost.rows import Rows
 from specbuild.measure.cost.spent import spend
 from specbuild.runtime.errors import OptionError
 
 
-def told(requests: list[RequestRow], by: str = "", **given: Any) -> dict[str, Any]:
+def told(requests, by="", **given):
     found = report(spend(Rows(requests, [machine(**given)], 0)), keys_of(by))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
 
 
-def test_a_report_adds_up() -> None:
+def test_a_report_adds_up():
     rows = [request(1), request(2, user="bob", time=DAY.format(3, 1)), request(3, user=None)]
     found = told(rows, "user,day", joules=7.2e6)
     groups = [("", "2026-03-02", 1), ("ann", "2026-03-02", 1), ("bob", "2026-03-03", 1)]
@@ -34,14 +31,14 @@ def test_a_report_adds_up() -> None:
     assert (whole["kwh"], whole["idle_share"]) == (2.0, pytest.approx(whole["idle_cost"] / whole["cost"]))
 
 
-def test_savings_and_unit_costs() -> None:
+def test_savings_and_unit_costs():
     total = told([request(n) for n in range(10)])["total"]
     assert total["saved"] == pytest.approx({"value": 0.1, "low": 0.1, "high": 0.1})
     names = ("saved_share", "tokens_per_unit", "tokens_per_unit_without")
     assert [total[name]["value"] for name in names] == pytest.approx([0.5, 10_000, 5_000])
 
 
-def test_what_has_no_estimate_saved_nothing_and_that_is_said() -> None:
+def test_what_has_no_estimate_saved_nothing_and_that_is_said():
     found = told([request(1), request(2, plain_seconds=None)])
     assert (found["total"]["saved"]["value"], found["total"]["baseline_seconds"]) == (pytest.approx(0.01), 30.0)
     assert any("1 requests have no estimate" in note for note in found["notes"])
@@ -50,7 +47,7 @@ def test_what_has_no_estimate_saved_nothing_and_that_is_said() -> None:
 
 @pytest.mark.slow(but=("40",))
 @pytest.mark.parametrize("count", [40, 3 * BLOCKS + 5])
-def test_an_interval_holds_what_was_drawn_as_often_as_it_says(count: int) -> None:
+def test_an_interval_holds_what_was_drawn_as_often_as_it_says(count):
     """Of 25 ledgers whose requests save 5 s each on average, at least 20 intervals have that."""
     drawn, held = random.Random(1), 0
     for _ in range(25):
@@ -60,14 +57,14 @@ def test_an_interval_holds_what_was_drawn_as_often_as_it_says(count: int) -> Non
     assert 20 <= held <= 25
 
 
-def test_the_canarys_baseline_measures_it_too() -> None:
+def test_the_canarys_baseline_measures_it_too():
     arms = {"arm": "candidate"}, {"arm": "baseline", "speculation": "off", "busy_seconds": 30.0}
     rows = [request(n, **arms[n % 2]) for n in range(20)]
     assert told(rows)["measured"] == pytest.approx({"value": 3.0, "low": 3.0, "high": 3.0})
     assert told(rows[:1])["measured"] is None
 
 
-def test_keys_that_nobody_knows_are_refused() -> None:
+def test_keys_that_nobody_knows_are_refused():
     assert keys_of("user, day,user") == ("user", "day")
     with pytest.raises(OptionError, match="colour"):
         keys_of("user,colour")

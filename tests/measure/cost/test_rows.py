@@ -1,9 +1,6 @@
 """Rows are read as they were written; what a crash cut off is counted, and what is no ledger is refused."""
 
-from __future__ import annotations
-
 from datetime import date
-from pathlib import Path
 
 import pytest
 from ledgers import machine, request, written
@@ -12,7 +9,7 @@ from specbuild.measure.cost.rows import MAX_LINE, line_of, now, read
 from specbuild.runtime.errors import OptionError
 
 
-def test_rows_come_back_in_the_order_of_their_files(tmp_path: Path) -> None:
+def test_rows_come_back_in_the_order_of_their_files(tmp_path):
     first = written(tmp_path / "a", [machine(), request(1, user=None, plain_seconds=None)])
     second = written(tmp_path / "b", [request(2, user='ä\n"', arm="baseline"), machine(joules=3.0)])
     found = read([first, second])
@@ -21,13 +18,13 @@ def test_rows_come_back_in_the_order_of_their_files(tmp_path: Path) -> None:
     assert (found.torn, found.requests[0].day) == (0, date(2026, 3, 2))
 
 
-def test_a_day_is_utcs() -> None:
+def test_a_day_is_utcs():
     assert request(time="2026-03-02T23:30:00.000-02:00").day == date(2026, 3, 3)
     assert now().endswith("+00:00")
 
 
 @pytest.mark.parametrize("cut", [1, 20, -2])
-def test_lines_that_a_crash_cut_off_are_counted_and_the_others_read(tmp_path: Path, cut: int) -> None:
+def test_lines_that_a_crash_cut_off_are_counted_and_the_others_read(tmp_path, cut):
     """A whole last line counts without its end."""
     torn = line_of(request(7))[:cut] + b"\n"
     path = written(
@@ -52,7 +49,7 @@ def test_lines_that_a_crash_cut_off_are_counted_and_the_others_read(tmp_path: Pa
         (None, "cannot be read"),
     ],
 )
-def test_what_is_no_ledger_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_what_is_no_ledger_is_refused(tmp_path, content, words):
     path = tmp_path / "a"
     if content is not None:
         path.write_bytes(content)

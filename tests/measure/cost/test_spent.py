@@ -1,30 +1,26 @@
 """Every second of a machine is somebody's, other work's or idle, and all of them cost what the machine did."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledgers import DAY, machine, request
 
-from specbuild.measure.cost.rows import MachineRow, RequestRow, Rows
-from specbuild.measure.cost.spent import Spending, spend
+from specbuild.measure.cost.rows import Rows
+from specbuild.measure.cost.spent import spend
 from specbuild.runtime.errors import OptionError
 
 
-def spent(requests: list[RequestRow], machines: list[MachineRow], **given: Any) -> Spending:
+def spent(requests, machines, **given):
     return spend(Rows(requests, machines), **given)
 
 
-def parts(spending: Spending) -> tuple[float, float, float]:
+def parts(spending):
     """Requests', other work's, idle."""
     days = spending.days
     return sum(each.cost for each in spending.requests), sum(d.other for d in days), sum(d.idle for d in days)
 
 
-def test_a_request_costs_its_busy_seconds() -> None:
+def test_a_request_costs_its_busy_seconds():
     found = spent([request(1), request(2, busy_seconds=30.0, plain_seconds=None)], [machine()])
     assert [(each.cost, each.plain) for each in found.requests] == [
         (pytest.approx(0.01), pytest.approx(0.02)),
@@ -34,13 +30,13 @@ def test_a_request_costs_its_busy_seconds() -> None:
     assert (found.cost, found.currency, found.price_per_hour) == (pytest.approx(3.6), "EUR", (3.6,))
 
 
-def test_models_that_are_busy_at_once_share_the_seconds() -> None:
+def test_models_that_are_busy_at_once_share_the_seconds():
     rows = [machine(seconds=100.0, busy_seconds={"m": 80.0, "n": 80.0})]
     found = spent([request(1, busy_seconds=80.0), request(2, model="n", busy_seconds=80.0)], rows)
     assert parts(found) == pytest.approx((0.1, 0.0, 0.0))
 
 
-def test_a_killed_server_was_there_until_its_last_request() -> None:
+def test_a_killed_server_was_there_until_its_last_request():
     rows = [machine(time=DAY.format(2, 10), seconds=0.0, busy_seconds={"m": 0.0})]
     found = spent([request(1, time="2026-03-02T10:00:30.000+00:00")], rows)
     assert (found.days[0].seconds, found.days[0].busy) == (30.0, 10.0)
@@ -62,15 +58,13 @@ each_server = [machine(server=server) for server in ("s1", "s2")]
 
 
 @given(st.lists(machines, max_size=6), st.lists(st.builds(request, server=servers, busy_seconds=busy, time=times)))
-def test_all_parts_add_up_to_what_the_machines_cost_whatever_the_rows_say(
-    rows: list[MachineRow], requests: list[RequestRow]
-) -> None:
+def test_all_parts_add_up_to_what_the_machines_cost_whatever_the_rows_say(rows, requests):
     found = spent(requests, each_server + rows)
     assert sum(parts(found)) == pytest.approx(found.cost, rel=1e-9)
     assert all(day.other >= -1e-12 and day.idle >= 0 for day in found.days)
 
 
-def test_each_server_has_its_price_and_another_may_be_given() -> None:
+def test_each_server_has_its_price_and_another_may_be_given():
     rows = [request(1), request(2, server="s2")], [machine(), machine(server="s2", price_per_hour=7.2)]
     assert [each.cost for each in spent(*rows).requests] == pytest.approx([0.01, 0.02])
     found = spent(*rows, price_per_hour=36.0, currency="USD")
@@ -86,6 +80,6 @@ def test_each_server_has_its_price_and_another_may_be_given() -> None:
         ([machine(), machine(server="s2", currency="USD")], "EUR, USD"),
     ],
 )
-def test_what_cannot_be_priced_is_refused(machines: list[MachineRow], words: str) -> None:
+def test_what_cannot_be_priced_is_refused(machines, words):
     with pytest.raises(OptionError, match=words):
         spent([request(1)], machines)

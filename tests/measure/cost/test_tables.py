@@ -1,7 +1,5 @@
 """The tables of a report."""
 
-from __future__ import annotations
-
 from ledgers import machine, request
 
 from specbuild.measure.cost.report import report
@@ -10,7 +8,7 @@ from specbuild.measure.cost.spent import spend
 from specbuild.measure.cost.tables import name_of, tables
 
 
-def test_tables_have_the_machine_the_groups_and_what_the_canary_measured() -> None:
+def test_tables_have_the_machine_the_groups_and_what_the_canary_measured():
     rows = [request(1), request(2, user=None, arm="baseline", speculation="off", busy_seconds=20.0)]
     spent, grouped, measured = tables(report(spend(Rows(rows, [machine(joules=3.6e6)])), ("user",)))
     assert [row[0] for row in spent[2]] == ["requests", "other work", "idle", "machine", "energy"]
@@ -22,5 +20,5 @@ def test_tables_have_the_machine_the_groups_and_what_the_canary_measured() -> No
     assert len(tables(report(spend(Rows([], [machine()])), ()))) == 2
 
 
-def test_a_group_is_named_by_its_keys() -> None:
+def test_a_group_is_named_by_its_keys():
     assert name_of({"user": "ann", "tenant": ""}, ("user", "tenant")) == "ann –"

@@ -1,7 +1,5 @@
 """Chances are counted of drafts and of texts: by likelihood, depth, rank, and how much of a text matched."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -15,14 +13,14 @@ from specbuild.runtime.speculation.tree import BEST_DEPTH, Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
 
 
-def grown() -> Growth:
+def grown():
     """A root with children 1, 2, 3 and a child 4 of 1; node 3 is in the pool and not in the tree."""
     pool = Tree([0, 11, 12, 13, 14], [-1, 0, 0, 0, 1], [0, 1, 1, 1, 2])
     scores = [0.0, -0.2, -1.0, -3.0, -0.5]
     return Growth(TreeSpec.parse("best:3"), pool, scores=scores, rows=[-1] * 5, kept=[0, 1, 2, 4])
 
 
-def test_a_tree_is_noted_where_it_was_reached() -> None:
+def test_a_tree_is_noted_where_it_was_reached():
     record = Record()
     note(record, grown(), [0, 1])
     assert record.ranks == [(0, 0, True), (0, 1, False), (1, 0, False)]
@@ -38,7 +36,7 @@ def test_a_tree_is_noted_where_it_was_reached() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-9, 0), st.booleans()), min_size=1, max_size=40))
-def test_what_is_likelier_never_has_a_lower_chance(trials: list[tuple[float, bool]]) -> None:
+def test_what_is_likelier_never_has_a_lower_chance(trials):
     likelihoods, accepted = zip(*trials, strict=True)
     likely, chance = Record([*likelihoods], [*accepted]).calibration()
     assert likely == sorted(likely)
@@ -46,7 +44,7 @@ def test_what_is_likelier_never_has_a_lower_chance(trials: list[tuple[float, boo
     assert 0 < min(chance) <= max(chance) < 1
 
 
-def test_a_calibration_says_what_came_true() -> None:
+def test_a_calibration_says_what_came_true():
     rng, record = np.random.default_rng(0), Record()
     record.likelihoods = np.log(rng.uniform(0.05, 0.95, 20000)).tolist()
     record.accepted = [bool(rng.random() < np.exp(each) ** 2) for each in record.likelihoods]
@@ -55,12 +53,12 @@ def test_a_calibration_says_what_came_true() -> None:
     assert record.error() < 0.02
 
 
-def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with() -> None:
+def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with():
     record = Record([-1.0, -0.5] * 200, [True] * 200 + [False] * 200)
     assert record.error() > 0.9
 
 
-def test_lookup_by_what_matched() -> None:
+def test_lookup_by_what_matched():
     """A text that repeats itself, and one whose every single match is followed by something else."""
     repeats = [1, 2, 3, 4] * 20
     never = [9, *(token for i in range(10, 60) for token in (1, i))]
@@ -70,13 +68,13 @@ def test_lookup_by_what_matched() -> None:
     assert all(a <= b for a, b in itertools.pairwise(good))
 
 
-def test_rounds_begin_where_the_last_one_ended() -> None:
+def test_rounds_begin_where_the_last_one_ended():
     records = [Record(orders=[(3, ranks)]) for ranks in ([0, 2], [], [0], [], [1])]
     assert begun(records, 1) == [records[0], records[2], records[4]]
     assert begun(records, 3) == [records[0], records[3], records[4]]
 
 
-def test_of_nothing_seen_there_is_doubt_and_no_chance_of_a_model() -> None:
+def test_of_nothing_seen_there_is_doubt_and_no_chance_of_a_model():
     record = Record()
     found = record.chances([])
     assert (found["likely"], found["chance"], found["step"]) == ([0.0], [0.0], 1 / 2)
@@ -90,6 +88,6 @@ seen = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), 
 
 
 @given(seen)
-def test_a_later_child_is_never_likelier_than_an_earlier_one(ranks: list[tuple[int, int, bool]]) -> None:
+def test_a_later_child_is_never_likelier_than_an_earlier_one(ranks):
     for chances in Record(ranks=ranks).by_rank():
         assert chances == sorted(chances, reverse=True)

@@ -1,9 +1,5 @@
 """A bundle can be tuned that has room for its texts; tests/measure/tuning/test_tune.py has what is measured."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from campaign.bundle_copy import put
 
@@ -14,7 +10,7 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request
 
 
-def test_bundles_of_short_texts_are_refused_and_built_without(bundle_copy: Path) -> None:
+def test_bundles_of_short_texts_are_refused_and_built_without(bundle_copy):
     """The shortest that can be tuned has no room after a prompt of more than half of it."""
     prompts = [Request(" x" * 17, SamplingParams(), where="f:1")]
     for length, told in ((32, "f:1: leaves no room for 16 tokens in 32"), (31, "has texts of 31 tokens at most")):

@@ -1,17 +1,13 @@
 """The best tree of a size, which Sequoia's dynamic programme finds, against every tree there is."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.measure.tuning.sequoia import best_tree
 
-Chances = list[list[float]]
 
-
-def every_tree(chances: Chances, nodes: int, depth: int = 0, rank: int = 0, reached: float = 1.0) -> float:
+def every_tree(chances, nodes, depth=0, rank=0, reached=1.0):
     """The most that any tree of at most `nodes` brings: children of one node from a rank on, by enumeration."""
     if nodes == 0 or depth == len(chances) or rank == len(chances[depth]):
         return 0.0
@@ -22,7 +18,7 @@ def every_tree(chances: Chances, nodes: int, depth: int = 0, rank: int = 0, reac
     return best
 
 
-def value(chances: Chances, parents: list[int]) -> float:
+def value(chances, parents):
     """What a tree brings, by its definition."""
     depths, reached, ranks = {-1: 0}, {-1: 1.0}, dict[int, int]()
     for node, parent in enumerate(parents):
@@ -35,7 +31,7 @@ falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=3).map(lambda row: s
 
 
 @given(st.lists(falling, min_size=1, max_size=4), st.integers(0, 7))
-def test_no_tree_is_better(chances: Chances, nodes: int) -> None:
+def test_no_tree_is_better(chances, nodes):
     found, parents = best_tree(chances, nodes)
     assert found == pytest.approx(every_tree(chances, nodes))
     assert found == pytest.approx(value(chances, parents))
@@ -43,7 +39,7 @@ def test_no_tree_is_better(chances: Chances, nodes: int) -> None:
     assert all(parent < node for node, parent in enumerate(parents))
 
 
-def test_shapes() -> None:
+def test_shapes():
     """A sure first child makes a chain, equal children a bush, and no chance at all no tree."""
     assert best_tree([[1.0, 0.4]] * 8, 5) == (5.0, [-1, 0, 1, 2, 3])
     assert best_tree([[0.25] * 4] * 8, 4)[1] == [-1] * 4

@@ -1,18 +1,13 @@
 """Trees of each size promise what the timing table says, and bring what rounds of real texts gave."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from specbuild.measure.tuning.chances import Record
-from specbuild.measure.tuning.decode import Decoded
 from specbuild.measure.tuning.trees import SIZES, measured, names, overall, promises
 from specbuild.runtime.speculation.timing_table import Times
 
 
-def test_what_trees_promise(decoded: Callable[..., Decoded]) -> None:
+def test_what_trees_promise(decoded):
     """By two prompts; best:8 lies between the probes of 4 and 32 nodes, a third of the way in powers of two."""
     texts = [
         {"off": decoded(10, 10, slow)}
@@ -33,7 +28,7 @@ def test_what_trees_promise(decoded: Callable[..., Decoded]) -> None:
     ]
 
 
-def test_what_trees_bring_whatever_slows_a_prompt(decoded: Callable[..., Decoded]) -> None:
+def test_what_trees_bring_whatever_slows_a_prompt(decoded):
     texts = [{"off": decoded(10, 10, slow), "auto": decoded(5, 20, 2 * slow)} for slow in (1.0, 5.0, 1.0)]
     texts[0]["auto"] = decoded(5, 20, 9.0)  # something else ran meanwhile
     assert measured(texts, "auto") == pytest.approx(2.0)
@@ -41,12 +36,12 @@ def test_what_trees_bring_whatever_slows_a_prompt(decoded: Callable[..., Decoded
 
 
 @pytest.mark.parametrize("most", [4, 5, 63])
-def test_what_does_not_fit_is_the_largest_tree_once(most: int) -> None:
+def test_what_does_not_fit_is_the_largest_tree_once(most):
     found = [int(name.removeprefix("best:")) for name in names(SIZES, most)]
     assert found == sorted({min(nodes, most) for nodes in SIZES})
 
 
-def test_the_best_fixed_tree_of_a_size_stands_beside_it(decoded: Callable[..., Decoded]) -> None:
+def test_the_best_fixed_tree_of_a_size_stands_beside_it(decoded):
     """Children that always came true: a chain, whose every node is accepted, as deep as there are levels."""
     text = {name: decoded(1, 1, 1.0) for name in ("off", "best:1", "best:4")}
     always = [Record(ranks=[(depth, 0, True) for depth in range(8)], orders=[(4, [0, 1, 2, 3])])]

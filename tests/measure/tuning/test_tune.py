@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specbuild.measure.tuning import tune as tuning
-from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
+from specbuild.measure.tuning.decode import AUTO, OFF, Decoder
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle
@@ -31,14 +31,14 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def tuned(bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "b"
     shutil.copytree(bundle, folder)
-    progress: list[tuple[str, int, int]] = []
-    order: list[tuple[list[int], str]] = []
+    progress = []
+    order = []
     decode = Decoder.decode
 
-    def seen(self: Decoder, prompt: list[int], name: str, temperature: float = 0.0, **more: Any) -> Decoded:
+    def seen(self, prompt, name, temperature=0.0, **more):
         if not temperature:
             order.append((prompt, name))
         return decode(self, prompt, name, temperature, **more)
@@ -50,7 +50,7 @@ def tuned(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 
 @pytest.mark.slow
-def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
+def test_a_tuned_bundle(tuned, bundle):
     folder, report = tuned.folder, tuned.report
     assert [p.name for p in folder.parent.iterdir()] == ["b"]
     before, after = Bundle.open(bundle), Bundle.open(folder)
@@ -73,7 +73,7 @@ def test_a_tuned_bundle(tuned: Tuned, bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) -> None:
+def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned):
     """Each by every contender, another one first."""
     assert tuned.report["prompts"] == 2
     assert [told for told in tuned.progress if told[0] in ("texts", AUTO)] == [
@@ -89,7 +89,7 @@ def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned: Tuned) ->
 
 
 @pytest.mark.slow
-def test_what_fails_leaves_the_bundle_as_it_was(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_leaves_the_bundle_as_it_was(tuned, monkeypatch):
     folder = tuned.folder
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     monkeypatch.setattr(tuning, "file_record", lambda path: 1 / 0)

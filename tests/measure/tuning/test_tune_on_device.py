@@ -1,13 +1,8 @@
 """`specbuild tune` where models are on a device: its table decides what the device's rounds draft."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -21,7 +16,6 @@ from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, LoadOptions, SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.decoding.device.loop import DeviceLoop
@@ -34,12 +28,11 @@ from specbuild.runtime.speculation.timing_table import FILE, TimingTable
 
 BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
-Load = Callable[..., Engine]
 pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(bundle, tmp_path_factory):
     """The reference pair's bundle, as if it were for a GPU."""
     folder = tmp_path_factory.mktemp("tuned") / "b"
     shutil.copytree(bundle, folder)
@@ -53,16 +46,14 @@ def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
+def load(host, pair, folder, tmp_path_factory):
     """`load(folder, options, controller=…)`: an engine whose models are on a host in a device's place."""
     graphs, manifest = tmp_path_factory.mktemp("graphs"), Bundle.open(folder).manifest
     for name in manifest.models:
         trained = checkpoint.load(checkpoint.find(str(pair / name)), "eager")
         ir.save(tiny_models.lower_model(trained, ROWS), graphs / name)
 
-    def make(
-        _: object, asked: LoadOptions, controller: Controller | None = None, ahead: int = 0, **given: Any
-    ) -> Engine:
+    def make(_, asked, controller=None, ahead=0, **given):
         batch_size = asked.batch_size
         device, executors = HostDevice(), []
         for name, record in manifest.models.items():
@@ -79,14 +70,14 @@ def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest
 
 
 @pytest.fixture(scope="module")
-def tuned(folder: Path, load: Load) -> dict[str, Any]:
+def tuned(folder, load):
     """What tuning it found; the table is in the bundle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring.Engine, "load", load)
         return tune(folder, Tuning(PROMPTS, 16, [1, 2]))
 
 
-def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[str, Any]) -> None:
+def test_the_table_has_steps_as_the_device_has_them(folder, tuned):
     record = json.loads((folder / FILE).read_text())
     Bundle.open(folder).verify()
     assert list(record["times"]) == ["1", "2"]
@@ -100,7 +91,7 @@ def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[st
 
 
 @pytest.mark.parametrize("ahead", [0, 32])
-def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], ahead: int) -> None:
+def test_auto_goes_by_it(folder, load, tuned, ahead):
     """The tokens are plain decoding's, and every round is decided by the table."""
     table = TimingTable.of(json.loads((folder / FILE).read_text()), BUCKETS[-1])
     controller = Controller(CostModel(table, 2, padded=True), has_model=True)

@@ -1,12 +1,7 @@
 """Sessions of one operator for each set of instructions that this machine has."""
 
-from __future__ import annotations
-
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
 from itertools import count, takewhile
-from pathlib import Path
-from typing import Any
 
 import onnxruntime
 import pytest
@@ -14,11 +9,9 @@ from onnx import helper
 
 from specbuild.runtime.backends.kernels.library import OPERATORS, find_library
 
-Operator = Callable[..., onnxruntime.InferenceSession]
-
 
 @pytest.fixture(scope="session")
-def library() -> Path:
+def library():
     path = find_library(OPERATORS)
     if path is None:
         pytest.skip("specbuild was installed without its operators for CPUs")
@@ -26,7 +19,7 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="session")
-def instruction_sets(library: Path) -> dict[int, str]:
+def instruction_sets(library):
     """The sets of instructions that this processor has, by index."""
     name_of = ctypes.CDLL(str(library)).specbuild_instructions
     name_of.restype = ctypes.c_char_p
@@ -35,15 +28,13 @@ def instruction_sets(library: Path) -> dict[int, str]:
 
 
 @pytest.fixture(scope="session")
-def operator(library: Path, instruction_sets: dict[int, str]) -> Operator:
+def operator(library, instruction_sets):
     """`operator(name, inputs, threads=…, **attributes)`: a session with an output for each set of instructions.
 
     Inputs are ONNX's element type and shape by name, in order; None for one that is left out.
     """
 
-    def make(
-        name: str, inputs: Mapping[str, tuple[int, Sequence[Any]] | None], threads: int = 2, **attributes: object
-    ) -> onnxruntime.InferenceSession:
+    def make(name, inputs, threads=2, **attributes):
         names = [each if kind else "" for each, kind in inputs.items()]
         nodes = [
             helper.make_node(name, names, [f"y{index}"], domain="specbuild", instructions=index, **attributes)

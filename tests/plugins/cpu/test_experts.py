@@ -1,12 +1,6 @@
 """Products of rows with the weights of their experts: those of each weight alone, whatever rows are beside them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +8,10 @@ from onnx import TensorProto
 
 from specbuild.builder.lower.panels import pack_codes, pack_factors, pack_floats
 
-Operator = Callable[..., onnxruntime.InferenceSession]
-
 
 @settings(max_examples=25)
 @given(st.data())
-def test_a_rows_product_is_that_with_its_experts_weight(operator: Operator, data: st.DataObject) -> None:
+def test_a_rows_product_is_that_with_its_experts_weight(operator, data):
     chance = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     experts, columns, rows, chosen = (data.draw(st.integers(1, most)) for most in (5, 40, 9, 3))
     bits, inner = data.draw(st.sampled_from([4, 8, 32])), 32 * data.draw(st.integers(1, 3))
@@ -38,7 +30,7 @@ def test_a_rows_product_is_that_with_its_experts_weight(operator: Operator, data
             assert np.array_equal(found[row * chosen + at], alone[0])
 
 
-def test_an_expert_that_is_not_there_is_an_error(operator: Operator) -> None:
+def test_an_expert_that_is_not_there_is_an_error(operator):
     weights = {name: each[None] for name, each in packed(np.random.default_rng(0), 8, 16, 32).items()}
     attributes = {
         "inner": 32,
@@ -54,7 +46,7 @@ def test_an_expert_that_is_not_there_is_an_error(operator: Operator) -> None:
             run(operator, attributes, np.ones((1, 32), np.float32), weights, np.array([[wrong]]))
 
 
-def packed(chance: np.random.Generator, bits: int, columns: int, inner: int) -> dict[str, Any]:
+def packed(chance, bits, columns, inner):
     if bits == 32:
         return {"codes": pack_floats(chance.standard_normal((columns, inner)).astype(np.float32))}
     codes = chance.integers(0, 1 << bits, (columns, inner)).astype(np.uint8)
@@ -62,7 +54,7 @@ def packed(chance: np.random.Generator, bits: int, columns: int, inner: int) -> 
     return {"codes": pack_codes(codes, bits), "factors": pack_factors(32, *factors)}
 
 
-def run(operator: Operator, attributes: dict[str, int], x: Any, weights: dict[str, Any], which: Any = None) -> Any:
+def run(operator, attributes, x, weights, which=None):
     feeds = {"x": x, "codes": weights["codes"], "factors": weights.get("factors")}
     feeds |= {} if which is None else {"experts": which}
     types = {"codes": TensorProto.UINT8, "factors": TensorProto.UINT8, "experts": TensorProto.INT64}

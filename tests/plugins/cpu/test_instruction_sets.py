@@ -1,7 +1,5 @@
 """Every set of instructions gives the bits of plain C++: this machine's, and ARM's in emulation."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +13,7 @@ EMULATED = ("qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", [False, True], ids=["this machine", "aarch64"])
-def test_all_sets_give_the_same_bits(tmp_path: Path, arm: bool) -> None:
+def test_all_sets_give_the_same_bits(tmp_path, arm):
     if arm and not (shutil.which("aarch64-linux-gnu-g++") and shutil.which(EMULATED[0])):
         pytest.skip("no compiler and emulator for aarch64")
     if not shutil.which("cmake"):

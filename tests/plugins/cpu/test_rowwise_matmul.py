@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from onnx import TensorProto
 
 from specbuild.builder.lower.panels import pack_codes, pack_factors, pack_floats
 
-Operator = Callable[..., onnxruntime.InferenceSession]
 ROWS = 70
 FLOATS = {"scale_bits": 32, "minimum_bits": 0}
 
@@ -35,19 +32,19 @@ class Product:
     x: NDArray[np.float32]  # [ROWS, K]
 
     @property
-    def attributes(self) -> dict[str, int]:
+    def attributes(self):
         columns, inner = self.codes.shape
         factors = {"scale_bits": self.scale_bits, "minimum_bits": self.minimum_bits}
         return {"inner": inner, "columns": columns, "bits": self.bits, "block": self.block} | factors
 
     @property
-    def feeds(self) -> dict[str, NDArray[Any]]:
+    def feeds(self):
         if self.bits == 32:
             return {"codes": pack_floats(self.codes)}
         return {"codes": pack_codes(self.codes, self.bits), "factors": pack_factors(self.block, *self.factors)}
 
     @property
-    def weight(self) -> NDArray[np.float64]:
+    def weight(self):
         if self.bits == 32:
             return self.codes.astype(np.float64)
         scales, *others = (each.astype(np.float64) for each in self.factors)
@@ -60,22 +57,22 @@ class Product:
         blocks = blocks * scales[..., None] - (0 if minima is None else minima[..., None])
         return blocks.reshape(self.codes.shape)
 
-    def _by_block(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _by_block(self, steps):
         return np.repeat(steps, 256 // self.block, axis=1)[:, : self.codes.shape[1] // self.block]
 
-    def session(self, operator: Operator, threads: int = 2) -> onnxruntime.InferenceSession:
+    def session(self, operator, threads=2):
         inputs = {"x": (TensorProto.FLOAT, ["rows", self.codes.shape[1]]), "factors": None}
         inputs |= {name: (TensorProto.UINT8, each.shape) for name, each in self.feeds.items()}
         inputs = {name: inputs[name] for name in ("x", "codes", "factors")}
         return operator("RowwiseMatMul", inputs, threads, rounding=self.rounding, **self.attributes)
 
-    def run(self, session: onnxruntime.InferenceSession, x: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        found: list[NDArray[np.float32]] = session.run(None, {"x": x} | self.feeds)
+    def run(self, session, x):
+        found = session.run(None, {"x": x} | self.feeds)
         return found
 
 
 @st.composite
-def products(draw: st.DrawFn) -> Product:
+def products(draw):
     chance = np.random.default_rng(draw(st.integers(0, 2**32)))
     bits, rounding = draw(st.sampled_from([4, 5, 6, 8, 32])), draw(st.sampled_from([8, 16, 32]))
     block, columns = draw(st.sampled_from([16, 32, 64, 128][bits == 5 :])), draw(st.integers(1, 90))
@@ -99,7 +96,7 @@ def products(draw: st.DrawFn) -> Product:
 
 @settings(max_examples=40)
 @given(products(), st.integers(1, ROWS), st.integers(1, 3))
-def test_a_rows_bits_are_those_of_the_row_alone(operator: Operator, drawn: Product, at_once: int, threads: int) -> None:
+def test_a_rows_bits_are_those_of_the_row_alone(operator, drawn, at_once, threads):
     session = drawn.session(operator, threads)
     alone = [drawn.run(session, drawn.x[row : row + 1]) for row in range(ROWS)]
     together = [drawn.run(session, drawn.x[row : row + at_once]) for row in range(0, ROWS, at_once)]
@@ -111,7 +108,7 @@ def test_a_rows_bits_are_those_of_the_row_alone(operator: Operator, drawn: Produ
 
 @settings(max_examples=40)
 @given(products())
-def test_products_are_those_of_the_rounded_numbers(operator: Operator, drawn: Product) -> None:
+def test_products_are_those_of_the_rounded_numbers(operator, drawn):
     x = drawn.x.astype(np.float64)
     if drawn.rounding < 32:
         blocks = x.reshape(ROWS, -1, drawn.block)
@@ -125,7 +122,7 @@ def test_products_are_those_of_the_rounded_numbers(operator: Operator, drawn: Pr
 
 @settings(max_examples=20)
 @given(products())
-def test_a_lookup_returns_the_weights_numbers(operator: Operator, drawn: Product) -> None:
+def test_a_lookup_returns_the_weights_numbers(operator, drawn):
     ids = np.arange(len(drawn.codes))[::-1]
     inputs = {"ids": (TensorProto.INT64, ["n"])}
     inputs |= {name: (TensorProto.UINT8, each.shape) for name, each in drawn.feeds.items()}
@@ -133,7 +130,7 @@ def test_a_lookup_returns_the_weights_numbers(operator: Operator, drawn: Product
     np.testing.assert_allclose(found, drawn.weight[ids], rtol=1e-6, atol=1e-6 * np.abs(drawn.weight).max())
 
 
-def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(operator: Operator) -> None:
+def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(operator):
     weight = np.ones((3, 64), np.float32)
     for bits, rounding in ((8, 8), (8, 16), (32, 32)):
         codes = weight if bits == 32 else np.full((3, 64), 129, np.uint8)
@@ -159,7 +156,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(operator: Operator
         ({"rounding": 7}, "rounding must be"),
     ],
 )
-def test_wrong_attributes_are_refused(operator: Operator, wrong: dict[str, int], why: str) -> None:
+def test_wrong_attributes_are_refused(operator, wrong, why):
     inputs = {"x": (1, [1, 64]), "codes": (2, [1, 1024]), "factors": (2, [1, 128])}
     attributes = {"inner": 64, "columns": 16, "bits": 8, "block": 32, "rounding": 8} | FLOATS | wrong
     with pytest.raises(Exception, match=why):
@@ -167,7 +164,7 @@ def test_wrong_attributes_are_refused(operator: Operator, wrong: dict[str, int],
 
 
 @pytest.mark.parametrize("wrong", ["codes", "factors"])
-def test_weights_of_another_size_are_refused(operator: Operator, wrong: str) -> None:
+def test_weights_of_another_size_are_refused(operator, wrong):
     inputs = {"x": (1, [1, 64]), "codes": (2, ["n"]), "factors": (2, ["m"])}
     session = operator("RowwiseMatMul", inputs, inner=64, columns=16, bits=8, block=32, rounding=8, **FLOATS)
     feeds = {"codes": np.zeros(1024, np.uint8), "factors": np.zeros(128, np.uint8)} | {wrong: np.zeros(1000, np.uint8)}

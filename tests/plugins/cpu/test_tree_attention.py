@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper
 
-Operator = Callable[..., onnxruntime.InferenceSession]
 SLOTS, CAPACITY = 2, 96
 
 
@@ -35,7 +32,7 @@ class Layer:
     keys: NDArray[np.float32] = field(init=False)
     values: NDArray[np.float32] = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         chance = np.random.default_rng(self.seed)
         self.keys = np.zeros((SLOTS, self.kv_heads, CAPACITY, self.key_size), np.float32)
         self.values = np.zeros((SLOTS, self.kv_heads, CAPACITY, self.value_size), np.float32)
@@ -46,12 +43,12 @@ class Layer:
 
     def feeds(
         self,
-        numbers: NDArray[np.float32],  # [T, query, key and value]
-        places: Sequence[tuple[int, int, int]],  # slot, row and position of each node
-        committed: Sequence[int],
-        visible: NDArray[np.bool_],
-        row_positions: NDArray[np.int32],
-    ) -> dict[str, NDArray[Any] | None]:
+        numbers,  # [T, query, key and value]
+        places,  # slot, row and position of each node
+        committed,
+        visible,
+        row_positions,
+    ):
         """The inputs in order; None for one that this layer leaves out."""
         query, key, value = np.split(numbers[None], np.cumsum(self.sizes)[:2], -1)
         slots, rows, positions = np.array(places, np.int32).reshape(-1, 3).T
@@ -72,7 +69,7 @@ class Layer:
             "sinks": self.sink if self.sinks else None,
         }
 
-    def session(self, operator: Operator) -> onnxruntime.InferenceSession:
+    def session(self, operator):
         numbers = np.zeros((1, sum(self.sizes)), np.float32)
         example = self.feeds(numbers, [(0, 0, 0)], [0] * SLOTS, np.ones((1, 1), bool), np.zeros((1, 1), np.int32))
         inputs = {
@@ -84,7 +81,7 @@ class Layer:
         }
         return operator("TreeAttention", inputs, scale=self.key_size**-0.5, **attributes)
 
-    def step(self, session: onnxruntime.InferenceSession, *arguments: Any) -> list[NDArray[np.float32]]:
+    def step(self, session, *arguments):
         """Run on `feeds` of these arguments, over the caches' own memory."""
         binding = session.io_binding()
         for name, each in self.feeds(*arguments).items():
@@ -94,12 +91,12 @@ class Layer:
         for output in session.get_outputs():
             binding.bind_output(output.name)
         session.run_with_iobinding(binding)
-        found: list[NDArray[np.float32]] = [each[0] for each in binding.copy_outputs_to_cpu()]
+        found = [each[0] for each in binding.copy_outputs_to_cpu()]
         return found
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Layer:
+def layers(draw):
     kv_heads, key_size = draw(st.integers(1, 3)), draw(st.sampled_from([8, 24, 64, 80, 128]))
     return Layer(
         heads=kv_heads * draw(st.integers(1, 4)),
@@ -118,7 +115,7 @@ def layers(draw: st.DrawFn) -> Layer:
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(layers(), st.data())
-def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: Layer, data: st.DataObject) -> None:
+def test_a_nodes_bits_depend_on_its_own_path_alone(operator, layer, data):
     chance, session = np.random.default_rng(layer.seed), layer.session(operator)
     prompt, nodes = data.draw(st.integers(0, 60)), data.draw(st.integers(1, 12))
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(nodes)]
@@ -129,7 +126,7 @@ def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: La
     row_positions = np.tile(np.arange(CAPACITY, dtype=np.int32), (SLOTS, 1))
     alone, tree = 0, 1  # slots
 
-    def read(slot: int, first: int, last: int) -> None:
+    def read(slot, first, last):
         """Read a part of the prompt in one step."""
         places = [(slot, row, row) for row in range(first, last)]
         committed = [first if each == slot else 0 for each in range(SLOTS)]
@@ -164,7 +161,7 @@ def test_a_nodes_bits_depend_on_its_own_path_alone(operator: Operator, layer: La
 
 @settings(max_examples=20)
 @given(layers(), st.integers(1, 40))
-def test_attention_is_the_weighted_mean_of_the_values(operator: Operator, layer: Layer, length: int) -> None:
+def test_attention_is_the_weighted_mean_of_the_values(operator, layer, length):
     numbers = np.random.default_rng(layer.seed).standard_normal((length, sum(layer.sizes))).astype(np.float32)
     positions, seen = np.arange(length), np.tri(length, dtype=bool)
     row_positions = np.tile(np.arange(CAPACITY, dtype=np.int32), (SLOTS, 1))
@@ -188,7 +185,7 @@ def test_attention_is_the_weighted_mean_of_the_values(operator: Operator, layer:
         np.testing.assert_allclose(found[:, part], weights / total @ value[:, kv_head], atol=2e-5)
 
 
-def _rotate(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _rotate(layer, x):
     """Rotate heads `[T, heads, size]`, node t to position t."""
     cos, sin, half = layer.cos[: len(x), None], layer.sin[: len(x), None], layer.rotated
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -1,12 +1,9 @@
 """The TensorRT plugin compiled with the kernels for this CPU, and `Plugin`: what TensorRT would call, by ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -44,30 +41,30 @@ class DynamicDesc(ctypes.Structure):
     _fields_ = [("desc", Desc), ("min", Dims), ("max", Dims), ("opt", Dims)]
 
 
-def _dims(shape: tuple[int, ...]) -> Dims:
+def _dims(shape):
     return Dims(len(shape), (c_int64 * 8)(*shape))
 
 
-def _dynamic(tensors: list[tuple[tuple[int, ...], str]], layout: int = 0) -> Any:
+def _dynamic(tensors, layout=0):
     rows = [(_dims(shape), TYPES[dtype]) for shape, dtype in tensors]
     return (DynamicDesc * len(rows))(*[DynamicDesc(Desc(d, t, layout, -1.0), d, d, d) for d, t in rows])
 
 
-def _addresses(values: list[Any]) -> Any:
+def _addresses(values):
     return (c_void_p * len(values))(*[value.ctypes.data for value in values])
 
 
 class Plugin:
     """A plugin made of fields, or of a handle. Tensors are pairs of a shape and the name of a type, inputs first."""
 
-    def __init__(self, library: Any, phase: int, fields: dict[str, Any] | None, handle: int | None = None) -> None:
+    def __init__(self, library, phase, fields, handle=None):
         self.library, self.keep = library, list[Any]()
         if fields is not None:
             rows = [self._field(name, value) for name, value in fields.items()]
             handle = library.harness_create(byref(Fields(len(rows), (Field * len(rows))(*rows))), phase)
         self.handle = c_void_p(handle)
 
-    def _field(self, name: str, value: Any) -> Field:
+    def _field(self, name, value):
         kind, array = 5, np.atleast_1d(np.asarray(value))
         if isinstance(value, str):
             kind, array = 6, np.frombuffer(value.encode(), np.uint8)
@@ -78,49 +75,49 @@ class Plugin:
         self.keep.append(array)
         return Field(name.encode(), array.ctypes.data, kind, array.size)
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name, *arguments):
         return getattr(self.library, f"harness_{name}")(self.handle, *arguments)
 
-    def log(self) -> str:
+    def log(self):
         return str(self.library.harness_log().decode()).replace("specbuild::TreeAttention: ", "")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self):
         found = self.call("fields").contents
-        values: dict[str, Any] = {}
+        values = {}
         for field in found.fields[: found.count]:
             raw = ctypes.string_at(field.data, field.length * (1 if field.type == 6 else 4))
             value = raw.decode() if field.type == 6 else np.frombuffer(raw, "f4" if field.type == 1 else "i4")[0]
             values[field.name.decode()] = value
         return values
 
-    def shapes(self, shapes: list[tuple[int, ...]], outputs: int = 3) -> list[tuple[int, ...]] | None:
+    def shapes(self, shapes, outputs=3):
         out = (Dims * outputs)()
         given = (Dims * len(shapes))(*[_dims(shape) for shape in shapes])
         if self.call("shapes", given, len(shapes), out, outputs):
             return None
         return [tuple(each.sizes[: each.rank]) for each in out]
 
-    def types(self, types: list[str], outputs: int = 3) -> list[str] | None:
+    def types(self, types, outputs=3):
         out = (c_int32 * outputs)()
         if self.call("types", (c_int32 * len(types))(*[TYPES[t] for t in types]), len(types), out, outputs):
             return None
         return [list(TYPES)[list(TYPES.values()).index(each)] for each in out]
 
-    def supports(self, position: int, types: list[str], outputs: int = 3, layout: int = 0) -> bool:
+    def supports(self, position, types, outputs=3, layout=0):
         described = _dynamic([((1,), each) for each in types], layout)
         return bool(self.call("supports", position, described, len(types) - outputs, outputs))
 
-    def configure(self, tensors: list[tuple[tuple[int, ...], str]], outputs: int = 3) -> int:
+    def configure(self, tensors, outputs=3):
         return int(self.call("configure", _dynamic(tensors), len(tensors) - outputs, outputs))
 
-    def workspace(self, tensors: list[tuple[tuple[int, ...], str]], outputs: int = 3) -> int:
+    def workspace(self, tensors, outputs=3):
         return int(self.call("workspace", _dynamic(tensors), len(tensors) - outputs, outputs))
 
-    def shape_change(self, tensors: list[tuple[tuple[int, ...], str]], outputs: int = 3) -> int:
+    def shape_change(self, tensors, outputs=3):
         described = (Desc * len(tensors))(*[each.desc for each in _dynamic(tensors)])
         return int(self.call("shape_change", described, len(tensors) - outputs, outputs))
 
-    def enqueue(self, inputs: list[Any], outputs: list[Any], workspace: Any = None) -> int:
+    def enqueue(self, inputs, outputs, workspace=None):
         described = _dynamic([(each.shape, each.dtype.name) for each in [*inputs, *outputs]])
         described = (Desc * len(described))(*[each.desc for each in described])
         scratch = c_void_p(None if workspace is None else workspace.ctypes.data)
@@ -128,14 +125,14 @@ class Plugin:
 
 
 @pytest.fixture(scope="session")
-def tensorrt_root() -> Path:
+def tensorrt_root():
     if ROOT not in os.environ:
         pytest.skip(f"needs TensorRT's headers: set {ROOT} to the folder that has them in include/")
     return Path(os.environ[ROOT])
 
 
 @pytest.fixture(scope="session")
-def plugin_library(tensorrt_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plugin_library(tensorrt_root, tmp_path_factory):
     """The plugin, the kernels for this CPU and the harness in one library."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")
     if not shutil.which("g++"):
@@ -171,7 +168,7 @@ def plugin_library(tensorrt_root: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def harness(plugin_library: Path) -> Any:
+def harness(plugin_library):
     # A copy: TensorRT's registry lends its own log to the library that it loads.
     library = ctypes.CDLL(str(shutil.copy(plugin_library, plugin_library.with_name("libharness.so"))))
     for name in ("harness_create", "harness_clone", "harness_attach"):
@@ -186,11 +183,11 @@ def harness(plugin_library: Path) -> Any:
 
 
 @pytest.fixture
-def make(harness: Any) -> Iterator[Callable[..., Plugin]]:
+def make(harness):
     """`make(**fields)`: the plugin for a build on a device of `processors` multiprocessors, by default of none."""
-    made: list[Plugin] = []
+    made = []
 
-    def make(of: Plugin | None = None, how: str = "", device: int = 0, runtime: bool = False, **fields: Any) -> Plugin:
+    def make(of=None, how="", device=0, runtime=False, **fields):
         if of:
             made.append(Plugin(harness, 1, None, of.call(how)))
             return made[-1]

@@ -1,10 +1,5 @@
 """The plugin's fields: defaults, refusals, what is serialized and cloned."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -21,10 +16,9 @@ OTHERS = {
     "inputs": "qkv,past_key,past_value,cache_len,page_table",
     "in_place": "alias",
 }
-Make = Callable[..., Any]
 
 
-def test_what_is_serialized_makes_the_same_plugin(make: Make) -> None:
+def test_what_is_serialized_makes_the_same_plugin(make):
     first = make(**OTHERS)
     assert first.fields() == OTHERS
     second = make(**first.fields(), runtime=True)
@@ -33,7 +27,7 @@ def test_what_is_serialized_makes_the_same_plugin(make: Make) -> None:
 
 
 @pytest.mark.parametrize("how", ["clone", "attach"])
-def test_a_clone_is_the_same_and_lives_on(make: Make, how: str) -> None:
+def test_a_clone_is_the_same_and_lives_on(make, how):
     first = make(**OTHERS)
     clone = make(first, how)
     first.call("free")
@@ -42,7 +36,7 @@ def test_a_clone_is_the_same_and_lives_on(make: Make, how: str) -> None:
     assert clone.call("aliased", 1) == 1
 
 
-def test_the_builds_device_is_remembered(make: Make) -> None:
+def test_the_builds_device_is_remembered(make):
     assert make(scale=1.0, device=132).fields()["processors"] == 132
     assert make(scale=1.0, device=132, processors=80).fields()["processors"] == 80
     # An engine keeps the number that its workspace was measured for.
@@ -65,7 +59,7 @@ def test_the_builds_device_is_remembered(make: Make) -> None:
         ({"inputs": INPUTS[:-4]}, f"inputs: cos and sin come together, in '{INPUTS[:-4]}'"),
     ],
 )
-def test_refused_fields(make: Make, fields: dict[str, Any], message: str) -> None:
+def test_refused_fields(make, fields, message):
     plugin = make(**{"scale": 1.0} | fields)
     assert not plugin.handle
     assert plugin.log() == f"error: {message}\n"

@@ -1,11 +1,7 @@
 """The runtime loads the plugin into the registry of a real TensorRT, the lean runtime's, once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +19,7 @@ print(len(registry.all_creators) - before, registry.get_creator("TreeAttention",
 """
 
 
-def test_a_library_is_loaded_once(harness: Any, plugin_library: Path) -> None:
+def test_a_library_is_loaded_once(harness, plugin_library):
     """In a process of its own: a registry is one a process, and other tests load the library as well."""
     lean = pytest.importorskip("tensorrt_lean", reason="needs tensorrt_lean (pip install tensorrt-lean-cu13)")
     major = str(harness.harness_major())

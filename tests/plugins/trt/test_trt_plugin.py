@@ -1,10 +1,6 @@
 """The plugin called as TensorRT would, with the kernels run on this CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from ctypes import byref, c_char_p
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,12 +10,9 @@ from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault
 
 INPUTS = "query,key,value,past_key,past_value,parents,cache_len,tree_offset,cos,sin"
 HALVES = ["float16"] * 5 + ["int32"] * 3 + ["float32"] * 2
-Make = Callable[..., Any]
 
 
-def tensors(
-    batch: int = 2, nodes: int = 4, heads: int = 4, kv_heads: int = 2, size: int = 64, **changed: Any
-) -> list[tuple[tuple[int, ...], str]]:
+def tensors(batch=2, nodes=4, heads=4, kv_heads=2, size=64, **changed):
     """Shapes and types of the default inputs, and of the outputs."""
     cache = batch, kv_heads, 512, size
     new = batch, nodes, kv_heads, size
@@ -32,10 +25,10 @@ def tensors(
     return [*zip(shapes.values(), HALVES, strict=True), *outputs]
 
 
-def values() -> dict[str, Any]:
+def values():
     """Inputs of a call: a tree of 4 nodes, 2 sequences, 4 heads over 2 of keys and values."""
     random = np.random.default_rng(0)
-    found: dict[str, Any] = {}
+    found = {}
     for name, (shape, dtype) in zip(INPUTS.split(","), tensors(), strict=False):
         found[name] = random.standard_normal(shape).astype(dtype)
     found["parents"][:] = -1, 0, 0, 1
@@ -44,7 +37,7 @@ def values() -> dict[str, Any]:
     return found
 
 
-def launched(harness: Any, given: dict[str, Any], **numbers: Any) -> list[Any]:
+def launched(harness, given, **numbers):
     """What the launcher gives, called directly on copies."""
     inputs = {name: array.copy() for name, array in given.items()}
     keys, caches, out = inputs["key"], [inputs["past_key"], inputs["past_value"]], np.full_like(inputs["query"], 9)
@@ -65,7 +58,7 @@ def launched(harness: Any, given: dict[str, Any], **numbers: Any) -> list[Any]:
     return [out, *caches, fault]
 
 
-def enqueued(plugin: Any, given: dict[str, Any], workspace: Any = None) -> tuple[int, list[Any]]:
+def enqueued(plugin, given, workspace=None):
     """Status and outputs of the plugin, on copies, in place."""
     inputs = {name: array.copy() for name, array in given.items()}
     batch, nodes = next(iter(inputs.values())).shape[:2]
@@ -74,12 +67,12 @@ def enqueued(plugin: Any, given: dict[str, Any], workspace: Any = None) -> tuple
     return plugin.enqueue([*inputs.values()], outputs[: plugin.call("outputs")], workspace), outputs
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
+def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
-def test_a_tree_of_no_nodes_is_a_chain(make: Make, harness: Any) -> None:
+def test_a_tree_of_no_nodes_is_a_chain(make, harness):
     """As a prompt's chunk is, which may have more nodes than a tree."""
     given = values() | {"parents": np.zeros((2, 0), np.int32)}
     status, found = enqueued(make(scale=0.5, splits=1), given)
@@ -92,7 +85,7 @@ def test_a_tree_of_no_nodes_is_a_chain(make: Make, harness: Any) -> None:
     assert make(scale=1.0).configure(tensors(nodes=200)) != 0
 
 
-def test_output_shapes(make: Make) -> None:
+def test_output_shapes(make):
     shapes = [shape for shape, _ in tensors()]
     query, cache = shapes[0], shapes[3]
     assert make(scale=1.0).shapes(shapes[:10]) == [query, cache, cache]
@@ -107,7 +100,7 @@ def test_output_shapes(make: Make) -> None:
 
 @pytest.mark.parametrize("activations", ["float16", "bfloat16"])
 @pytest.mark.parametrize("eight", [False, True])
-def test_formats_are_linear_and_of_the_right_type(make: Make, activations: str, eight: bool) -> None:
+def test_formats_are_linear_and_of_the_right_type(make, activations, eight):
     cache = "float8_e4m3fn" if eight else activations
     types = [activations] * 3 + [cache] * 2 + HALVES[5:] + [activations, cache, cache, "int32"]
     plugin = make(scale=1.0, fault=1)
@@ -132,13 +125,13 @@ def test_formats_are_linear_and_of_the_right_type(make: Make, activations: str, 
         ({"cache_len": (-1,)}, "cache_len's dimension 0 is -1"),
     ],
 )
-def test_refused_shapes(make: Make, shapes: dict[str, Any], message: str) -> None:
+def test_refused_shapes(make, shapes, message):
     plugin = make(scale=1.0)
     assert plugin.configure(tensors(**shapes)) != 0
     assert plugin.log() == f"error: {message}\n"
 
 
-def test_the_workspace_holds_any_smaller_problem(make: Make) -> None:
+def test_the_workspace_holds_any_smaller_problem(make):
     assert make(scale=1.0).workspace(tensors()) == 0
     assert make(scale=1.0, splits=3).workspace(tensors()) == 2 * 4 * 4 * 3 * (64 + 2) * 4
     plugin = make(scale=1.0, device=8)
@@ -149,7 +142,7 @@ def test_the_workspace_holds_any_smaller_problem(make: Make) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_enqueue_computes_what_the_launcher_does(make: Make, harness: Any, splits: int) -> None:
+def test_enqueue_computes_what_the_launcher_does(make, harness, splits):
     plugin = make(scale=0.5, softcap=20.0, window=100, splits=splits, runtime=True)
     memory = np.zeros(plugin.workspace(tensors()) // 4 + 4, np.float32)
     memory = memory[-memory.ctypes.data % 16 // 4 :]
@@ -162,7 +155,7 @@ def test_enqueue_computes_what_the_launcher_does(make: Make, harness: Any, split
     assert (found[1] != given["past_key"]).any(axis=(1, 3)).sum() == 8
 
 
-def test_every_input_arrives(make: Make, harness: Any) -> None:
+def test_every_input_arrives(make, harness):
     given = values()
     tables = {"query_norm": (64,), "key_norm": (64,), "key_scale": (2,), "value_scale": (2,), "sinks": (4,)}
     given |= {name: np.ones(shape, np.float32) for name, shape in tables.items()}
@@ -187,7 +180,7 @@ def test_every_input_arrives(make: Make, harness: Any) -> None:
     }
 
 
-def test_packed_activations_give_the_same(make: Make) -> None:
+def test_packed_activations_give_the_same(make):
     given = values()
     packed = {"qkv": np.concatenate([given.pop(name) for name in ("query", "key", "value")], axis=2)} | given
     plugin = make(scale=0.5, inputs=",".join(packed), runtime=True)
@@ -197,12 +190,12 @@ def test_packed_activations_give_the_same(make: Make) -> None:
     assert_same(found[:3], enqueued(make(scale=0.5, runtime=True), values())[1][:3])
 
 
-def test_a_paged_cache_gives_the_same(make: Make) -> None:
+def test_a_paged_cache_gives_the_same(make):
     """And says where its table names a page that is none; while a network is built nothing looks at the table."""
     given, linear = values(), enqueued(make(scale=0.5, runtime=True), values())[1]
     order = np.random.default_rng(1).permutation(16).astype(np.int32)
 
-    def pages(cache: Any) -> Any:
+    def pages(cache):
         rows = cache.reshape(2, 2, 8, 64, 64).transpose(0, 2, 1, 3, 4).reshape(16, 2, 64, 64)
         return np.ascontiguousarray(rows[np.argsort(order)])
 
@@ -222,7 +215,7 @@ def test_a_paged_cache_gives_the_same(make: Make) -> None:
     assert (found[3] == 9).all()
 
 
-def test_faults_are_reported(make: Make) -> None:
+def test_faults_are_reported(make):
     given = values()
     given["cache_len"][1] = 510
     status, found = enqueued(make(scale=0.5, fault=1, runtime=True), given)
@@ -232,7 +225,7 @@ def test_faults_are_reported(make: Make) -> None:
 
 
 @pytest.mark.parametrize("mode", ["alias", "address"])
-def test_caches_must_be_in_place_when_it_counts(make: Make, mode: str) -> None:
+def test_caches_must_be_in_place_when_it_counts(make, mode):
     given = values()
     outputs = [np.full_like(given["query"], 9), given["past_key"], given["past_value"].copy()]
     plugin = make(scale=0.5, in_place=mode, runtime=True)
@@ -246,7 +239,7 @@ def test_caches_must_be_in_place_when_it_counts(make: Make, mode: str) -> None:
     assert (outputs[0] == 9).all()
 
 
-def test_what_the_launcher_refuses_is_logged(make: Make) -> None:
+def test_what_the_launcher_refuses_is_logged(make):
     plugin = make(scale=0.5, splits=2, runtime=True)
     assert enqueued(plugin, values())[0] == 1
     assert plugin.log() == "error: 2 splits need a workspace of 16896 bytes\n"

@@ -1,11 +1,5 @@
 """The plugin in the registry of a real TensorRT, the lean runtime's, which needs no GPU for that."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +7,7 @@ FIELDS = "scale softcap norm_epsilon window splits processors fault inputs in_pl
 
 
 @pytest.fixture
-def trt(harness: Any) -> Any:
+def trt(harness):
     lean = pytest.importorskip("tensorrt_lean", reason="needs tensorrt_lean (pip install tensorrt-lean-cu13)")
     major = str(harness.harness_major())
     if lean.__version__.split(".")[0] != major:
@@ -22,7 +16,7 @@ def trt(harness: Any) -> Any:
 
 
 @pytest.fixture
-def creator(trt: Any, plugin_library: Path) -> Iterator[Any]:
+def creator(trt, plugin_library):
     registry = trt.get_plugin_registry()
     before = len(registry.all_creators)
     library = registry.load_library(str(plugin_library))
@@ -32,14 +26,14 @@ def creator(trt: Any, plugin_library: Path) -> Iterator[Any]:
     assert len(registry.all_creators) == before
 
 
-def create(trt: Any, creator: Any, fields: dict[str, Any], phase: str = "BUILD") -> Any:
+def create(trt, creator, fields, phase="BUILD"):
     kinds = {"f": trt.PluginFieldType.FLOAT32, "i": trt.PluginFieldType.INT32, "S": trt.PluginFieldType.CHAR}
     arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in fields.items()}
     rows = [trt.PluginField(name, array, kinds[array.dtype.kind]) for name, array in arrays.items()]
     return creator.create_plugin("a layer", trt.PluginFieldCollection(rows), getattr(trt.TensorRTPhase, phase))
 
 
-def test_loading_registers_the_creator_with_its_fields(trt: Any, creator: Any) -> None:
+def test_loading_registers_the_creator_with_its_fields(trt, creator):
     assert (creator.name, creator.plugin_version, creator.plugin_namespace) == ("TreeAttention", "1", "specbuild")
     assert creator.interface_info.kind == "PLUGIN CREATOR_V3ONE"
     assert [field.name for field in creator.field_names] == FIELDS
@@ -47,7 +41,7 @@ def test_loading_registers_the_creator_with_its_fields(trt: Any, creator: Any) -
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
-def test_a_plugin_has_all_capabilities(trt: Any, creator: Any, phase: str) -> None:
+def test_a_plugin_has_all_capabilities(trt, creator, phase):
     plugin = create(trt, creator, {"scale": np.float32(0.125), "fault": np.int32(1)}, phase)
     kinds = trt.PluginCapabilityType
     core, build, runtime = (plugin.get_capability_interface(kind) for kind in (kinds.CORE, kinds.BUILD, kinds.RUNTIME))

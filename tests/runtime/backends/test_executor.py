@@ -1,13 +1,7 @@
 """The executor's seam: what a bundle's models are to an executor, and how one slot begins as another did."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from specbuild.runtime import Manifest
 from specbuild.runtime.backends.executor import ModelSpec, StepInput, share_rows, spec_of
 
 
@@ -15,9 +9,7 @@ from specbuild.runtime.backends.executor import ModelSpec, StepInput, share_rows
     ("draft", "reads", "hidden"),
     [({}, False, 0), ({"kind": "parallel", "mask_token": 3}, False, 0), ({"kind": "eagle3", "hidden": 24}, True, 24)],
 )
-def test_a_spec_says_what_the_manifest_does(
-    manifest_of: Callable[..., Manifest], draft: dict[str, Any], reads: bool, hidden: int
-) -> None:
+def test_a_spec_says_what_the_manifest_does(manifest_of, draft, reads, hidden):
     """A head alone reads hidden states."""
     sizes = {"layers": 3, "kv_heads": 2, "head_dim": 16, "vocab_size": 77, "capacity": 80, "max_positions": 99}
     manifest = manifest_of(target={**sizes, "windows": [0, 16], "hidden": 32}, draft=draft, buckets=[1, 2, 16])
@@ -27,19 +19,17 @@ def test_a_spec_says_what_the_manifest_does(
     assert (spec.name, spec.reads_hidden, spec.hidden, spec.max_nodes) == ("draft", reads, hidden, 16)
 
 
-def read(executor: Any, slot: int, tokens: list[int]) -> None:
+def read(executor, slot, tokens):
     executor.step([StepInput(slot, 0, 0, tokens, range(len(tokens)), None, 1)])
     executor.commit(slot, (), len(tokens))
 
 
-def tokens_of(executor: Any, slot: int) -> list[int]:
+def tokens_of(executor, slot):
     return [token for position, token in executor.rows[slot] if position >= 0]
 
 
 @pytest.mark.parametrize(("source", "rows"), [(1, 0), (1, 2), (1, 4), (0, 0), (0, 2), (0, 3)])
-def test_a_slot_gets_the_first_rows_of_a_slot_and_no_more(
-    hash_executor: Any, hash_model: Any, source: int, rows: int
-) -> None:
+def test_a_slot_gets_the_first_rows_of_a_slot_and_no_more(hash_executor, hash_model, source, rows):
     """Of another's or of its own."""
     executor = hash_executor(hash_model(1), 2)
     texts = [[1, 2, 3], [4, 5, 6, 7]]

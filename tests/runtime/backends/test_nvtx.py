@@ -1,9 +1,6 @@
 """Ranges for a profiler: nothing while off, and one error without the package."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +9,12 @@ from specbuild.runtime.errors import OptionError
 
 
 @pytest.fixture(autouse=True)
-def off() -> Iterator[None]:
+def off():
     yield
     nvtx.enabled = False
 
 
-def test_on_it_is_the_package_s_range() -> None:
+def test_on_it_is_the_package_s_range():
     package = pytest.importorskip("nvtx")
     with nvtx.range("round") as outer, nvtx.range("verify") as inner:
         assert outer is inner is None, "nothing while off"
@@ -25,7 +22,7 @@ def test_on_it_is_the_package_s_range() -> None:
     assert isinstance(nvtx.range("round"), package.annotate)
 
 
-def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(OptionError, match="pip install nvtx"):
         nvtx.enable()

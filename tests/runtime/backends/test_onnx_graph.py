@@ -1,10 +1,5 @@
 """What a graph takes from files is known before ONNX Runtime sees it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx.parser
 import onnxruntime
@@ -17,14 +12,14 @@ from specbuild.runtime.errors import BundleError
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def outside(name: str = "w", location: str = "w.bin", offset: int = 0, length: int = 24) -> TensorProto:
+def outside(name="w", location="w.bin", offset=0, length=24):
     tensor = TensorProto(name=name, data_type=1, dims=[2, 3], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": location, "offset": str(offset), "length": str(length)}.items():
         tensor.external_data.add(key=key, value=value)
     return tensor
 
 
-def model(tensor: TensorProto, *nodes: onnx.NodeProto) -> bytes:
+def model(tensor, *nodes):
     made = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[2, 3] x) => (float[2, 3] y) { y = Add(x, w) }'
     )
@@ -33,13 +28,13 @@ def model(tensor: TensorProto, *nodes: onnx.NodeProto) -> bytes:
     return bytes(made.SerializeToString())
 
 
-def session_of(folder: Path, data: bytes, provider: Any = "CPUExecutionProvider") -> onnxruntime.InferenceSession:
+def session_of(folder, data, provider="CPUExecutionProvider"):
     (folder / "m.onnx").write_bytes(data)
     return open_session(folder / "m.onnx", onnxruntime.SessionOptions(), [provider])
 
 
 @pytest.mark.parametrize("offset", [None, 0, 3, 64])
-def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path: Path, offset: int | None) -> None:
+def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path, offset):
     (tmp_path / "w.bin").write_bytes(bytes(offset or 0) + WEIGHTS.tobytes())
     data = model(numpy_helper.from_array(WEIGHTS, "w") if offset is None else outside(offset=offset))
     assert (external_tensors(data) == []) == (offset is None)
@@ -60,15 +55,15 @@ def test_weights_are_those_of_the_file_or_of_the_graph(tmp_path: Path, offset: i
         {"location": "sub/w.bin"},
     ],
 )
-def test_what_is_not_in_the_file_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
+def test_what_is_not_in_the_file_is_refused(tmp_path, change):
     (tmp_path / "sub").mkdir()
     for name in ("w.bin", "sub/w.bin"):
         (tmp_path / name).write_bytes(WEIGHTS.tobytes())
     with pytest.raises(BundleError):
-        session_of(tmp_path, model(outside(**change)))  # type: ignore[arg-type]
+        session_of(tmp_path, model(outside(**change)))
 
 
-def test_files_of_anything_but_initializers_are_refused() -> None:
+def test_files_of_anything_but_initializers_are_refused():
     constant = helper.make_node("Constant", [], ["c"], value=outside("c"))
     inner = helper.make_graph([], "inner", [], [], [outside("deep")])
     nested = helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner)
@@ -78,14 +73,14 @@ def test_files_of_anything_but_initializers_are_refused() -> None:
             external_tensors(model(numpy_helper.from_array(WEIGHTS, "w"), node))
 
 
-def test_sizes_may_be_packed() -> None:
+def test_sizes_may_be_packed():
     data = model(outside())
     packed = data.replace(b"\x08\x02\x08\x03", b"\x0a\x02\x02\x03")
     assert packed != data
     assert external_tensors(packed) == external_tensors(data)
 
 
-def test_damaged_bytes_are_a_value_error_or_a_model() -> None:
+def test_damaged_bytes_are_a_value_error_or_a_model():
     data, rng = model(outside()), np.random.default_rng(0)
     for _ in range(2000):
         damaged = bytearray(data)
@@ -97,7 +92,7 @@ def test_damaged_bytes_are_a_value_error_or_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", [b"result", b"columns"])
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path, name: bytes) -> None:
+def test_a_name_that_is_no_text_is_refused(tmp_path, name):
     """Of a tensor or of a dimension. Found by `make attack`, seed 3432447406, graphs:659."""
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float[columns] x) => (float[columns] result) { result = Relu(x) }'

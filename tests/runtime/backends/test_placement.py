@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from host_device import HostDevice
 
-from specbuild.runtime import Bundle, Manifest
+from specbuild.runtime import Bundle
 from specbuild.runtime.backends import placement
 from specbuild.runtime.backends.kernels import cubins
 from specbuild.runtime.backends.kernels.grids import KERNELS
@@ -24,22 +23,22 @@ from specbuild.runtime.bundle.backend import BACKENDS, COMPILED
 from specbuild.runtime.bundle.manifest import EngineRecord, KernelRecord
 from specbuild.runtime.engine.composition import compose
 from specbuild.runtime.engine.load_options import LoadOptions
-from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, SpecbuildError
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
 RTX = "tensorrt-rtx"
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
 Make = Callable[..., Bundle]
 
 
-def installed() -> str:
+def installed():
     return str(flavour(BACKENDS[RTX]).__version__) if importlib.util.find_spec("tensorrt_rtx") else "1.7.1.116"
 
 
 @pytest.fixture
-def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundle], tmp_path: Path) -> Make:
+def make(manifest_of, write_bundle, tmp_path):
     """`make(backend, engine fields, **manifest fields)`: a bundle of two models, whose plans are none."""
 
-    def make(backend: str = RTX, engine: Any = None, **fields: Any) -> Bundle:
+    def make(backend=RTX, engine=None, **fields):
         file = "model.plan" if backend in COMPILED else "model.onnx"
         graphs = {name: {"graphs": {"2": f"{name}/{file}"}, "precision": "fp16"} for name in ("target", "draft")}
         record = EngineRecord(installed(), ["89"], "native", None, False, None, 0, {"n": {"nodes": [1, 8, 8]}})
@@ -54,34 +53,34 @@ def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundl
 class Pretended(HostDevice):
     """A GPU of which only that is true which is asked before it runs anything."""
 
-    def __init__(self, capability: str, free: int, closing: Exception | None) -> None:
+    def __init__(self, capability, free, closing):
         super().__init__()
         self.capability, self.memory, self._closing = capability, (free, free), closing
         self.closed = self.entered = 0
 
     @property
-    def current(self) -> Any:
+    def current(self):
         @contextmanager
-        def enter() -> Any:
+        def enter():
             self.entered += 1
             yield
 
         return enter()
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
         if self._closing:
             raise self._closing
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
+def pretend(monkeypatch):
     """`pretend(capability, free, closing)`: from now on there is such a GPU; those that were opened."""
 
-    def make(capability: str = "89", free: int = 1 << 40, closing: Exception | None = None) -> list[Pretended]:
+    def make(capability="89", free=1 << 40, closing=None):
         opened = list[Pretended]()
 
-        def cuda() -> Pretended:
+        def cuda():
             opened.append(Pretended(capability, free, closing))
             return opened[-1]
 
@@ -91,7 +90,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
     return make
 
 
-def refused(kind: type[SpecbuildError], bundle: Bundle, **options: Any) -> str:
+def refused(kind, bundle, **options):
     """The one line with which a bundle is refused."""
     with pytest.raises(kind) as caught:
         compose(bundle, LoadOptions(**{"batch_size": 2} | options))
@@ -99,7 +98,7 @@ def refused(kind: type[SpecbuildError], bundle: Bundle, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_damaged_file_is_said_before_anything_is_asked_for(make: Make) -> None:
+def test_a_damaged_file_is_said_before_anything_is_asked_for(make):
     """A driver too: what is damaged may hold code."""
     bundle = make("onnxruntime-cuda")
     path = bundle.path("draft/model.onnx")
@@ -110,9 +109,7 @@ def test_a_damaged_file_is_said_before_anything_is_asked_for(make: Make) -> None
 
 
 @pytest.mark.parametrize("backend", sorted(COMPILED))
-def test_a_tensorrt_that_is_missing_is_said_before_the_driver(
-    make: Make, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_a_tensorrt_that_is_missing_is_said_before_the_driver(make, monkeypatch, backend):
     monkeypatch.setitem(sys.modules, str(BACKENDS[backend].package), None)
     line = refused(BundleError, make(backend))
     assert line.startswith(f"the bundle needs {backend} (")
@@ -167,10 +164,8 @@ def test_faults_are_said_in_the_promised_order(make: Make, pretend: Callable[...
     assert "has no kernels for compute capability 86" in refused(ExecutionError, bundle)
 
 
-def test_an_interrupt_frees_the_device_too(
-    make: Make, pretend: Callable[..., list[Pretended]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
+def test_an_interrupt_frees_the_device_too(make, pretend, monkeypatch):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cubins, "find_kernels", interrupt)
@@ -180,11 +175,11 @@ def test_an_interrupt_frees_the_device_too(
     assert opened[0].closed == 1
 
 
-def test_kernels_are_launched_in_the_device_s_context() -> None:
+def test_kernels_are_launched_in_the_device_s_context():
     device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
-    kernels: Any = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
-    wrapped, params = placement._ContextKernels(kernels, device), "params"  # type: ignore[arg-type]
-    wrapped.launch("walk_tree", params, 7)  # type: ignore[arg-type]
+    kernels = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
+    wrapped, params = placement._ContextKernels(kernels, device), "params"
+    wrapped.launch("walk_tree", params, 7)
     assert (seen, wrapped.workspace(params)) == ([(1, "walk_tree", params, 7)], 6)
 
 

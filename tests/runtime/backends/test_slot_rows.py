@@ -1,9 +1,5 @@
 """The book of cache rows knows where each slot's rows end, and their positions and hidden states, as naive lists do."""
 
-from __future__ import annotations
-
-import random
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,28 +13,28 @@ CAPACITY, SLOTS, MOST = 20, 3, 6
 SPEC = ModelSpec("target", 1, 1, 1, 12, CAPACITY, MOST, (0, 4), hidden=2)
 
 
-def nodes(slot: int, start: int, positions: list[int]) -> StepInput:
+def nodes(slot, start, positions):
     return StepInput(slot, start, start, [0] * len(positions), positions, None, 1)
 
 
 class Naive:
     """A slot is a list of rows, each a position and a hidden state; those after its end are nobody's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.slots = [list[tuple[int, float]]() for _ in range(SLOTS)]
 
-    def write(self, slot: int, start: int, positions: list[int], states: list[float]) -> None:
+    def write(self, slot, start, positions, states):
         self.slots[slot][start:] = zip(positions, states, strict=True)
 
-    def commit(self, slot: int, rows: list[int], start: int) -> None:
+    def commit(self, slot, rows, start):
         moved = [self.slots[slot][row][1] for row in rows]
         self.slots[slot][start:] = [(start + index, state) for index, state in enumerate(moved)]
 
-    def share(self, slot: int, source: int, rows: int) -> None:
+    def share(self, slot, source, rows):
         self.slots[slot] = self.slots[source][:rows]
 
 
-def agree(book: SlotRows, naive: Naive) -> None:
+def agree(book, naive):
     assert book.ends == [len(rows) for rows in naive.slots]
     for slot, rows in enumerate(naive.slots):
         assert book.positions[slot, : len(rows)].tolist() == [position for position, _ in rows]
@@ -47,7 +43,7 @@ def agree(book: SlotRows, naive: Naive) -> None:
 
 @settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
-def test_rounds_of_trees_against_naive_lists(rng: random.Random) -> None:
+def test_rounds_of_trees_against_naive_lists(rng):
     """Trees of one level or several, paths of them committed, slots that forget, and slots that begin as others."""
     book, naive, committed, states = SlotRows(SPEC, SLOTS), Naive(), [0] * SLOTS, iter(range(1, 10**6))
     for _ in range(8):

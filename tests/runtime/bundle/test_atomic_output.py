@@ -1,7 +1,5 @@
 """A file is written whole or not at all; folders are in test_pipeline.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OutputError
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write(path, b"old")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -20,7 +18,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_where_a_file_cannot_go(tmp_path: Path) -> None:
+def test_where_a_file_cannot_go(tmp_path):
     for path in (tmp_path, tmp_path / "no" / "x.json"):
         with pytest.raises(OutputError):
             write(path, b"x")

@@ -1,7 +1,5 @@
 """The descriptors of backends."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest
@@ -11,7 +9,7 @@ from specbuild.runtime.errors import BundleError
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_descriptor_names_what_there_is(name: str) -> None:
+def test_a_descriptor_names_what_there_is(name):
     backend = find_backend(name)
     assert backend.name == name
     for file in filter(None, (backend.lowering, backend.native_lowering)):
@@ -26,6 +24,6 @@ def test_a_descriptor_names_what_there_is(name: str) -> None:
     assert backend.quantizes == bool(set(backend.precisions) - set(FLOATS))
 
 
-def test_a_backend_of_the_future_is_refused_with_those_that_are_known() -> None:
+def test_a_backend_of_the_future_is_refused_with_those_that_are_known():
     with pytest.raises(BundleError, match=r"'npu', this specbuild has onnxruntime, .*: update it"):
         find_backend("npu")

@@ -1,10 +1,6 @@
 """The bundle: every damage is found and said in one line, and nothing outside the folder is ever named."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +10,11 @@ from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import BundleError
 
 
-def open_and_verify(folder: Path) -> None:
+def open_and_verify(folder):
     Bundle.open(folder).verify()
 
 
-def refused(folder: Path, what: str = "", check: Callable[[Path], object] = open_and_verify) -> str:
+def refused(folder, what="", check=open_and_verify):
     """The one line with which a bundle is refused."""
     with pytest.raises(BundleError) as caught:
         check(folder)
@@ -27,7 +23,7 @@ def refused(folder: Path, what: str = "", check: Callable[[Path], object] = open
     return message
 
 
-def flip(path: Path, bit: int) -> None:
+def flip(path, bit):
     with path.open("r+b") as file:
         file.seek(bit // 8)
         byte = file.read(1)[0]
@@ -35,7 +31,7 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ (1 << bit % 8)]))
 
 
-def test_an_undamaged_bundle_is_as_it_was_written(bundle: Path) -> None:
+def test_an_undamaged_bundle_is_as_it_was_written(bundle):
     opened = Bundle.open(bundle)
     assert opened.manifest.to_json() == (bundle / MANIFEST).read_text(encoding="utf-8")
     on_disk = {path for path in bundle.rglob("*") if path.is_file()}
@@ -49,14 +45,14 @@ def test_an_undamaged_bundle_is_as_it_was_written(bundle: Path) -> None:
         opened.read("tokenizer.json", 7)
 
 
-def test_what_is_no_bundle(tmp_path: Path) -> None:
+def test_what_is_no_bundle(tmp_path):
     refused(tmp_path / "missing", "not a folder")
     refused(tmp_path, MANIFEST)
     (tmp_path / MANIFEST).mkdir()
     refused(tmp_path, MANIFEST)
 
 
-def test_nothing_is_done_with_a_bundle_before_every_file_is_right(bundle_copy: Path) -> None:
+def test_nothing_is_done_with_a_bundle_before_every_file_is_right(bundle_copy):
     opened, ran = Bundle.open(bundle_copy), list[bool]()
     with opened.verified():
         ran.append(True)
@@ -66,7 +62,7 @@ def test_nothing_is_done_with_a_bundle_before_every_file_is_right(bundle_copy: P
     assert ran == [True]
 
 
-def test_a_file_that_is_not_listed_is_not_read(bundle_copy: Path) -> None:
+def test_a_file_that_is_not_listed_is_not_read(bundle_copy):
     (bundle_copy / "more").write_text("x")
     for read in (Bundle.open(bundle_copy).read, Bundle.open(bundle_copy).map):
         with pytest.raises(BundleError, match="uses 'more' but does not list its hash"):
@@ -74,7 +70,7 @@ def test_a_file_that_is_not_listed_is_not_read(bundle_copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_found(bundle_copy: Path) -> None:
+def test_a_damaged_file_is_found(bundle_copy):
     """By an engine that loads it, too."""
     rng = random.Random(0)
     names = list(Bundle.open(bundle_copy).manifest.files)

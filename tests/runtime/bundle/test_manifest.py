@@ -1,12 +1,8 @@
 """Reading a manifest believes nothing: what no build wrote is refused in one line, in the promised order."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign import bundle_copy
@@ -18,12 +14,11 @@ from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, EngineRecord, KernelRecord, Manifest, parse
 from specbuild.runtime.errors import BundleError
 
-Make = Callable[..., Manifest]
 ENGINE = EngineRecord("1.7.1", ["89"], "native", None, False, None, 0, {"nodes1": {"nodes": [1, 1, 1]}})
 
 
 @pytest.fixture(scope="module")
-def small(manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(manifest_of, write_bundle, tmp_path_factory):
     """A bundle of two models with everything that a build may write."""
     draft = {"kind": "parallel", "mask_token": 0, "tokens": "draft_tokens.json"}
     kernels = {"kernels/sm_90.cubin": KernelRecord("90", ["walk_tree"])}
@@ -31,12 +26,12 @@ def small(manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path_facto
     return write_bundle(tmp_path_factory.mktemp("manifests"), manifest).folder
 
 
-def sealed(body: dict[str, Any]) -> bytes:
+def sealed(body):
     """The manifest with its digest."""
     return json.dumps(bundle_copy.sealed(body)).encode()
 
 
-def refused(folder: Path, data: bytes, what: str = "") -> str:
+def refused(folder, data, what=""):
     """The one line with which a manifest is refused."""
     with pytest.raises(BundleError) as caught:
         parse(folder, data)
@@ -46,7 +41,7 @@ def refused(folder: Path, data: bytes, what: str = "") -> str:
 
 
 @given(place=st.floats(0, 1, exclude_max=True))
-def test_a_flipped_bit_in_the_manifest_is_found(small: Path, place: float) -> None:
+def test_a_flipped_bit_in_the_manifest_is_found(small, place):
     damaged = bytearray((small / MANIFEST).read_bytes())
     bit = int(place * 8 * len(damaged))
     damaged[bit // 8] ^= 1 << bit % 8
@@ -65,11 +60,11 @@ DRAWN = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dic
 @given(
     st.binary() | (DRAWN | st.fixed_dictionaries({"schema_version": DRAWN})).map(lambda each: json.dumps(each).encode())
 )
-def test_a_manifest_that_is_none(data: bytes) -> None:
+def test_a_manifest_that_is_none(data):
     refused(Path("some.bundle"), data, "some.bundle")
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value, above=()):
     """The path of every value below this one."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inner:
@@ -78,12 +73,12 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 @given(data=st.data())
-def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: Path, data: Any) -> None:
+def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small, data):
     body = bundle_copy.manifest(small)
     del body["digest"], body["schema_version"]
     *above, key = data.draw(st.sampled_from(list(places(body))))
-    value: Any = data.draw(st.sampled_from([None, True, "x" * 5000, 5, 1.5, ["x"], {"x": "y"}]))
-    owner: Any = body
+    value = data.draw(st.sampled_from([None, True, "x" * 5000, 5, 1.5, ["x"], {"x": "y"}]))
+    owner = body
     for each in above:
         owner = owner[each]
     assume(type(value) is not type(owner[key]) and (key, value) != ("exactness_bound", 5))
@@ -120,8 +115,8 @@ def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small: 
         ("eos_token_ids", [50], "an end-of-text token is not in the vocabulary"),
     ],
 )
-def test_what_no_build_writes_is_refused(small: Path, path: str, value: Any, message: str) -> None:
-    body: Any = bundle_copy.manifest(small)
+def test_what_no_build_writes_is_refused(small, path, value, message):
+    body = bundle_copy.manifest(small)
     *above, key = path.split("/")
     owner = body
     for each in above:
@@ -130,7 +125,7 @@ def test_what_no_build_writes_is_refused(small: Path, path: str, value: Any, mes
     refused(small, sealed(body), message)
 
 
-def test_faults_are_said_in_the_promised_order(small: Path) -> None:
+def test_faults_are_said_in_the_promised_order(small):
     """All at once; and each one, once those before it are mended."""
     body, newer = bundle_copy.manifest(small), SCHEMA_VERSION + 1
     wrong = body | {"schema_version": newer, "tokenizer": "../x", "buckets": [], "more": 1}
@@ -151,7 +146,7 @@ def test_faults_are_said_in_the_promised_order(small: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/../../x", "target/../tokenizer.json", "/etc/passwd", "..\\x", "/"])
-def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small: Path, name: str) -> None:
+def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small, name):
     body = bundle_copy.manifest(small)
     target, draft = body["models"]["target"], body["models"]["draft"]
     for change in (
@@ -166,9 +161,7 @@ def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small: Path
         refused(small, sealed(body | change), "leaves the bundle")
 
 
-def test_a_symlink_that_leaves_the_bundle_is_refused(
-    manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_a_symlink_that_leaves_the_bundle_is_refused(manifest_of, write_bundle, tmp_path):
     folder = write_bundle(tmp_path / "small.bundle", manifest_of(draft={})).folder
     for name in ("tokenizer.json", "draft"):
         moved = tmp_path / name
@@ -180,7 +173,7 @@ def test_a_symlink_that_leaves_the_bundle_is_refused(
     Bundle.open(folder).verify()
 
 
-def test_whatever_is_used_has_a_hash(small: Path) -> None:
+def test_whatever_is_used_has_a_hash(small):
     body = bundle_copy.manifest(small)
     used = {"tokenizer.json", "chat.jinja", "draft_tokens.json", "kernels/sm_90.cubin"}
     used |= {f"{model}/batch{size}.onnx" for model in ("target", "draft") for size in (1, 2)}
@@ -190,7 +183,7 @@ def test_whatever_is_used_has_a_hash(small: Path) -> None:
         refused(small, sealed(body | {"files": files}), f"uses {name!r} but does not list its hash")
 
 
-def test_every_field_is_needed_unless_there_is_none_of_it(small: Path) -> None:
+def test_every_field_is_needed_unless_there_is_none_of_it(small):
     """Kernels and engines alone may be missing; and are, where there are none."""
     body = bundle_copy.manifest(small)
     assert {field.name for field in dataclasses.fields(Manifest)} - body.keys() == {"engines"}
@@ -200,7 +193,7 @@ def test_every_field_is_needed_unless_there_is_none_of_it(small: Path) -> None:
     refused(small, sealed(body), "missing required field `capacity`")
 
 
-def test_what_is_unusual_is_written_of_those_alone_that_have_it(small: Path, manifest_of: Make) -> None:
+def test_what_is_unusual_is_written_of_those_alone_that_have_it(small, manifest_of):
     """So that whoever reads a schema reads bundles of other caches and drafts, and the other way round."""
     usual, unusual = (
         dataclasses.replace(ENGINE, plugin="1"),
@@ -213,9 +206,7 @@ def test_what_is_unusual_is_written_of_those_alone_that_have_it(small: Path, man
     assert {"kind", "mask_token", "tokens"} <= models["draft"].keys() - models["target"].keys()
 
 
-def test_every_graph_of_engines_has_a_record(
-    manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_every_graph_of_engines_has_a_record(manifest_of, write_bundle, tmp_path):
     graphs = {name: {"graphs": {"2": f"{name}/model.plan"}} for name in ("target", "draft")}
     records = {"target/model.plan": ENGINE, "draft/model.plan": ENGINE}
     bundle = write_bundle(tmp_path, manifest_of(**graphs, backend=COMPILED[0], engines=records))
@@ -230,9 +221,7 @@ def test_every_graph_of_engines_has_a_record(
     texts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     buckets=st.sets(st.integers(1, 8), min_size=1).map(sorted),
 )
-def test_any_sound_values_come_back_as_they_were(
-    small: Path, bound: float, texts: dict[str, str], buckets: list[int]
-) -> None:
+def test_any_sound_values_come_back_as_they_were(small, bound, texts, buckets):
     before = parse(small, (small / MANIFEST).read_bytes())
     manifest = dataclasses.replace(before, exactness_bound=bound, special_tokens=texts, buckets=buckets)
     found = parse(small, manifest.to_json().encode())

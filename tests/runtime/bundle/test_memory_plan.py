@@ -1,15 +1,12 @@
 """The memory plan: what is counted, and what would fit where a bundle does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle import memory_plan
-from specbuild.runtime.bundle.manifest import EngineRecord, FileRecord, Manifest
+from specbuild.runtime.bundle.manifest import EngineRecord, FileRecord
 from specbuild.runtime.errors import OptionError
 
 MIB = 1 << 20
@@ -17,7 +14,7 @@ TARGET_ROW, DRAFT_ROW = 2 * 6 * 2 * 64 * 2, 2 * 2 * 1 * 64 * 2  # bytes of a tok
 
 
 @pytest.fixture(scope="module")
-def manifest(bundle: Path) -> Manifest:
+def manifest(bundle):
     """The reference pair's, as if it were two plans of 40 and 10 MiB in fp16."""
     found = Bundle.open(bundle).manifest
     plans = {"target/model.plan": FileRecord(40 * MIB, "0"), "draft/model.plan": FileRecord(10 * MIB, "0")}
@@ -31,7 +28,7 @@ def manifest(bundle: Path) -> Manifest:
     return replace(found, files=found.files | plans, models=models, engines=engines)
 
 
-def test_a_plan(manifest: Manifest, bundle: Path) -> None:
+def test_a_plan(manifest, bundle):
     on_cpu = memory_plan.plan(Bundle.open(bundle).manifest, 1)
     assert (on_cpu.caches, on_cpu.activations) == ((1024 + 64) * 2 * (TARGET_ROW + DRAFT_ROW), 0), "in fp32"
     both, alone = memory_plan.plan(manifest, 2), memory_plan.plan(manifest, 2, models=["target"])
@@ -55,17 +52,17 @@ def test_a_plan(manifest: Manifest, bundle: Path) -> None:
 
 
 @pytest.fixture
-def paged(manifest: Manifest) -> Manifest:
+def paged(manifest):
     """The same in pages of 32 rows; a slot has 34."""
     return replace(manifest, engines={name: replace(e, block_size=32) for name, e in manifest.engines.items()})
 
 
-def test_pages(paged: Manifest, manifest: Manifest) -> None:
+def test_pages(paged, manifest):
     assert [memory_plan.pages(paged, 2, tokens) for tokens in (None, 32, 100, 4 * 1088)] == [68, 1, 3, 136]
     assert memory_plan.pages(manifest, 2) == 0
     for wrong in (31, 4 * 1088 + 1, 64.0, True):
         with pytest.raises(OptionError, match=f"kv_cache_tokens must be 32…4352 for this bundle, not {wrong}$"):
-            memory_plan.pages(paged, 2, wrong)  # type: ignore[arg-type]
+            memory_plan.pages(paged, 2, wrong)
     with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
         memory_plan.pages(manifest, 2, 1088)
     linear, same, fewer = (
@@ -75,7 +72,7 @@ def test_pages(paged: Manifest, manifest: Manifest) -> None:
     assert fewer == replace(same, caches=(96 + 32) * (TARGET_ROW + DRAFT_ROW))
 
 
-def test_what_fits_of_pages(paged: Manifest) -> None:
+def test_what_fits_of_pages(paged):
     free = memory_plan.plan(paged, 4, tokens=320).total
     assert memory_plan.check(paged, 4, free, tokens=320).total == free
     with pytest.raises(OptionError, match="are free: load it with kv_cache_tokens=320, or load") as told:
@@ -88,7 +85,7 @@ def test_what_fits_of_pages(paged: Manifest) -> None:
     assert "kv_cache_tokens" not in str(told.value)
 
 
-def test_what_fits(manifest: Manifest) -> None:
+def test_what_fits(manifest):
     needed = memory_plan.plan(manifest, 4).total
     assert memory_plan.check(manifest, 4, needed).total == needed
     with pytest.raises(
@@ -101,7 +98,7 @@ def test_what_fits(manifest: Manifest) -> None:
     assert memory_plan.plan(manifest, 4, length + 64).total > memory_plan.plan(manifest, 3).total
 
 
-def test_streamed_weights_are_not_on_the_device(manifest: Manifest) -> None:
+def test_streamed_weights_are_not_on_the_device(manifest):
     needed = memory_plan.plan(manifest, 4).total
     streamed = int(memory_plan.plan(manifest, 1, models=["target"]).weights * 0.75)
     memory_plan.check(manifest, 4, needed - streamed, weights=0.25)

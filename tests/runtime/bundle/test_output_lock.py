@@ -1,7 +1,5 @@
 """One writer of an output; what killed ones left is gone or back, and what comes in the meantime stays."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -32,11 +30,11 @@ with atomic_output.staging(output, 1) as folder:
 """
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def start(output: Path, where: str) -> subprocess.Popen[str]:
+def start(output, where):
     """A writer that has come as far as it is asked to."""
     found = subprocess.Popen([sys.executable, "-c", WRITER, str(output), where], stdout=subprocess.PIPE, text=True)
     assert found.stdout
@@ -44,20 +42,18 @@ def start(output: Path, where: str) -> subprocess.Popen[str]:
     return found
 
 
-def kill(writer: subprocess.Popen[str]) -> None:
+def kill(writer):
     writer.send_signal(signal.SIGKILL)
     writer.wait()
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_folder_that_came_in_the_meantime_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
-) -> None:
+def test_a_folder_that_came_in_the_meantime_stays(tmp_path, monkeypatch, checked):
     """An empty one too, whether it is found by the second look or, a moment after it, by the rename itself."""
     output, exists = tmp_path / "x.bundle", Path.exists
     check = (lambda: check_output(output, force=False)) if checked else (lambda: None)
 
-    def write() -> None:
+    def write():
         with staging(output, 1, check) as folder:
             (folder / "manifest.json").write_text("mine")
             output.mkdir()
@@ -70,7 +66,7 @@ def test_a_folder_that_came_in_the_meantime_stays(
     assert names(output) == []
 
 
-def test_of_two_writers_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_of_two_writers_the_second_is_told_who_the_first_is(tmp_path):
     output = tmp_path / "x.bundle"
     writer = start(output, "writing")
     try:
@@ -86,7 +82,7 @@ def test_of_two_writers_the_second_is_told_who_the_first_is(tmp_path: Path) -> N
     assert names(tmp_path) == ["x.bundle", "y.bundle"], "what the killed one left is gone, and so is its lock"
 
 
-def test_what_a_killed_writer_had_moved_aside_is_back(tmp_path: Path) -> None:
+def test_what_a_killed_writer_had_moved_aside_is_back(tmp_path):
     output = tmp_path / "x.bundle"
     output.mkdir()
     (output / "manifest.json").write_text("old")
@@ -99,7 +95,7 @@ def test_what_a_killed_writer_had_moved_aside_is_back(tmp_path: Path) -> None:
     assert (output / "manifest.json").read_text() == "old"
 
 
-def test_only_what_belongs_to_the_output_goes(tmp_path: Path) -> None:
+def test_only_what_belongs_to_the_output_goes(tmp_path):
     """Folders of a killed writer, and what lies beside the new one; not what only looks alike."""
     others = [
         ".x.bundle.training",

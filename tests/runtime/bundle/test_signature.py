@@ -1,11 +1,8 @@
 """Signatures of bundles: who signed, what was signed, and that OpenSSL agrees."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from specbuild.runtime.bundle.signature import FILE, check, sign
 from specbuild.runtime.errors import BundleError, OptionError
 
 
-def keys(folder: Path, name: str, made: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | None = None) -> Path:
+def keys(folder, name, made=None):
     """A key pair as NAME.pem and NAME.pub; returns the path without the ending."""
     key = made or ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
@@ -28,14 +25,14 @@ def keys(folder: Path, name: str, made: ed25519.Ed25519PrivateKey | ec.EllipticC
 
 
 @pytest.fixture
-def signed(bundle: Path, tmp_path: Path) -> Path:
+def signed(bundle, tmp_path):
     """A copy of the bundle, signed by `own`."""
     copy = Path(shutil.copytree(bundle, tmp_path / "b"))
     assert sign(copy, keys(tmp_path, "own").with_suffix(".pem")) == copy / FILE
     return copy
 
 
-def test_the_owner_s_key_and_no_other(signed: Path, tmp_path: Path) -> None:
+def test_the_owner_s_key_and_no_other(signed, tmp_path):
     """As OpenSSL finds, too."""
     check(signed, tmp_path / "own.pub")
     with pytest.raises(BundleError, match="was not signed by the owner of"):
@@ -46,7 +43,7 @@ def test_the_owner_s_key_and_no_other(signed: Path, tmp_path: Path) -> None:
     subprocess.run([*command, "-in", signed / MANIFEST, "-sigfile", signed / FILE], check=True)
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
+CHANGES = {
     "manifest": lambda folder: append(folder / MANIFEST),
     "model": lambda folder: append(folder / "target" / "weights.bin"),
     "signature": lambda folder: (folder / FILE).write_bytes(bytes(64)),
@@ -55,18 +52,18 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def append(path: Path) -> None:
+def append(path):
     path.write_bytes(path.read_bytes() + b"\n")
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_found(signed: Path, tmp_path: Path, change: str) -> None:
+def test_what_was_changed_is_found(signed, tmp_path, change):
     CHANGES[change](signed)
     with pytest.raises(BundleError):
         check(signed, tmp_path / "own.pub")
 
 
-def test_a_bundle_that_was_changed_is_not_signed(signed: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_was_changed_is_not_signed(signed, tmp_path):
     append(signed / "target" / "weights.bin")
     before = (signed / FILE).read_bytes()
     with pytest.raises(BundleError):
@@ -74,7 +71,7 @@ def test_a_bundle_that_was_changed_is_not_signed(signed: Path, tmp_path: Path) -
     assert (signed / FILE).read_bytes() == before
 
 
-def test_what_is_no_key_is_refused(signed: Path, tmp_path: Path) -> None:
+def test_what_is_no_key_is_refused(signed, tmp_path):
     curve = keys(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
     (tmp_path / "bad.pem").write_text("x")
     for key in (curve.with_suffix(".pem"), tmp_path / "bad.pem", tmp_path / "own.pub"):
@@ -87,7 +84,7 @@ def test_what_is_no_key_is_refused(signed: Path, tmp_path: Path) -> None:
         check(signed, tmp_path / "absent.pem")
 
 
-def test_a_passphrase(signed: Path, tmp_path: Path) -> None:
+def test_a_passphrase(signed, tmp_path):
     key = ed25519.Ed25519PrivateKey.generate()
     locked = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"open"))
     (tmp_path / "locked.pem").write_bytes(locked)
@@ -98,7 +95,7 @@ def test_a_passphrase(signed: Path, tmp_path: Path) -> None:
         sign(signed, tmp_path / "locked.pem", "wrong")
 
 
-def test_without_the_library_it_says_what_to_install(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_says_what_to_install(signed, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
     with pytest.raises(OptionError, match=r"pip install 'specbuild-trt\[sign\]'"):
         check(signed, Path("x"))

@@ -1,7 +1,5 @@
 """Slots go to the texts that they know most of, rows are shared in both models, and nothing of a failure is left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,6 @@ from hash_models import HashExecutor, HashModel, sequence_of
 
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
 OFF = SamplingParams(max_new_tokens=9, speculation="off")
@@ -19,21 +16,21 @@ TEXT = [5, 1, 4, 2, 8, 5, 7, 1]
 class Slots:
     """An admission over two models, in whose caches texts are put as if they had been read."""
 
-    def __init__(self, batch_size: int = 3) -> None:
+    def __init__(self, batch_size=3):
         self.target, self.draft = (HashExecutor(HashModel(), batch_size) for _ in range(2))
         self.drafter = ModelDrafter(self.draft, 8)
         self.admission = Admission(self.target, self.drafter)
 
-    def ask(self, tokens: list[int], slot: int = -1, params: SamplingParams = OFF) -> Sequence:
+    def ask(self, tokens, slot=-1, params=OFF):
         """A sequence that is in no slot yet, or in one."""
         return sequence_of(tokens, params, slot=slot)
 
-    def enter(self, tokens: list[int], slot: int, params: SamplingParams = OFF) -> Sequence:
+    def enter(self, tokens, slot, params=OFF):
         sequence = self.ask(tokens, slot, params)
         self.admission.enter([sequence])
         return sequence
 
-    def read(self, tokens: list[int], slot: int, params: SamplingParams = OFF) -> Sequence:
+    def read(self, tokens, slot, params=OFF):
         """A sequence in a slot, all of whose tokens have their rows in both caches."""
         sequence = self.enter(tokens, slot, params)
         for executor in (self.target, self.draft):
@@ -41,12 +38,12 @@ class Slots:
         sequence.cached = self.drafter.cached[slot] = len(tokens)
         return sequence
 
-    def rows(self, slot: int) -> list[list[int]]:
+    def rows(self, slot):
         """The tokens in the slot's rows, by model."""
         return [[token for _, token in executor.rows[slot] if token >= 0] for executor in (self.target, self.draft)]
 
 
-def test_a_prompt_goes_where_most_of_it_is() -> None:
+def test_a_prompt_goes_where_most_of_it_is():
     slots = Slots()
     for slot, length in enumerate((2, 6, 4)):
         slots.read(TEXT[:length], slot)
@@ -55,7 +52,7 @@ def test_a_prompt_goes_where_most_of_it_is() -> None:
     assert slots.admission.pick(slots.ask([9, *TEXT]), [2, 0, 1]) == 2, "nobody has anything: the longest unused"
 
 
-def test_a_common_beginning_displaces_no_text() -> None:
+def test_a_common_beginning_displaces_no_text():
     """Chats share their system prompt: a new one takes an empty slot, else the longest unused, and copies the rows."""
     slots = Slots()
     slots.read(TEXT, 0)
@@ -79,14 +76,14 @@ def test_a_common_beginning_displaces_no_text() -> None:
         (TEXT[:2], 1),
     ],
 )
-def test_how_much_of_a_prompt_a_slot_has(prompt: list[int], common: int) -> None:
+def test_how_much_of_a_prompt_a_slot_has(prompt, common):
     slots = Slots()
     slots.read(TEXT, 1)
     assert [slots.admission.common(slots.ask(prompt), slot) for slot in range(3)] == [0, common, 0]
 
 
 @pytest.mark.parametrize("slot", [0, 2])
-def test_rows_are_shared_in_both_models(slot: int) -> None:
+def test_rows_are_shared_in_both_models(slot):
     """From another slot, which keeps them, or the sequence's own; and what follows them is gone."""
     slots = Slots()
     slots.read([9, 9, 9, 9, 9, 9, 9, 9, 9], 0)
@@ -98,7 +95,7 @@ def test_rows_are_shared_in_both_models(slot: int) -> None:
         assert slots.rows(2) == [TEXT, TEXT]
 
 
-def test_what_was_read_alone_may_be_kept() -> None:
+def test_what_was_read_alone_may_be_kept():
     """Not what was decoded in steps of other bits."""
     slots = Slots()
     slots.admission = Admission(slots.target, slots.drafter, generated=False)
@@ -111,7 +108,7 @@ def test_what_was_read_alone_may_be_kept() -> None:
     assert slots.admission.kept(0) == 3
 
 
-def test_a_borrowed_slot_is_nobodys() -> None:
+def test_a_borrowed_slot_is_nobodys():
     """What was in it is no longer there for anybody."""
     slots = Slots()
     slots.read(TEXT, 0)
@@ -122,7 +119,7 @@ def test_a_borrowed_slot_is_nobodys() -> None:
     assert slots.enter([*TEXT, 0], 0).cached == 0
 
 
-def test_a_release_keeps_what_is_committed() -> None:
+def test_a_release_keeps_what_is_committed():
     """Rows behind it are garbage, and so is all that a failed one wrote, once its slot gets another sequence."""
     slots = Slots()
     slots.read(TEXT, 1).cached = 5
@@ -135,7 +132,7 @@ def test_a_release_keeps_what_is_committed() -> None:
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), (None, "a"), ("a", None)])
-def test_salts_share_no_rows(salts: tuple[str | None, str | None]) -> None:
+def test_salts_share_no_rows(salts):
     """Neither another slot's nor the sequence's own; within one all of them are shared."""
     slots, (mine, other) = Slots(), salts
     params = [replace(OFF, cache_salt=salt) for salt in (mine, other)]

@@ -1,11 +1,6 @@
 """What every loop promises: on the host, on a device round by round, and where rounds follow each other there."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,24 +13,21 @@ from small_models import reference
 from tiny_models import CHUNK, TEXT, VOCAB, executor, torch_model
 
 from specbuild.runtime import Limits
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
+from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.metrics import RunStats
-from specbuild.runtime.requests.sequence import Sequence
 
 BOTH, PERFECT, ALONE, END = ("target", "draft"), ("target", "target"), ("target",), VOCAB - 1
 CYCLE = [17, 4, 29, 61, 8, 2, 55, 90, 31]
-Make = Callable[..., Any]
 
 
 class OnHost:
     """A loop on the host, over the same models as a device's."""
 
-    def __init__(self, folder: Path, size: int, names: tuple[str, ...], looks_up: bool, *more: Any) -> None:
+    def __init__(self, folder, size, names, looks_up, *more):
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, size) for name in names]
         proposer = Proposer(ModelDrafter(drafts[0], 8) if drafts else None, looks_up)
@@ -43,16 +35,10 @@ class OnHost:
 
 
 @pytest.fixture(params=["host", "device", "resident"])
-def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> Make:
+def make(request, host, folder):
     """`make(size, names)`: a loop of so many slots over these models, with what it is made of."""
 
-    def made(
-        size: int = 2,
-        names: tuple[str, ...] = BOTH,
-        looks_up: bool = False,
-        eos: frozenset[int] = frozenset(),
-        options: LoopOptions = DEFAULTS,
-    ) -> Any:
+    def made(size=2, names=BOTH, looks_up=False, eos=frozenset(), options=DEFAULTS):
         if request.param == "host":
             return OnHost(folder, size, names, looks_up, eos, options)
         found = Made(host, folder, size, names, looks_up, eos, 32 * (request.param == "resident"), options)
@@ -62,11 +48,11 @@ def make(request: pytest.FixtureRequest, host: KernelLibrary, folder: Path) -> M
     return made
 
 
-def told(sequence: Sequence) -> Any:
+def told(sequence):
     return sequence.metrics.speculative_decoding
 
 
-def sequences(tree: str, *fields: dict[str, Any], **shared: Any) -> list[Sequence]:
+def sequences(tree, *fields, **shared):
     """A request for each of these, of prompts of different lengths."""
     return [
         request_of(prompt_of(i, 5 + 3 * i), **{"speculation": tree, "seed": i} | shared | own)
@@ -74,7 +60,7 @@ def sequences(tree: str, *fields: dict[str, Any], **shared: Any) -> list[Sequenc
     ]
 
 
-def enter(batch: list[Sequence]) -> list[Sequence]:
+def enter(batch):
     """Each in the slot of its place."""
     for slot, sequence in enumerate(batch):
         sequence.slot = slot
@@ -84,7 +70,7 @@ def enter(batch: list[Sequence]) -> list[Sequence]:
 @pytest.mark.nightly(but=("host-chain:4", "device-chain:4", "resident-topk:2,3"))
 @pytest.mark.slow(but=("host-chain:4", "resident-topk:2,3"))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "off"])
-def test_tokens_are_plain_decodings(make: Make, folder: Path, tree: str) -> None:
+def test_tokens_are_plain_decodings(make, folder, tree):
     """Prompts of many lengths join and leave, with every processor, two without speculation."""
     made = make()
     done = run(made.loop, requests(tree))
@@ -100,10 +86,10 @@ def test_tokens_are_plain_decodings(make: Make, folder: Path, tree: str) -> None
 
 
 @pytest.mark.slow
-def test_what_is_drafted_and_accepted_is_the_host_s(make: Make, folder: Path) -> None:
+def test_what_is_drafted_and_accepted_is_the_host_s(make, folder):
     """Of every shape; how deep a tree was that grew on a device, nobody tells the host."""
     trees = [{"speculation": tree} for tree in ("chain:3", "topk:2,3", "best:6")]
-    more: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}]
+    more = [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}]
     mine = run(make(3).loop, sequences("", *[tree | own for tree, own in zip(trees, more, strict=True)]))
     theirs = run(OnHost(folder, 3, BOTH, False, frozenset()).loop, [again(s) for s in mine])
     for one, other in zip(mine, theirs, strict=True):
@@ -114,7 +100,7 @@ def test_what_is_drafted_and_accepted_is_the_host_s(make: Make, folder: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
-def test_a_text_that_repeats_itself_is_continued(make: Make, folder: Path, names: tuple[str, ...]) -> None:
+def test_a_text_that_repeats_itself_is_continued(make, folder, names):
     """The draft model, where there is one, catches up afterwards."""
     biased = {"logit_bias": dict.fromkeys(CYCLE, 30.0), "max_new_tokens": 24}
     prompts = (CYCLE * 3, biased), (prompt_of(5, 9), {"temperature": 0.6}), (CYCLE[2:] + CYCLE, {})
@@ -127,7 +113,7 @@ def test_a_text_that_repeats_itself_is_continued(make: Make, folder: Path, names
 
 
 @pytest.mark.parametrize("edit", ["none", "some", "all"])
-def test_predictions_change_no_text(make: Make, folder: Path, edit: str) -> None:
+def test_predictions_change_no_text(make, folder, edit):
     """Right, with every seventh token wrong, or wrong altogether; of as many kinds of requests as fit."""
     asked = sequences("chain:4", {}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, max_new_tokens=24)
     outputs = [each.output for each in plain(folder, asked)]
@@ -147,7 +133,7 @@ def test_predictions_change_no_text(make: Make, folder: Path, edit: str) -> None
 
 
 @pytest.mark.slow
-def test_trees_end_where_the_cache_does(make: Make, folder: Path) -> None:
+def test_trees_end_where_the_cache_does(make, folder):
     """A draft whose levels have no more room is not asked, and no kernel finds a fault."""
     wanted = [
         request_of(prompt_of(i, TEXT - 22), speculation=tree, max_new_tokens=22)
@@ -156,7 +142,7 @@ def test_trees_end_where_the_cache_does(make: Make, folder: Path) -> None:
     check_plain(folder, run(make(2, PERFECT).loop, wanted))
 
 
-def test_ends_inside_an_accepted_path(make: Make, folder: Path) -> None:
+def test_ends_inside_an_accepted_path(make, folder):
     """An end-of-sequence token, a stop string or a length; the slot's next request finds nothing of it."""
     prompt, at = prompt_of(3, 6), 5
     (full,) = plain(folder, [request_of(prompt, speculation="off")])
@@ -173,7 +159,7 @@ def test_ends_inside_an_accepted_path(make: Make, folder: Path) -> None:
     assert (third.output, third.finish_reason) == (full.output[: at + 2], "length")
 
 
-def test_logprobs_are_plain_decodings(make: Make, folder: Path) -> None:
+def test_logprobs_are_plain_decodings(make, folder):
     done = run(make().loop, sequences("topk:2,3", {"logprobs": 3, "temperature": 0.8}, {}, {"logprobs": 0}))
     for one, other in zip(done, plain(folder, done), strict=True):
         assert one.output == other.output
@@ -185,12 +171,12 @@ def test_logprobs_are_plain_decodings(make: Make, folder: Path) -> None:
 
 @pytest.mark.slow(but=("host-alone", "resident-with a draft"))
 @pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
-def test_what_is_no_logit_ends_its_sequence_alone(make: Make, folder: Path, names: tuple[str, ...]) -> None:
+def test_what_is_no_logit_ends_its_sequence_alone(make, folder, names):
     """And nothing of it is left in the caches for the slot's next sequence."""
     made, steps = make(2, names), [0]
     model = made.target.model
 
-    def spoil(nodes: int) -> None:
+    def spoil(nodes):
         steps[0] += 1
         if steps[0] == 4:
             made.device.array(model.tensors.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
@@ -204,12 +190,12 @@ def test_what_is_no_logit_ends_its_sequence_alone(make: Make, folder: Path, name
 
 
 @pytest.mark.slow(but=("resident",))
-def test_a_step_that_fails_leaves_the_loop_usable(make: Make, folder: Path) -> None:
+def test_a_step_that_fails_leaves_the_loop_usable(make, folder):
     made, batch = make(), enter(sequences("topk:2,3", {}, {}, max_new_tokens=40))
     for _ in range(4):
         made.loop.round(batch)
 
-    def fail(nodes: int) -> None:
+    def fail(nodes):
         raise ExecutionError("out of luck")
 
     made.target.model.spoil = fail
@@ -223,7 +209,7 @@ def test_a_step_that_fails_leaves_the_loop_usable(make: Make, folder: Path) -> N
 
 
 @pytest.mark.slow(but=("resident",))
-def test_who_leaves_gets_no_token_any_more(make: Make, folder: Path) -> None:
+def test_who_leaves_gets_no_token_any_more(make, folder):
     """One is cancelled, and another takes its slot."""
     made, (leaver, stayer, joiner) = make(), sequences("topk:2,3", {}, {}, {}, max_new_tokens=20)
     enter([leaver, stayer])
@@ -239,7 +225,7 @@ def test_who_leaves_gets_no_token_any_more(make: Make, folder: Path) -> None:
     made.loop.close()
 
 
-def conversations(**fields: Any) -> list[list[Sequence]]:
+def conversations(**fields):
     """Texts that go on, or begin like another, some at a time; a long one is left alone for a while."""
     system, long = prompt_of(3, 30), prompt_of(4, TEXT - 16)
     turns = [[system, prompt_of(5, 3), long], [[*system, 5], [*system[:20], 6]], [[*system, 5, 7]], [long, system[:2]]]
@@ -253,7 +239,7 @@ def conversations(**fields: Any) -> list[list[Sequence]]:
 @pytest.mark.slow(but=("host-target-chain:4",))
 @pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
 @pytest.mark.parametrize("name", ["target", "windowed"])
-def test_prompts_are_read_from_where_a_cache_has_them(make: Make, folder: Path, tree: str, name: str) -> None:
+def test_prompts_are_read_from_where_a_cache_has_them(make, folder, tree, name):
     """Nothing that other slots' steps write meanwhile is in the rows, of either model; and none under another salt."""
     made = make(3, (name, name))
     done = [s for turn in conversations(speculation=tree) for s in run(made.loop, turn)]
@@ -267,7 +253,7 @@ def test_prompts_are_read_from_where_a_cache_has_them(make: Make, folder: Path, 
     assert other.metrics.num_cached_tokens == 0
 
 
-def test_no_prefix_is_kept_where_none_is_wanted(make: Make) -> None:
+def test_no_prefix_is_kept_where_none_is_wanted(make):
     loop = make(1, ALONE, options=LoopOptions(prefix_caching=False)).loop
     done = [run(loop, [request_of(prompt_of(3, 9), speculation="off")])[0] for _ in range(2)]
     assert [s.metrics.num_cached_tokens for s in done] == [0, 0]
@@ -278,12 +264,10 @@ def test_no_prefix_is_kept_where_none_is_wanted(make: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("names", [BOTH, ALONE], ids=["draft", "alone"])
-def test_constrained_texts_are_plain_decodings(
-    make: Make, folder: Path, names: tuple[str, ...], temperature: float
-) -> None:
+def test_constrained_texts_are_plain_decodings(make, folder, names, temperature):
     """Beside a free one, which is the third."""
     eos, cut = frozenset({END}), {"top_p": 0.9} if temperature else {}
-    fields: list[dict[str, Any]] = [{}, cut, {}, {"repetition_penalty": 1.3, "logit_bias": {END: 2.0}} | cut, {}]
+    fields = [{}, cut, {}, {"repetition_penalty": 1.3, "logit_bias": {END: 2.0}} | cut, {}]
     for index, own in enumerate(fields):
         own["constraint"] = None if index == 2 else family(index, VOCAB, END, length=9)
     wanted = sequences("topk:2,3", *fields, temperature=temperature, max_new_tokens=18)
@@ -293,7 +277,7 @@ def test_constrained_texts_are_plain_decodings(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_grammar_forces_is_drafted(make: Make, folder: Path, temperature: float) -> None:
+def test_what_a_grammar_forces_is_drafted(make, folder, temperature):
     """Tokens are plain decoding's, and long runs take few rounds."""
     made, eos = make(eos=frozenset({GRAMMAR_END})), frozenset({GRAMMAR_END})
     regexes = "(ab|cd)0101,0101,(a|b|c)10101010", "[abcd]{3}(0|1){4}cd"
@@ -307,7 +291,7 @@ def test_what_a_grammar_forces_is_drafted(make: Make, folder: Path, temperature:
 class Broken(OneOf):
     """Raises from the third token on."""
 
-    def legal(self, text: Any) -> set[int]:
+    def legal(self, text):
         if len(text) >= 3:
             raise ValueError("no such rule")
         return super().legal(text)
@@ -316,16 +300,14 @@ class Broken(OneOf):
 class Nothing(OneOf):
     """Allows nothing after three tokens."""
 
-    def legal(self, text: Any) -> set[int]:
+    def legal(self, text):
         return set() if len(text) == 3 else super().legal(text)
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "names"), [(Broken, "no such rule", BOTH), (Nothing, "the constraint allows", ALONE)]
 )
-def test_a_constraint_that_fails_is_its_request_s_error(
-    make: Make, folder: Path, kind: type[OneOf], message: str, names: tuple[str, ...]
-) -> None:
+def test_a_constraint_that_fails_is_its_request_s_error(make, folder, kind, message, names):
     """Wherever it does, in the draft as well; the others' texts are what they are without it."""
     texts, eos = (tuple(range(11)), (3, 4, 5, 6)), frozenset({END})
     fields = [{"constraint": each} for each in (kind(texts, END), OneOf(texts, END), None)]
@@ -336,7 +318,7 @@ def test_a_constraint_that_fails_is_its_request_s_error(
     check_plain(folder, others, eos=eos)
 
 
-def test_limits_hold_and_may_change_between_rounds(make: Make, folder: Path) -> None:
+def test_limits_hold_and_may_change_between_rounds(make, folder):
     made = make(1, PERFECT, options=LoopOptions(Limits(max_draft_tokens=4)))
     with pytest.raises(OptionError, match="max_draft_tokens allows 4"):
         made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
@@ -356,10 +338,10 @@ def test_limits_hold_and_may_change_between_rounds(make: Make, folder: Path) -> 
 
 
 @pytest.mark.slow(but=("host",))
-def test_a_sibling_takes_turns_with_its_loop(make: Make, folder: Path) -> None:
+def test_a_sibling_takes_turns_with_its_loop(make, folder):
     """The same models, and statistics of its own; what one has written the other never takes for a prefix."""
     made = make()
-    loops: list[Loop] = [made.loop, made.loop.sibling(looks_up=True)]
+    loops = [made.loop, made.loop.sibling(looks_up=True)]
     assert (loops[1].target, loops[1].draft_executor) == (loops[0].target, loops[0].draft_executor)
     assert loops[1].stats == RunStats()
     emitted = [0, 0]
@@ -372,7 +354,7 @@ def test_a_sibling_takes_turns_with_its_loop(make: Make, folder: Path) -> None:
     assert made.loop.page_tokens is None
 
 
-def test_a_fresh_drafter_knows_of_no_text(make: Make) -> None:
+def test_a_fresh_drafter_knows_of_no_text(make):
     made = make(1)
     run(made.loop, [request_of(prompt_of(0, 6), speculation="chain:3")])
     trees = []
@@ -387,7 +369,7 @@ def test_a_fresh_drafter_knows_of_no_text(make: Make) -> None:
     assert make(1, ALONE).loop.fresh_drafter() is None
 
 
-def test_logits_for_measuring(make: Make) -> None:
+def test_logits_for_measuring(make):
     """They are the model's, and no part of the rounds."""
     made, text = make(), prompt_of(1, 60)
     wanted = reference(torch_model("target"), text)

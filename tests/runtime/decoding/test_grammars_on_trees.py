@@ -1,11 +1,7 @@
 """Texts of a grammar: plain decoding's tokens whatever is drafted, and the model's distribution among what is legal."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +29,7 @@ REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|c
 @pytest.mark.parametrize(
     ("tree", "drafter"), [("chain:5", "lookup"), ("topk:3,3", "lookup"), ("topk:3,3", "model"), ("best:12", "both")]
 )
-def test_tokens_are_plain_decodings(tree: str, drafter: str, temperature: float) -> None:
+def test_tokens_are_plain_decodings(tree, drafter, temperature):
     """Four at once, of which some are free at first and one is free for ever."""
     loop, wanted = loop_of(HashModel, HashExecutor, 0, drafter), []
     for index, regex in enumerate((*REGEXES, "")):
@@ -54,10 +50,10 @@ ONE_OF = OneOf(((0, 1, 2), (0, 1, 3), (0, 4), (5, 6, 7, 8), (5, 6, 9), (5, 2), (
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["one of", "grammar"])
 @pytest.mark.parametrize("tree", ["off", "topk:2,3", "best:8"])
-def test_the_distribution_is_the_model_s_among_what_is_legal(tree: str, kind: str) -> None:
+def test_the_distribution_is_the_model_s_among_what_is_legal(tree, kind):
     """χ² against the enumeration of all texts, token by token among what is legal."""
     model, draws = HashModel(4), 3000
-    made: Any = ONE_OF if kind == "one of" else grammar(regex="(a|ab|cd0?)(0|1)([ab])?")
+    made = ONE_OF if kind == "one of" else grammar(regex="(a|ab|cd0?)(0|1)([ab])?")
     base = SamplingParams(temperature=1.0, seed=0, max_new_tokens=9, constraint=made)
     expected = probabilities(model, [7, 7], made if made is ONE_OF else Enumerable(made), base)
     assert sum(expected.values()) == pytest.approx(1)
@@ -73,11 +69,11 @@ class Blind:
 
     executor = None
 
-    def __init__(self, texts: list[list[int]], say: Callable[[list[int]], list[int]], branched: bool) -> None:
+    def __init__(self, texts, say, branched):
         self._texts, self._say, self._branched = texts, say, branched
         self.windows = list[tuple[list[int], list[int]]]()  # what was emitted, and what was drafted after it
 
-    def propose(self, sequences: list[Any], *_: Any) -> list[Proposal]:
+    def propose(self, sequences, *_):
         trees = list[Tree]()
         for s in sequences:
             right = self._texts[s.request.index][len(s.output) :][:4]
@@ -92,13 +88,13 @@ class Blind:
             trees.append(tree)
         return [Proposal(tree) for tree in trees]
 
-    def nothing(self, *_: Any) -> None:
+    def nothing(self, *_):
         pass
 
     commit = keep = release = close = nothing
 
 
-def behind_the_marker(right: list[int]) -> list[int]:
+def behind_the_marker(right):
     """Behind the token that ends the reasoning, what would have gone on with it, and then what is right."""
     place = right.index(MARKER) + 1 if MARKER in right else len(right)
     return [*right[:place], *ids("0 d"), *right[place:]]
@@ -115,7 +111,7 @@ def behind_the_marker(right: list[int]) -> list[int]:
         pytest.param(lambda right: ids(", d , d"), id="nothing-right"),
     ],
 )
-def test_drafts_that_know_nothing_of_the_grammar_harm_nothing(say: Any, branched: bool) -> None:
+def test_drafts_that_know_nothing_of_the_grammar_harm_nothing(say, branched):
     """What went wrong in vLLM with a window that a draft had filled unaware of the grammar.
 
     46118: a special token, there the reasoning's end, amid a structure; the request was ended with it. 53046: drafts
@@ -132,7 +128,7 @@ def test_drafts_that_know_nothing_of_the_grammar_harm_nothing(say: Any, branched
     params = [replace(each, logit_bias={MARKER: 3.0}) for each in params]
     texts = [plain_text(HashModel(2), [1, 2, place], each, EOS) for place, each in enumerate(params)]
     drafter = Blind(texts, say, branched)
-    loop = HostLoop(HashExecutor(HashModel(2), 4), drafter, 16, EOS)  # type: ignore[arg-type]
+    loop = HostLoop(HashExecutor(HashModel(2), 4), drafter, 16, EOS)
     done = run(loop, [sequence_of([1, 2, place], each, place) for place, each in enumerate(params)])
     assert [(s.error, s.output) for s in done] == [(None, text) for text in texts]
     assert any(MARKER in text and text.index(MARKER) < len(text) - 2 for text in texts)
@@ -140,7 +136,7 @@ def test_drafts_that_know_nothing_of_the_grammar_harm_nothing(say: Any, branched
     assert any(END in text for text in texts)
 
 
-def test_stop_strings_lengths_and_samples_hold_beside_a_grammar() -> None:
+def test_stop_strings_lengths_and_samples_hold_beside_a_grammar():
     """A least length too, and a text that is cut off in its middle says so."""
     loop = loop_of(HashModel, HashExecutor, 1, "both")
     made = grammar(regex="(ab|cd){3,9}")

@@ -1,9 +1,5 @@
 """The loop on the host: plain decoding's tokens, whoever drafts and whatever else is read in the same steps."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from device_requests import run
 from hash_models import HashExecutor, HashModel, plain_text, sequence_of
@@ -22,7 +18,7 @@ from specbuild.runtime.speculation.timing_table import TimingTable
 
 VOCAB, CHUNK = 12, 8
 TREES = ["off", "chain:1", "chain:4", "topk:2,3", "topk:4,4", "topk:3,1", "best:5", "best:16"]
-PARAMS: list[dict[str, Any]] = [
+PARAMS = [
     {},
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 6, "top_p": 0.95},
@@ -34,7 +30,7 @@ PARAMS: list[dict[str, Any]] = [
 ASKED = st.tuples(st.sampled_from(TREES), st.sampled_from(PARAMS), st.integers(1, 24))
 
 
-def proposer_of(name: str, executor: Any) -> Proposer | None:
+def proposer_of(name, executor):
     if name in ("none", "lookup"):
         return None if name == "none" else Proposer()
     model = PardDrafter(executor, CHUNK, VOCAB) if name == "parallel" else ModelDrafter(executor, CHUNK)
@@ -51,15 +47,7 @@ def proposer_of(name: str, executor: Any) -> Proposer | None:
     asked=st.lists(ASKED, min_size=1, max_size=4),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
 )
-def test_tokens_do_not_depend_on_draft_or_batch(
-    drafter: str,
-    slots: int,
-    seed: int,
-    error: float,
-    order: int,
-    asked: list[Any],
-    prompt: list[int],
-) -> None:
+def test_tokens_do_not_depend_on_draft_or_batch(drafter, slots, seed, error, order, asked, prompt):
     target, draft, eos = HashModel(seed, order=order), HashModel(seed, error, order), frozenset({4})
     proposing = proposer_of(drafter, HashExecutor(draft, slots))
     loop = HostLoop(HashExecutor(target, slots), proposing, CHUNK, eos)
@@ -81,7 +69,7 @@ def test_tokens_do_not_depend_on_draft_or_batch(
             assert request.metrics.speculative_decoding.num_spec_steps == 0
 
 
-def test_statistics_of_a_perfect_chain() -> None:
+def test_statistics_of_a_perfect_chain():
     model, params = HashModel(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
     loop = HostLoop(HashExecutor(model), proposer_of("model", HashExecutor(model)), CHUNK, frozenset())
     request = sequence_of([1, 2, 3], params)
@@ -100,7 +88,7 @@ LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "pl
 @pytest.mark.parametrize(
     ("live", "budget", "temperature"), [(True, None, 0.0), (True, 24, 1.0), (False, 24, 0.0), (False, None, 1.0)]
 )
-def test_a_long_prompt_never_stops_the_others(live: bool, budget: int | None, temperature: float) -> None:
+def test_a_long_prompt_never_stops_the_others(live, budget, temperature):
     """Its chunks share the rows of a step with those who decode: they emit in each, and two prompts are read evenly."""
     model, table = HashModel(3), table_of(LINEAR, 4)
     cost = CostModel(table, 4) if live else None
@@ -132,7 +120,7 @@ def test_a_long_prompt_never_stops_the_others(live: bool, budget: int | None, te
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_one_text_does_not_hold_up_many_prompts(corrected: bool) -> None:
+def test_one_text_does_not_hold_up_many_prompts(corrected):
     """A step for one is so cheap that by its pace alone three prompts would be read at two tokens a round."""
     record = record_of(LINEAR, 4)
     record["times"]["1"] = LINEAR | {"verify": [[1, 3.0], [64, 41.5]]}

@@ -1,12 +1,8 @@
 """What both loops share: a round's account, and failures that stay alone."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hash_models import sequence_of
@@ -15,7 +11,6 @@ from specbuild.runtime.decoding.accounting import account
 from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.metrics import RunStats
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
@@ -24,7 +19,7 @@ DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
 class Fake:
     """As much of a loop as a round's account needs."""
 
-    def __init__(self, cost: Any = None) -> None:
+    def __init__(self, cost=None):
         self.cost, self.tally = cost, RunStats()
         self.target = SimpleNamespace(seconds=10.0)
         self.draft_executor = None
@@ -33,28 +28,28 @@ class Fake:
 class Cost:
     """Prices by which plain decoding takes two seconds a round and one more for each sequence."""
 
-    def of_round(self, sequences: int, sampled: bool) -> Any:
+    def of_round(self, sequences, sampled):
         return SimpleNamespace(plain=2.0 + sequences)
 
 
-def seconds(sequences: list[Any]) -> list[tuple[float, float]]:
+def seconds(sequences):
     return [(s.metrics.busy_time, s.metrics.plain_time) for s in sequences]
 
 
-def a_round(loop: Any, sequences: list[Sequence], clock: list[float], work: Callable[[], None]) -> None:
+def a_round(loop, sequences, clock, work):
     """Of eight seconds."""
     with account(loop, sequences):
         clock[0] += 8.0
         work()
 
 
-def test_a_rounds_seconds_are_shared_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rounds_seconds_are_shared_by_rows(monkeypatch):
     """Plain decoding's too: what drafted nothing took just that, what drafted would have taken a round a token."""
     loop, clock = Fake(Cost()), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     reads, drafts = sequence_of([1, 2, 3, 4, 5, 6], DRAFTING, slot=0), sequence_of([1], DRAFTING, slot=1)
 
-    def read_and_draft() -> None:
+    def read_and_draft():
         reads.cached += 4
         drafts.metrics.speculative_decoding.record(3, 2)
         for token in (4, 5, 6):
@@ -70,7 +65,7 @@ def test_a_rounds_seconds_are_shared_by_rows(monkeypatch: pytest.MonkeyPatch) ->
     a_round(loop, [reads, drafts], clock, lambda: [s.emit(8, frozenset()) for s in (reads, drafts)] and None)
     assert seconds([reads, drafts]) == [(8.0, 8.0), (8.0, 11.0)], "nothing was drafted"
 
-    def both_draft() -> None:
+    def both_draft():
         reads.metrics.speculative_decoding.record(1, 0)
         drafts.metrics.speculative_decoding.record(5, 1)
         for sequence, tokens in ((reads, (1,)), (drafts, (1, 2))):
@@ -82,20 +77,20 @@ def test_a_rounds_seconds_are_shared_by_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(s.metrics.busy_time for s in (reads, drafts)) == loop.tally.total == 24.0
 
 
-def test_without_a_table_nobody_knows_what_plain_decoding_takes() -> None:
+def test_without_a_table_nobody_knows_what_plain_decoding_takes():
     sequence = sequence_of([1], DRAFTING)
-    with account(Fake(), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(), [sequence]):
         sequence.emit(4, frozenset())
     assert sequence.metrics.plain_time == sequence.metrics.busy_time > 0
-    with account(Fake(), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(), [sequence]):
         sequence.metrics.speculative_decoding.record(3, 1)
     assert math.isnan(sequence.metrics.plain_time)
 
 
-def test_who_drafts_in_the_round_that_it_enters_in_decodes() -> None:
+def test_who_drafts_in_the_round_that_it_enters_in_decodes():
     """Its prompt was in a cache, so nothing was read before."""
     sequence = sequence_of([1, 2, 3], DRAFTING)
-    with account(Fake(Cost()), [sequence]):  # type: ignore[arg-type]
+    with account(Fake(Cost()), [sequence]):
         assert not sequence.decodes
         sequence.cached = 2
         sequence.metrics.speculative_decoding.record(3, 1)
@@ -104,8 +99,8 @@ def test_who_drafts_in_the_round_that_it_enters_in_decodes() -> None:
     assert sequence.metrics.plain_time == 2 * 3.0
 
 
-def test_rows_that_a_cache_had_are_not_read() -> None:
-    loop: Any = Fake()
+def test_rows_that_a_cache_had_are_not_read():
+    loop = Fake()
     cold, warm = sequence_of([*range(9)], DRAFTING, slot=0), sequence_of([*range(9)], DRAFTING, slot=1)
     with account(loop, [cold, warm]):
         cold.cached, warm.cached, warm.metrics.num_cached_tokens = 6, 8, 6
@@ -125,7 +120,7 @@ class Panic(BaseException):
         (PromptError("not this one"), "not this one"),
     ],
 )
-def test_what_is_raised_ends_the_sequence(error: BaseException, message: str) -> None:
+def test_what_is_raised_ends_the_sequence(error, message):
     """What is raised on purpose stays what it is."""
     sequence = sequence_of([1], DRAFTING)
     with isolate_errors(sequence):
@@ -139,7 +134,7 @@ def test_what_is_raised_ends_the_sequence(error: BaseException, message: str) ->
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_goes_through(error: type[BaseException]) -> None:
+def test_an_interrupt_goes_through(error):
     sequence = sequence_of([1], DRAFTING)
     with pytest.raises(error), isolate_errors(sequence):
         raise error

@@ -1,28 +1,23 @@
 """Who drafts in a round, within the operator's limits, and what is noted of it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hash_models import sequence_of
 
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import Limits
 
 
-def ask(tree: str = "best:8", slot: int = 0, length: int = 3, **fields: Any) -> Sequence:
+def ask(tree="best:8", slot=0, length=3, **fields):
     """A sequence whose prompt is read but for its last token."""
     params = SamplingParams(**{"max_new_tokens": 9, "speculation": tree} | fields)
-    sequence: Sequence = sequence_of(range(length), params, slot=slot)
+    sequence = sequence_of(range(length), params, slot=slot)
     sequence.cached = length - 1
     return sequence
 
 
-def test_who_drafts() -> None:
+def test_who_drafts():
     """Not who reads a prompt, wants no tree, or needs one token only; the others in their order."""
     reading, last = ask(length=4), ask(max_new_tokens=1)
     reading.cached = 2
@@ -35,7 +30,7 @@ def test_who_drafts() -> None:
 @pytest.mark.parametrize(
     ("drafting", "nodes"), [(1, [8]), (2, [5, 5]), (3, [2, 2, 2]), (4, [2, 2, 2, 2]), (5, []), (6, [])]
 )
-def test_limits_are_those_of_as_many_as_draft(drafting: int, nodes: list[int]) -> None:
+def test_limits_are_those_of_as_many_as_draft(drafting, nodes):
     """Those beside them who do not are not counted, and a size between two ranges has what the one before it has."""
     planner = Planner(Limits(num_speculative_tokens_per_batch_size=[[1, 1, 20], [2, 2, 5], [3, 3, 2], [5, 9, 0]]))
     batch = [ask() for _ in range(drafting)]
@@ -48,7 +43,7 @@ def test_limits_are_those_of_as_many_as_draft(drafting: int, nodes: list[int]) -
     )
 
 
-def test_a_limit_of_the_rounds_to_come_is_none_that_steps_have_no_room_for() -> None:
+def test_a_limit_of_the_rounds_to_come_is_none_that_steps_have_no_room_for():
     """What is refused stays as it was, and so does the max that steps were made for, where none is asked."""
     planner, sequence = Planner(Limits(8)), ask("best:8")
     for limits, nodes in ((Limits(3, 1.5), 3), (Limits(0), 0), (Limits(), 8)):

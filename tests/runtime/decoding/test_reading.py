@@ -1,9 +1,5 @@
 """Texts read in chunks of any size give what they give when they are read at once."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hash_models import HashExecutor, HashModel, sequence_of
@@ -12,7 +8,6 @@ from hypothesis import strategies as st
 
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.reading import Reader, fair
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
 VOCAB = 12
@@ -20,11 +15,11 @@ OFF = SamplingParams(max_new_tokens=6, speculation="off")
 TEXT = [(7 * i + i * i) % VOCAB for i in range(40)]
 
 
-def reader_of(executor: Any, chunk: int, lone_chunk: int | None = None) -> Reader:
+def reader_of(executor, chunk, lone_chunk=None):
     return Reader(executor, Emission(frozenset()), chunk, lone_chunk)
 
 
-def read(reader: Reader, sequences: list[Sequence]) -> None:
+def read(reader, sequences):
     """Until each has its first token."""
     while waiting := [s for s in sequences if not s.output and not s.finish_reason]:
         before = [s.cached for s in waiting]
@@ -32,7 +27,7 @@ def read(reader: Reader, sequences: list[Sequence]) -> None:
         assert all(s.cached > was for s, was in zip(waiting, before, strict=True))
 
 
-def sizes(executor: HashExecutor) -> list[list[tuple[int, int]]]:
+def sizes(executor):
     """By step, how many tokens of how many logits each input has."""
     assert all(each.committed == each.start for step in executor.steps for each in step), "committed before the next"
     return [[(len(each.tokens), each.logits) for each in step] for step in executor.steps]
@@ -41,7 +36,7 @@ def sizes(executor: HashExecutor) -> list[list[tuple[int, int]]]:
 @pytest.mark.parametrize(
     ("lone_chunk", "steps"), [(None, [4, 4, 4, 1]), (6, [6, 6, 1]), (64, [13]), (2, [2, 2, 2, 2, 2, 2, 1])]
 )
-def test_a_text_alone_is_read_in_longer_chunks(lone_chunk: int | None, steps: list[int]) -> None:
+def test_a_text_alone_is_read_in_longer_chunks(lone_chunk, steps):
     """Logits are wanted after the last one only; who is left alone is read in long ones from then on."""
     executor = HashExecutor(HashModel())
     read(reader_of(executor, 4, lone_chunk), [sequence_of(TEXT[:13], OFF)])
@@ -56,7 +51,7 @@ class Reusing(HashExecutor):
 
     kept = np.zeros((64, VOCAB), dtype=np.float32)
 
-    def step(self, inputs: Any) -> list[Any]:
+    def step(self, inputs):
         (rows,) = super().step(inputs)
         self.kept.fill(np.nan)
         self.kept[: len(rows)] = rows
@@ -64,7 +59,7 @@ class Reusing(HashExecutor):
 
 
 @given(st.integers(1, 40), st.integers(1, 64))
-def test_logits_are_the_models(count: int, size: int) -> None:
+def test_logits_are_the_models(count, size):
     """After each of the last tokens, whatever the steps; none of them is longer than asked."""
     model = HashModel(2)
     executor = Reusing(model, 1, 64, 64)
@@ -77,7 +72,7 @@ def test_logits_are_the_models(count: int, size: int) -> None:
 
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=16), st.integers(0, 600))
-def test_prompts_share_a_step_fairly(wanted: list[int], rows: int) -> None:
+def test_prompts_share_a_step_fairly(wanted, rows):
     """No more than there is, but one of each; nobody has more than it wants, nor than another that wants as much."""
     given_each = fair(wanted, rows)
     assert all(1 <= given <= want for given, want in zip(given_each, wanted, strict=True))

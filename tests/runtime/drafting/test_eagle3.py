@@ -1,31 +1,24 @@
 """The EAGLE-3 drafter gives its head the target's hidden states of the text and the head's own of what it drafts."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from device_requests import run
 from hash_models import VOCAB, HashExecutor, HashModel, plain_text, sequence_of
-from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.backends.executor import ModelSpec, StepInput
+from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.proposer import Proposer
-from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
-State = tuple[float, float]  # of a text: a hash of it, in two numbers that float32 holds
 CAPACITY, CHUNK = 256, 8
 
 
-def state_of(*parts: Any) -> State:
+def state_of(*parts):
     key = zlib.crc32(repr(parts).encode())
     return float(key >> 16), float(key & 0xFFFF)
 
@@ -33,7 +26,7 @@ def state_of(*parts: Any) -> State:
 class Target(HashExecutor):
     """Whose hidden state of a token is a hash of the text up to it."""
 
-    def hidden(self, slot: int) -> NDArray[np.float32]:
+    def hidden(self, slot):
         states, tokens = np.full((self.spec.capacity, 2), -1, dtype=np.float32), list[int]()
         for row, (position, token) in enumerate(self.rows[slot]):
             if position != row:
@@ -49,39 +42,39 @@ class Head(HashExecutor):
     Its logits are a hash of all that a node sees; its own hidden state one of what it was given in that row.
     """
 
-    def __init__(self, model: HashModel, batch_size: int) -> None:
+    def __init__(self, model, batch_size):
         super().__init__(model, batch_size, CAPACITY, 64)
         self.spec = ModelSpec("head", 1, 1, 1, VOCAB, CAPACITY, 64, hidden=2, reads_hidden=True)
         self.states = np.zeros((batch_size, CAPACITY, 2), dtype=np.float32)
 
-    def rows_of(self, step_input: StepInput) -> list[Any]:
+    def rows_of(self, step_input):
         assert step_input.hidden is not None
         given = [tuple(state) for state in step_input.hidden.tolist()]
         for index, (token, state) in enumerate(zip(step_input.tokens, given, strict=True)):
             self.states[step_input.slot, step_input.start + index] = state_of("own", state, token)
         return list(zip(step_input.positions, step_input.tokens, given, strict=True))
 
-    def text_of(self, rows: Sequence[Any]) -> list[int]:
+    def text_of(self, rows):
         return numbers([row[1:] for row in rows])
 
-    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+    def commit(self, slot, rows, start):
         super().commit(slot, rows, start)
         self.states[slot, start : start + len(rows)] = self.states[slot, list(rows)]
         self.states[slot, start + len(rows) :] = -1
 
-    def copy(self, slot: int, source: int, rows: int) -> None:
+    def copy(self, slot, source, rows):
         super().copy(slot, source, rows)
         self.states[slot, :rows] = self.states[source, :rows]
 
-    def hidden(self, slot: int) -> NDArray[np.float32]:
+    def hidden(self, slot):
         return self.states[slot]
 
 
-def numbers(rows: Sequence[tuple[int, State]]) -> list[int]:
+def numbers(rows):
     return [number for token, state in rows for number in (token, *map(int, state))]
 
 
-def after(model: HashModel, text: list[int], path: list[int]) -> NDArray[np.float32]:
+def after(model, text, path):
     """The head's logits after a text and a drafted path, from the definition: no cache, no steps."""
     rows = [(text[i + 1], state_of(*text[: i + 1])) for i in range(len(text) - 1)]
     for token in path:
@@ -89,7 +82,7 @@ def after(model: HashModel, text: list[int], path: list[int]) -> NDArray[np.floa
     return model(numbers(rows))
 
 
-def wanted(model: HashModel, text: list[int], shape: str) -> Tree:
+def wanted(model, text, shape):
     growth = Growth(TreeSpec.parse(shape), Tree([text[-1]]))
     while not growth.done:
         rows = np.stack([after(model, text, growth.pool.path(node)) for node in growth.frontier])
@@ -98,22 +91,22 @@ def wanted(model: HashModel, text: list[int], shape: str) -> Tree:
 
 
 @pytest.fixture
-def make() -> Callable[..., tuple[Target, Head, EagleDrafter]]:
-    def make(seed: int = 0, slots: int = 1, chunk: int = CHUNK, **options: Any) -> tuple[Target, Head, EagleDrafter]:
+def make():
+    def make(seed=0, slots=1, chunk=CHUNK, **options):
         target, head = Target(HashModel(seed), slots, CAPACITY, 64), Head(HashModel(seed + 50), slots)
         return target, head, EagleDrafter(head, chunk, target, **options)
 
     return make
 
 
-def read(target: Target, slot: int, tokens: Sequence[int]) -> None:
+def read(target, slot, tokens):
     """The target has seen a text but for its last token."""
     rows = [(position, token) for position, token in enumerate(tokens[:-1])]
     target.rows[slot] = rows + [(-1, -1)] * (CAPACITY - len(rows))
 
 
 @pytest.mark.parametrize(("common", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3)])
-def test_a_common_beginning_keeps_a_row_less(make: Any, common: int, kept: int) -> None:
+def test_a_common_beginning_keeps_a_row_less(make, common, kept):
     """The last one's pairs its state with a token that the other text does not have."""
     target, head, drafter = make(slots=2)
     text, other = [3, 4, 5, 6, 7], [3, 4, 5, 6, 7]
@@ -131,19 +124,19 @@ def test_a_common_beginning_keeps_a_row_less(make: Any, common: int, kept: int) 
 
 @pytest.mark.parametrize("shape", ["chain:1", "chain:4", "topk:2,3", "best:12"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
-def test_a_loop_decodes_as_without_it(make: Any, shape: str, params: dict[str, float]) -> None:
+def test_a_loop_decodes_as_without_it(make, shape, params):
     """Every greedy tree is the head's own, however many chunks its text takes, in slots that were used before."""
     target, head, drafter = make(slots=3)
     proposer, trees = Proposer(drafter, looks_up=False), list[tuple[list[int], Tree]]()
     loop, propose = HostLoop(target, proposer, 4, frozenset()), proposer.propose
 
-    def noted(sequences: Any, *more: Any) -> list[Proposal]:
-        found: list[Proposal] = propose(sequences, *more)
+    def noted(sequences, *more):
+        found = propose(sequences, *more)
         trees.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
         return found
 
-    proposer.propose = noted  # type: ignore[method-assign]
-    chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)  # type: ignore[arg-type]
+    proposer.propose = noted
+    chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)
     for prompts in ([[5], [1, 2], [*range(12)] * 3], [[*range(12), 4, 9], [5, 5], [1, 2]]):
         for prompt, sequence in zip(prompts, run(loop, [sequence_of(each, chosen) for each in prompts]), strict=True):
             assert (sequence.error, sequence.output) == (None, plain_text(target.model, prompt, chosen))

@@ -1,7 +1,5 @@
 """Prompt lookup: matches against a naive search, and continuations."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +9,7 @@ from specbuild.runtime.requests.token_string import string_of
 histories = st.lists(st.integers(0, 2), min_size=1, max_size=12)  # all of it is compared
 
 
-def naive_matches(tokens: list[int]) -> list[tuple[int, int]]:
+def naive_matches(tokens):
     found = []
     for start in range(1, len(tokens)):
         length = 0
@@ -22,7 +20,7 @@ def naive_matches(tokens: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
+def naive_continuation(tokens, start, count):
     text = list(tokens)
     for offset in range(count):  # the text goes on as it did after `start`
         text.append(text[start + offset])
@@ -30,7 +28,7 @@ def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
 
 
 @given(histories, st.integers(1, 40))
-def test_the_longest_match_against_a_naive_search(tokens: list[int], count: int) -> None:
+def test_the_longest_match_against_a_naive_search(tokens, count):
     assert longest(string_of(tokens)) == max(naive_matches(tokens), key=lambda match: match[::-1], default=(0, 0))
     for start, _ in naive_matches(tokens):
         assert continuation(tokens, start, count) == naive_continuation(tokens, start, count)

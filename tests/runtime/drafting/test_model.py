@@ -1,9 +1,6 @@
 """The model drafter: a draft that equals the target is accepted fully, and none changes a token."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ PARAMS = [
 ]
 
 
-def loop_of(target: HashModel, draft: HashModel) -> HostLoop:
+def loop_of(target, draft):
     proposer = Proposer(ModelDrafter(HashExecutor(draft), 8), looks_up=False)
     return HostLoop(HashExecutor(target), proposer, 8, frozenset())
 
@@ -32,7 +29,7 @@ def loop_of(target: HashModel, draft: HashModel) -> HostLoop:
 @pytest.mark.parametrize(
     ("text", "params"), [("chain:4", 0), ("chain:4", 3), ("best:1", 1), ("topk:2,3", 2), ("best:16", 3)]
 )
-def test_a_draft_that_equals_the_target_is_accepted(text: str, params: int) -> None:
+def test_a_draft_that_equals_the_target_is_accepted(text, params):
     model, spec = HashModel(5), TreeSpec.parse(text)
     loop = loop_of(model, model)
     sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **PARAMS[params]))
@@ -49,11 +46,11 @@ def test_a_draft_that_equals_the_target_is_accepted(text: str, params: int) -> N
 class Ending(HashModel):
     """A draft that knows nothing to follow every third text."""
 
-    def __call__(self, tokens: Any) -> Any:
+    def __call__(self, tokens):
         return super().__call__(tokens) - (np.inf if sum(tokens) % 3 == 0 else 0)
 
 
-def test_a_draft_to_which_nothing_follows_changes_no_token() -> None:
+def test_a_draft_to_which_nothing_follows_changes_no_token():
     draft = Ending(6, error=0.4)
     loop = loop_of(HashModel(6), draft)
     sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
@@ -63,7 +60,7 @@ def test_a_draft_to_which_nothing_follows_changes_no_token() -> None:
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 8)])
-def test_a_draft_runs_no_node_twice(text: str, nodes: int) -> None:
+def test_a_draft_runs_no_node_twice(text, nodes):
     """A round runs what was emitted and not run, the last leaf and the bonus at most, and its own inner nodes."""
     model = HashModel(5)
     executor = HashExecutor(model)
@@ -75,7 +72,7 @@ def test_a_draft_runs_no_node_twice(text: str, nodes: int) -> None:
     assert all(after - before <= nodes for before, after in pairwise(ran[2:]))
 
 
-def test_a_draft_catches_up_with_what_it_did_not_see() -> None:
+def test_a_draft_catches_up_with_what_it_did_not_see():
     executor = HashExecutor(HashModel(5), 2)
     drafter = ModelDrafter(executor, 4)
     long, short = (

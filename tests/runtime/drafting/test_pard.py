@@ -1,45 +1,37 @@
 """The PARD drafter draws a whole tree from one step, each level from the mask before it, and keeps no mask's row."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from hash_models import HashExecutor, HashModel, sequence_of
-from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 MASK, CHUNK = 12, 8
 
 
-def drafted(drafter: ModelDrafter, sequence: Sequence) -> Tree:
+def drafted(drafter, sequence):
     (tree,) = drafter.propose([sequence])
     return tree
 
 
-def levels(model: Callable[[Any], NDArray[np.float32]], text: list[int], depth: int) -> list[NDArray[np.float32]]:
+def levels(model, text, depth):
     """What follows the text, and what follows each of its masks."""
     return [model([*text, *[MASK] * level]) for level in range(depth)]
 
 
 @pytest.mark.parametrize("shape", ["chain:1", "chain:4", "topk:2,3", "topk:4,2", "best:3", "best:16"])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
-def test_a_tree_is_the_best_of_what_the_masks_say(shape: str, length: int) -> None:
+def test_a_tree_is_the_best_of_what_the_masks_say(shape, length):
     """However many chunks the text before it takes."""
     model, text, spec = HashModel(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
     sequence = sequence_of(text, SamplingParams(speculation=shape))
     assert drafted(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence) == wanted(model, text, spec)
 
 
-def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
+def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind():
     """Nor does what was accepted: its rows are run in the next step, where the masks' were; another one starts anew."""
     model = HashModel(3)
     executor = HashExecutor(model)
@@ -64,7 +56,7 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind() -> None:
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
 
 
-def wanted(model: HashModel, text: list[int], spec: TreeSpec) -> Tree:
+def wanted(model, text, spec):
     """The best tree over levels that know nothing of each other."""
     growth = Growth(spec, Tree(text[-1:]))
     for row in levels(model, text, spec.depth):

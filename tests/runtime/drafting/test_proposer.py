@@ -1,22 +1,17 @@
 """The proposer: what constraints force comes first, and what they forbid is not drafted."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hash_models import sequence_of
 from small_grammars import grammar, ids
 
 from specbuild.runtime.drafting.proposer import Proposer, constrained
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
 
-def asked_of(regex: str, **fields: Any) -> Sequence:
+def asked_of(regex, **fields):
     params = SamplingParams(**{"max_new_tokens": 20, "constraint": grammar(regex=regex)} | fields)
-    made: Sequence = sequence_of([1, 2, 0], params)
+    made = sequence_of([1, 2, 0], params)
     return made
 
 
@@ -29,13 +24,13 @@ def asked_of(regex: str, **fields: Any) -> Sequence:
         ("(a|0)cd", "chain:9", ""),
     ],
 )
-def test_what_has_to_come_is_drafted_before_anybody_is_asked(regex: str, tree: str, drafted: str) -> None:
+def test_what_has_to_come_is_drafted_before_anybody_is_asked(regex, tree, drafted):
     made = asked_of(regex, speculation=tree)
     (proposal,) = Proposer(looks_up=False).propose([made])
     assert proposal.tree.tokens[1:] == ids(drafted)
 
 
-def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come() -> None:
+def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come():
     """The text went on with a, 0 after what it ends with; of that a alone is legal, and cd has to come after it."""
     made = asked_of("(a|b)cd1", speculation="chain:6")
     found = constrained(made, Tree.chain([9, *ids("a 0 0")]), 6)
@@ -44,7 +39,7 @@ def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come()
     assert constrained(free, (same := Tree.chain([9, 1, 2])), 6) is same
 
 
-def test_each_branch_goes_on_with_what_has_to_come_while_there_is_room() -> None:
+def test_each_branch_goes_on_with_what_has_to_come_while_there_is_room():
     """The first ones first; a branch that is illegal is left out, and what two have in common is there once."""
     made, branched = asked_of("((a|b)cd0)+1", speculation="best:9"), Tree([9])
     for token, parent in zip(ids("a cd b 0 1"), (0, 1, 0, 0, 2), strict=True):

@@ -1,12 +1,7 @@
 """The asyncio twin: the same results; cancelled tasks free their slots; a full queue waits or refuses."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Coroutine
 from contextlib import aclosing
-from pathlib import Path
-from typing import Any
 
 import pytest
 from engine_checks import LONG, SHORT, at_rest
@@ -15,16 +10,16 @@ from specbuild.runtime import AsyncEngine, LoadOptions, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
 
 
-def run(main: Coroutine[Any, Any, Any]) -> Any:
+def run(main):
     return asyncio.run(asyncio.wait_for(main, 60))
 
 
-def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
+def test_results_are_those_of_the_engine(hash_engine):
     engine, params = hash_engine(batch_size=2), SamplingParams(max_new_tokens=9, temperature=1.0, seed=2, n=2)
     prompts = [[i % 9, i] for i in range(9)]
     want = engine.generate(prompts, params)
 
-    async def main() -> None:
+    async def main():
         twin = AsyncEngine(engine)
         every = await asyncio.gather(*(twin.generate([prompt], params) for prompt in prompts))
         streamed = [chunk async for chunk in twin.stream(prompts, params)]
@@ -37,10 +32,10 @@ def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
     run(main())
 
 
-def test_a_cancelled_task_frees_its_slot(hash_engine: Any) -> None:
+def test_a_cancelled_task_frees_its_slot(hash_engine):
     engine = hash_engine(batch_size=1, gated=True)
 
-    async def main() -> None:
+    async def main():
         twin = AsyncEngine(engine)
         task = asyncio.create_task(twin.generate(["ab", "cd"], LONG))
         await asyncio.to_thread(engine.gate.halted)
@@ -57,10 +52,10 @@ def test_a_cancelled_task_frees_its_slot(hash_engine: Any) -> None:
     run(main())
 
 
-def test_leaving_a_stream_cancels_it(hash_engine: Any) -> None:
+def test_leaving_a_stream_cancels_it(hash_engine):
     engine = hash_engine(batch_size=1)
 
-    async def main() -> None:
+    async def main():
         twin = AsyncEngine(engine)
         async with aclosing(twin.stream(["ab", "ef"], LONG)) as chunks:
             assert (await anext(chunks)).token_ids
@@ -73,10 +68,10 @@ def test_leaving_a_stream_cancels_it(hash_engine: Any) -> None:
     run(main())
 
 
-def test_a_full_queue_waits_or_refuses(hash_engine: Any) -> None:
+def test_a_full_queue_waits_or_refuses(hash_engine):
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
 
-    async def main() -> None:
+    async def main():
         twin = AsyncEngine(engine)
         handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
         for call in (twin.generate("ef", SHORT, wait=False), anext(twin.stream("ef", SHORT, wait=False))):
@@ -90,10 +85,10 @@ def test_a_full_queue_waits_or_refuses(hash_engine: Any) -> None:
     run(main())
 
 
-def test_errors(hash_engine: Any) -> None:
+def test_errors(hash_engine):
     engine = hash_engine()
 
-    async def main() -> None:
+    async def main():
         twin, prompts = AsyncEngine(engine), ["ab", "", [engine.model.NAN]]
         for call in (twin.generate(prompts, SHORT), anext(twin.stream(prompts, SHORT))):
             with pytest.raises(PromptError, match="prompt 2"):
@@ -107,7 +102,7 @@ def test_errors(hash_engine: Any) -> None:
     run(main())
 
 
-def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine: Any) -> None:
+def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine):
     """A loop that is closed without ending its tasks."""
     engine = hash_engine(batch_size=2, gated=True)
     loop = asyncio.new_event_loop()
@@ -120,11 +115,11 @@ def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine: Any) -
     assert engine.generate("cd", SHORT)[0].finish_reason == "length"
 
 
-def test_load_and_close(bundle: Path) -> None:
+def test_load_and_close(bundle):
     """A keyword goes before an option."""
     params, told = SamplingParams(max_new_tokens=8), list[str]()
 
-    async def main() -> None:
+    async def main():
         options = LoadOptions(threads=1, batch_size=1, max_waiting=3, on_finish=lambda result: told.append(result.text))
         async with await AsyncEngine.load(bundle, options, batch_size=2) as twin:
             assert (twin.engine.batch_size, twin.engine.usage.max_waiting) == (2, 3)

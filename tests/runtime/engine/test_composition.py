@@ -1,13 +1,8 @@
 """A bundle on a CPU becomes a loop of the right graphs, drafter and limits, and a controller where it was tuned."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from made_up_chances import LARGE, record_of
@@ -18,24 +13,20 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.engine.composition import cpu_loop
 from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
-from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Controller
 from specbuild.runtime.speculation.timing_table import FILE, machine
-
-Load = Callable[..., tuple[HostLoop, Controller | None]]
 
 
 @pytest.fixture(scope="module")
-def opened(bundle: Path) -> Bundle:
+def opened(bundle):
     return Bundle.open(bundle)
 
 
 @pytest.fixture
-def load_with(opened: Bundle) -> Any:
+def load_with(opened):
     """`load_with(bundle, **load options)`: a loop that is closed when the test has ended."""
     loops = list[HostLoop]()
 
-    def load(bundle: Bundle = opened, **options: Any) -> tuple[HostLoop, Controller | None]:
+    def load(bundle=opened, **options):
         loop, controller = cpu_loop(bundle, LoadOptions(**{"threads": 1} | options))
         loops.append(loop)
         return loop, controller
@@ -45,23 +36,21 @@ def load_with(opened: Bundle) -> Any:
         loop.close()
 
 
-def model_of(loop: HostLoop) -> Any:
+def model_of(loop):
     """The drafter that has a model, if any has."""
     assert loop.proposer
     return loop.proposer.model
 
 
-def repeating(request_of: Any) -> Sequence:
+def repeating(request_of):
     """A text that goes on as it did before, whose last token is the root."""
-    sequence: Sequence = request_of(
-        [5, 6, 7, 8] * 6, SamplingParams(max_new_tokens=99, speculation="chain:4"), vocab_size=4096
-    )
+    sequence = request_of([5, 6, 7, 8] * 6, SamplingParams(max_new_tokens=99, speculation="chain:4"), vocab_size=4096)
     sequence.cached = len(sequence.tokens) - 1
     return sequence
 
 
 @pytest.mark.slow
-def test_lookup_alone_loads_no_draft(opened: Bundle, load_with: Load, request_of: Any, tmp_path: Path) -> None:
+def test_lookup_alone_loads_no_draft(opened, load_with, request_of, tmp_path):
     """Nor one that is not there, nor one that the bundle was built without."""
     (tmp_path / "target").symlink_to(opened.folder / "target")
     alone = replace(opened.manifest, models={"target": opened.manifest.models["target"]})
@@ -72,16 +61,16 @@ def test_lookup_alone_loads_no_draft(opened: Bundle, load_with: Load, request_of
         assert loop.proposer.propose([repeating(request_of)])[0].tree.tokens == [8, 5, 6, 7, 8]
 
 
-def table(**fields: Any) -> dict[str, Any]:
+def table(**fields):
     """A timing table of this machine."""
     return record_of(LARGE) | {"machine": machine(1), "widest": "best:6"} | fields
 
 
 @pytest.fixture
-def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
+def tuned(opened, tmp_path):
     """`tuned(content, name)`: the bundle with a timing table."""
 
-    def make(content: Any) -> Bundle:
+    def make(content):
         for model in ("target", "draft"):
             (tmp_path / model).symlink_to(opened.folder / model)
         (tmp_path / FILE).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
@@ -93,9 +82,7 @@ def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
 
 
 @pytest.mark.slow
-def test_a_tuned_bundle_has_a_controller(
-    opened: Bundle, load_with: Load, tuned: Callable[..., Bundle], caplog: Any, logged: Any
-) -> None:
+def test_a_tuned_bundle_has_a_controller(opened, load_with, tuned, caplog, logged):
     """Which knows whether anything but the text drafts."""
     limits, bundle = Limits(min_expected_speedup=1.5), tuned(table())
     without = Bundle(bundle.folder, replace(bundle.manifest, models={"target": opened.manifest.models["target"]}))
@@ -115,9 +102,7 @@ def test_a_tuned_bundle_has_a_controller(
         (1, {"machine": {"processor": "Z80", "threads": 1, "onnxruntime": "0.1"}}, "on another machine"),
     ],
 )
-def test_a_table_of_another_machine_is_used_with_a_warning(
-    load_with: Load, tuned: Callable[..., Bundle], logged: Any, threads: int, change: dict[str, Any], where: str
-) -> None:
+def test_a_table_of_another_machine_is_used_with_a_warning(load_with, tuned, logged, threads, change, where):
     bundle = tuned(table(**change))
     _, controller = load_with(bundle, threads=threads)
     assert controller
@@ -129,7 +114,7 @@ def test_a_table_of_another_machine_is_used_with_a_warning(
 
 @pytest.mark.slow(but=("{",))
 @pytest.mark.parametrize("content", [None, "{", table(schema=3), table(widest="best:99")])
-def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., Bundle], content: Any) -> None:
+def test_a_table_that_is_none_is_refused(load_with, tuned, content):
     bundle = tuned(content)
     if content is None:
         bundle.path(FILE).unlink()
@@ -137,13 +122,13 @@ def test_a_table_that_is_none_is_refused(load_with: Load, tuned: Callable[..., B
         load_with(bundle)
 
 
-def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:
+def test_an_expectation_needs_a_timing_table(bundle):
     with pytest.raises(OptionError, match="min_expected_speedup needs a tuned bundle: run specbuild tune"):
         Engine.load(bundle, limits=Limits(min_expected_speedup=1.2))
 
 
 @pytest.mark.slow
-def test_the_text_is_asked_first_and_the_model_else_unless_told(load_with: Load, request_of: Any) -> None:
+def test_the_text_is_asked_first_and_the_model_else_unless_told(load_with, request_of):
     for drafter, used in ((None, False), ("model", True)):
         loop, controller = load_with(drafter=drafter)
         assert controller is None

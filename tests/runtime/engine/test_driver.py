@@ -1,24 +1,20 @@
 """The worker's side of a scheduler; what fails and hangs is in tests/attacks/test_engine_worker.py."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from engine_checks import LONG, SHORT, at_rest, expected
 
 
-def test_a_worker_is_stuck_when_no_round_ends_in_time(hash_engine: Any, clock: Any, logged: Any) -> None:
+def test_a_worker_is_stuck_when_no_round_ends_in_time(hash_engine, clock, logged):
     """A watchdog tells once for each time; whoever has the models may take as long as he likes."""
     engine = hash_engine(gated=True, clock=clock)
     handle = engine.submit("ab", SHORT)
     engine.gate.halted()
 
-    def at(now: float) -> tuple[str, int]:
+    def at(now):
         clock.now = now
         engine.scheduler.watch()
         return engine.health().state, len(logged())
@@ -36,7 +32,7 @@ def test_a_worker_is_stuck_when_no_round_ends_in_time(hash_engine: Any, clock: A
 BACKGROUND = replace(LONG, background=True)
 
 
-def test_background_ends_before_the_next_round_when_somebody_comes(hash_engine: Any) -> None:
+def test_background_ends_before_the_next_round_when_somebody_comes(hash_engine):
     engine = hash_engine(batch_size=2, gated=True)
     behind = engine.submit("ab", BACKGROUND)
     engine.gate.halted()
@@ -55,12 +51,12 @@ def test_background_ends_before_the_next_round_when_somebody_comes(hash_engine: 
     at_rest(engine)
 
 
-def test_background_alone_is_decoded_to_its_end(hash_engine: Any) -> None:
+def test_background_alone_is_decoded_to_its_end(hash_engine):
     results = hash_engine(batch_size=2).generate(["ab", "cd", "ef"], BACKGROUND)
     assert [result.token_ids for result in results] == [expected(hash_engine, each) for each in ("ab", "cd", "ef")]
 
 
-def test_background_never_starts_where_others_run_wait_or_are_promised(hash_engine: Any) -> None:
+def test_background_never_starts_where_others_run_wait_or_are_promised(hash_engine):
     engine = hash_engine(batch_size=2, gated=True)
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
@@ -78,7 +74,7 @@ def test_background_never_starts_where_others_run_wait_or_are_promised(hash_engi
     at_rest(engine)
 
 
-def test_background_holds_up_no_full_queue(hash_engine: Any) -> None:
+def test_background_holds_up_no_full_queue(hash_engine):
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     behind = [engine.submit("ab", BACKGROUND)]
     engine.gate.halted()
@@ -91,7 +87,7 @@ def test_background_holds_up_no_full_queue(hash_engine: Any) -> None:
 
 
 @pytest.mark.parametrize("wait", [at_rest, lambda engine: engine.drain()])
-def test_background_holds_up_no_exclusive_section_and_no_drain(hash_engine: Any, wait: Callable[[Any], object]) -> None:
+def test_background_holds_up_no_exclusive_section_and_no_drain(hash_engine, wait):
     engine = hash_engine(gated=True)
     behind = engine.submit("ab", BACKGROUND)
     engine.gate.halted()

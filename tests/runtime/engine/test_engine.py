@@ -1,13 +1,10 @@
 """The engine on the reference pair, used as a service would: from several threads, with some of them giving up."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 
-def test_a_program_that_ends_without_closing_ends_well(bundle: Path) -> None:
+def test_a_program_that_ends_without_closing_ends_well(bundle):
     code = """
 import sys
 from specbuild.runtime import Engine, SamplingParams

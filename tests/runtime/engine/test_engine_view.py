@@ -1,10 +1,7 @@
 """What is seen of an engine while it runs, and the limits that may change meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from specbuild.runtime.errors import OptionError
 
 
 @pytest.mark.slow
-def test_limits_change_while_it_runs_and_no_token_does(bundle: Path, prompts: list[str]) -> None:
+def test_limits_change_while_it_runs_and_no_token_does(bundle, prompts):
     """From another thread, between any two rounds; trees that were asked for shrink, and are not refused."""
     asked = SamplingParams(48, speculation="best:8", ignore_eos=True)
     changing = itertools.cycle([Limits(), Limits(0), Limits(5), Limits(None, 1.0, {"1-2": 3, "3-9": 0})])
@@ -28,13 +25,13 @@ def test_limits_change_while_it_runs_and_no_token_does(bundle: Path, prompts: li
         (none,) = engine.generate(prompts[0], asked)
         for bad, words in ((3, "must be Limits"), (Limits(min_expected_speedup=2.0), "needs a tuned bundle")):
             with pytest.raises(OptionError, match=words):
-                engine.limits = bad  # type: ignore[assignment]
+                engine.limits = bad
     assert found == none.token_ids == expected.token_ids
     assert none.metrics
     assert none.metrics.speculative_decoding.num_draft_tokens == 0
 
 
-def test_what_it_tells_while_nothing_runs(bundle: Path) -> None:
+def test_what_it_tells_while_nothing_runs(bundle):
     with Engine.load(bundle, batch_size=2) as engine:
         assert (engine.max_model_len, engine.notes, engine.correction) == (engine.manifest.max_seq_len, [], 1.0)
         usage = engine.usage

@@ -1,10 +1,6 @@
 """A handle gives its caller chunks and the result, wakes who listens, and passes a cancellation on, from any thread."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from engine_checks import SHORT, at_rest, expected
@@ -12,26 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime import Chunk, Handle, SamplingParams, TokenLogprobs
-from specbuild.runtime.requests.sequence import Sequence
-
-Make = Callable[..., Handle]
 
 
 @pytest.fixture(scope="session")
-def make(request_of: Callable[..., Sequence]) -> Make:
+def make(request_of):
     """`make(**SamplingParams fields)`: the handle of a sequence after the text "ab"; who cancels it is in `asked`."""
 
-    def make(prompt: Any = (0, 1), other: Any = None, **params: Any) -> Handle:
+    def make(prompt=(0, 1), other=None, **params):
         sequence = request_of(list(prompt), SamplingParams(**{"speculation": "off"} | params), **other or {})
         asked = list[Handle]()
-        handle: Any = Handle(sequence, asked.append)
+        handle = Handle(sequence, asked.append)
         handle.asked = asked
-        return handle  # type: ignore[no-any-return]
+        return handle
 
     return make
 
 
-def emit(handle: Handle, *tokens: int, publish: bool = True) -> None:
+def emit(handle, *tokens, publish=True):
     """As the worker does in a round."""
     for at, token in enumerate(tokens):
         handle.sequence.emit(token, frozenset(), begins=at == 0)
@@ -39,7 +32,7 @@ def emit(handle: Handle, *tokens: int, publish: bool = True) -> None:
         handle.publish()
 
 
-def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
+def test_a_chunk_is_what_came_since_the_last_one(make):
     """After the end the result is told again."""
     handle = make()
     handle.sequence.request = replace(handle.sequence.request, index=3, sample=2)
@@ -56,13 +49,13 @@ def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
         assert (chunk.text, chunk.token_ids, chunk.result) == (text, tokens, handle.result())
 
 
-def test_a_result_that_cannot_be_told_is_a_result(request_of: Callable[..., Sequence]) -> None:
+def test_a_result_that_cannot_be_told_is_a_result(request_of):
     handle = Handle(request_of([0, 1], SamplingParams(speculation="off")), print, lambda _: 1 / 0)
     handle.end("length", 1.0)
     assert handle.result().finish_reason == "length"
 
 
-def test_logprobs_come_with_their_tokens_where_they_were_asked_for(make: Make) -> None:
+def test_logprobs_come_with_their_tokens_where_they_were_asked_for(make):
     handle, silent = make(logprobs=0), make()
     logprobs = [TokenLogprobs(token, -float(token), ()) for token in range(5, 9)]
     handle.sequence.logprobs += logprobs  # of the last the token was not emitted: the round failed
@@ -75,7 +68,7 @@ def test_logprobs_come_with_their_tokens_where_they_were_asked_for(make: Make) -
         assert each.result().logprobs == (logprobs[:3] if asked else None)
 
 
-def test_the_end_s_reason_is_the_sequence_s_own_if_it_has_one(make: Make) -> None:
+def test_the_end_s_reason_is_the_sequence_s_own_if_it_has_one(make):
     cut, whole = make(), make(max_new_tokens=1)
     cut.end("deadline", 1.0)
     emit(whole, 5)
@@ -89,23 +82,21 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("where", ["push", "text", "finish"])
 @pytest.mark.parametrize("error", [ValueError("no text"), Panic("no text")])
-def test_a_tokenizer_that_raises_ends_its_request_and_not_the_worker(
-    hash_engine: Any, where: str, error: BaseException
-) -> None:
+def test_a_tokenizer_that_raises_ends_its_request_and_not_the_worker(hash_engine, where, error):
     engine = hash_engine(batch_size=2)
 
     class Tokens:
         text = "" if where != "text" else property(lambda self: self.fail("text"))
 
-        def fail(self, place: str) -> bool:
+        def fail(self, place):
             if place == where:
                 raise error
             return False
 
-        def push(self, token: int) -> bool:
+        def push(self, token):
             return self.fail("push")
 
-        def finish(self) -> None:
+        def finish(self):
             self.fail("finish")
 
     ((sequence,), _) = engine.requests("ab", SHORT, "raise")
@@ -118,7 +109,7 @@ def test_a_tokenizer_that_raises_ends_its_request_and_not_the_worker(
     at_rest(engine)
 
 
-def test_a_result_that_does_not_come_in_time(make: Make) -> None:
+def test_a_result_that_does_not_come_in_time(make):
     handle = make()
     with pytest.raises(TimeoutError, match=r"^no result after 0.01 s: the request goes on, wait again or cancel"):
         handle.result(0.01)
@@ -126,8 +117,8 @@ def test_a_result_that_does_not_come_in_time(make: Make) -> None:
     assert handle.result(0.01) is handle.result()
 
 
-def test_leaving_a_handle_s_chunks_cancels_nothing(make: Make) -> None:
-    handle: Any = make()
+def test_leaving_a_handle_s_chunks_cancels_nothing(make):
+    handle = make()
     emit(handle, 5)
     for chunk in handle:
         assert chunk.token_ids == [5]
@@ -140,7 +131,7 @@ def test_leaving_a_handle_s_chunks_cancels_nothing(make: Make) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["emit", "publish", "take"]), max_size=40), st.sampled_from([(), ("cd",), ("bb",)]))
-def test_chunks_add_up_to_the_result(make: Make, steps: list[str], stop: tuple[str, ...]) -> None:
+def test_chunks_add_up_to_the_result(make, steps, stop):
     handle, chunks, emitted = make(max_new_tokens=99, stop=stop), list[Chunk | None](), 0
     for step in steps:
         if step == "emit" and not handle.sequence.finish_reason:
@@ -160,7 +151,7 @@ def test_chunks_add_up_to_the_result(make: Make, steps: list[str], stop: tuple[s
     assert all(chunk.token_ids and chunk.result is None for chunk in given), "one without a token would say nothing"
 
 
-def test_a_reader_gets_every_round(hash_engine: Any) -> None:
+def test_a_reader_gets_every_round(hash_engine):
     engine = hash_engine(gated=True)
     chunks = iter(engine.submit("ab", SamplingParams(max_new_tokens=5, speculation="off")))
     engine.gate.halted()

@@ -1,9 +1,5 @@
 """Health and usage: each state is told, also while a round hangs, and everything in the engine is counted."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from specbuild.runtime import Health, SamplingParams
@@ -12,7 +8,7 @@ from specbuild.runtime.engine.health import Pulse
 SHORT = SamplingParams(max_new_tokens=6, speculation="off")
 
 
-def test_an_engine_says_what_it_does(hash_engine: Any, clock: Any) -> None:
+def test_an_engine_says_what_it_does(hash_engine, clock):
     engine = hash_engine(gated=True, clock=clock)
     assert engine.health() == Health("idle", 0, None, "request")
     clock.now = 50.0
@@ -31,7 +27,7 @@ def test_an_engine_says_what_it_does(hash_engine: Any, clock: Any) -> None:
     assert engine.health() == Health("closed", 6, None, None)
 
 
-def test_everything_in_an_engine_is_counted(hash_engine: Any) -> None:
+def test_everything_in_an_engine_is_counted(hash_engine):
     engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
     usage = engine.usage
     assert (usage.waiting, usage.running, usage.slots, usage.max_waiting) == (0, 0, 2, 1)
@@ -54,14 +50,14 @@ def test_everything_in_an_engine_is_counted(hash_engine: Any) -> None:
     assert engine.usage.reusable_tokens == 0
 
 
-def test_a_round_is_counted_however_it_ends(clock: Any) -> None:
+def test_a_round_is_counted_however_it_ends(clock):
     pulse = Pulse(clock)
     with pytest.raises(ValueError, match="no"), pulse.round():
         raise ValueError("no")
     assert (pulse.rounds, pulse.in_round) == (1, False)
 
 
-def test_statistics_are_the_caller_s_own(hash_engine: Any) -> None:
+def test_statistics_are_the_caller_s_own(hash_engine):
     engine = hash_engine()
     before = engine.stats
     engine.stats.rounds = 5

@@ -1,17 +1,13 @@
 """Options say what they are, are refused in one line where they cannot be meant, and reach an engine by either way."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
 import re
 import typing
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from engine_checks import SHORT
@@ -21,7 +17,7 @@ from hypothesis import strategies as st
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.bundle import Bundle, file_record
-from specbuild.runtime.bundle.manifest import MANIFEST, EngineRecord, Manifest
+from specbuild.runtime.bundle.manifest import MANIFEST, EngineRecord
 from specbuild.runtime.engine.load_options import MAX_THREADS, LoadKeywords, LoadOptions
 from specbuild.runtime.errors import OptionError, PromptError
 
@@ -29,7 +25,7 @@ FIELDS = [field.name for field in dataclasses.fields(LoadOptions)]
 MOST = max(MAX_THREADS, os.cpu_count() or 1)
 NOTHING = st.booleans() | st.binary() | st.lists(st.none()) | st.sampled_from([math.nan, math.inf, object()])
 FLAWED = NOTHING | st.text() | st.floats()
-WRONG: dict[str, st.SearchStrategy[Any]] = {
+WRONG = {
     "drafter": FLAWED.filter(lambda value: value not in ("model", "ngram")),
     **{name: FLAWED | st.none() | st.integers(max_value=0) for name in ("batch_size", "max_waiting")},
     **{
@@ -48,7 +44,7 @@ WRONG: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def test_keywords_are_the_fields_and_each_is_explained_once() -> None:
+def test_keywords_are_the_fields_and_each_is_explained_once():
     """`load` takes each of them by its name, of the same type, and none has to be given."""
     assert typing.get_type_hints(LoadKeywords) == typing.get_type_hints(LoadOptions)
     assert (LoadKeywords.__optional_keys__, LoadKeywords.__required_keys__) == (set(FIELDS), set())
@@ -59,7 +55,7 @@ def test_keywords_are_the_fields_and_each_is_explained_once() -> None:
 @pytest.mark.parametrize("name", sorted(FIELDS))
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -> None:
+def test_what_cannot_be_meant_is_refused_when_it_is_made(name, data):
     """Also where options are made from others."""
     value = data.draw(WRONG[name])
     for make in (LoadOptions, lambda **given: dataclasses.replace(LoadOptions(), **given)):
@@ -68,17 +64,17 @@ def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, data: Any) -
 
 
 @pytest.fixture
-def bundle_for(manifest_of: Callable[..., Manifest]) -> Callable[..., Bundle]:
+def bundle_for(manifest_of):
     """`bundle_for(backend, **manifest's)`: a bundle of two sequences with a draft, of which there is a manifest."""
 
-    def make(backend: str = "onnxruntime", draft: Any = True, **fields: Any) -> Bundle:
+    def make(backend="onnxruntime", draft=True, **fields):
         return Bundle(Path("some.bundle"), manifest_of(draft={} if draft else None, backend=backend, **fields))
 
     return make
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_option_that_a_backend_has_not_is_refused(bundle_for: Callable[..., Bundle], backend: str) -> None:
+def test_an_option_that_a_backend_has_not_is_refused(bundle_for, backend):
     """In one line, which says whose it is; `gpu_weights_percent` 0 is said, too. What every backend has is taken."""
     some = {"threads": 2, "draft_threads": 2, "resident": True}
     some |= {"gpu_weights_percent": 0.0, "max_num_batched_tokens": 8}
@@ -124,27 +120,25 @@ DRAFTLESS = {"draft": False}
         ({"draft_threads": 1}, {}, None),
     ],
 )
-def test_what_a_bundle_cannot_do_is_refused(
-    bundle_for: Callable[..., Bundle], given: dict[str, Any], fields: dict[str, Any], told: str | None
-) -> None:
+def test_what_a_bundle_cannot_do_is_refused(bundle_for, given, fields, told):
     refused = pytest.raises(OptionError, match=told) if told else nullcontext()
     with refused:
         LoadOptions(**given).check(bundle_for(**fields))
 
 
-def test_nothing_is_loaded_that_cannot_be(bundle_copy: Path) -> None:
+def test_nothing_is_loaded_that_cannot_be(bundle_copy):
     """The check comes before any file is read."""
     (bundle_copy / "target" / "weights.bin").unlink()
-    wrong: dict[str, Any] = {"drafter": "eagle", "resident": True}
+    wrong = {"drafter": "eagle", "resident": True}
     for name, value in wrong.items():
         with pytest.raises(OptionError, match=name):
             Engine.load(bundle_copy, **{name: value})
     with pytest.raises(TypeError, match="treads"):
-        Engine.load(bundle_copy, treads=2)  # type: ignore[call-arg]
+        Engine.load(bundle_copy, treads=2)
 
 
 @pytest.mark.slow
-def test_a_step_has_no_more_tokens_than_may_be_and_no_text_is_another(bundle: Path, prompts: list[str]) -> None:
+def test_a_step_has_no_more_tokens_than_may_be_and_no_text_is_another(bundle, prompts):
     """Trees that no step has room for are refused, the others are cut."""
     asked, params = ["\n".join(prompts)[:1000], "def main(", prompts[-1]], SamplingParams(16, temperature=0.9, seed=1)
     with Engine.load(bundle, batch_size=4) as engine:
@@ -161,7 +155,7 @@ def test_a_step_has_no_more_tokens_than_may_be_and_no_text_is_another(bundle: Pa
 
 
 @pytest.mark.slow
-def test_a_text_ends_where_max_model_len_is(bundle: Path) -> None:
+def test_a_text_ends_where_max_model_len_is(bundle):
     """Prompt and output together; a prompt that leaves no room for a token is refused."""
     params = SamplingParams(60, ignore_eos=True)
     with Engine.load(bundle) as engine:
@@ -173,11 +167,11 @@ def test_a_text_ends_where_max_model_len_is(bundle: Path) -> None:
         assert len(engine.generate([5] * 31, SamplingParams(9))[0].token_ids) == 1
         for call in (engine.generate, engine.encode, engine.submit):
             with pytest.raises(PromptError, match="32 tokens, this model takes 32 with at least"):
-                call([5] * 32)  # type: ignore[operator]
+                call([5] * 32)
 
 
 @pytest.mark.parametrize("own", [None, b"{% if %}"], ids=["none", "broken"])
-def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy: Path, own: bytes | None) -> None:
+def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy, own):
     """Whether the bundle has one, even one that is none."""
     if own is not None:
         (bundle_copy / "chat.jinja").write_bytes(own)
@@ -192,12 +186,12 @@ def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy: Path, own: byte
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% nonsense %}\n\n", "{{ x | no_such }}", "\ud800"])
-def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle: Path, template: str) -> None:
+def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle, template):
     with pytest.raises(OptionError, match=r"^(?!.*the bundle's).*template"):
         Engine.load(bundle, chat_template=template)
 
 
-def test_texts_become_tokens_and_texts_again(bundle: Path) -> None:
+def test_texts_become_tokens_and_texts_again(bundle):
     text = "größe = '🙂'"
     with Engine.load(bundle) as engine:
         tokens = engine.encode(text)

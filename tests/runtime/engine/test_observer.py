@@ -1,11 +1,7 @@
 """An observer is told every result in order, on its own thread; it delays nobody, whatever it does."""
 
-from __future__ import annotations
-
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,30 +11,30 @@ from specbuild.runtime.engine.observer import Observer
 SHORT = SamplingParams(max_new_tokens=6)
 
 
-def result_of(number: int) -> Result:
+def result_of(number):
     return Result(str(number), [number], "length", RequestMetrics(1, 0, "off"))
 
 
 class Slow:
     """Takes results one at a time, when it is let."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.told, self.called, self.go = list[Result](), threading.Event(), threading.Event()
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result):
         self.called.set()
         assert self.go.wait(60)
         self.told.append(result)
 
 
 @pytest.fixture
-def observed(hash_engine: Callable[..., Engine]) -> Callable[..., Any]:
+def observed(hash_engine):
     """`observed(call, **hash_engine's)`: an engine whose results are told to `call`."""
 
-    def make(call: Callable[[Result], object], batch_size: int = 1, clock: Any = None, **gated: bool) -> Any:
-        like: Any = hash_engine(batch_size, clock=clock, **gated)
+    def make(call, batch_size=1, clock=None, **gated):
+        like = hash_engine(batch_size, clock=clock, **gated)
         options, times = LoadOptions(on_finish=call), [clock] if clock else []
-        engine: Any = Engine(like.manifest, like.tokenizer, like.loop, batch_size, options, *times)
+        engine = Engine(like.manifest, like.tokenizer, like.loop, batch_size, options, *times)
         engine.model, engine.gate = like.model, like.gate
         return engine
 
@@ -46,11 +42,11 @@ def observed(hash_engine: Callable[..., Engine]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", [ValueError("no disk"), SystemExit(1), KeyboardInterrupt()])
-def test_what_it_raises_is_logged_and_forgotten(error: BaseException, caplog: Any, logged: Any) -> None:
+def test_what_it_raises_is_logged_and_forgotten(error, caplog, logged):
     """On another thread, in order."""
     told = list[tuple[str, bool]]()
 
-    def call(result: Result) -> None:
+    def call(result):
         told.append((result.text, threading.current_thread() is threading.main_thread()))
         if result.text == "0":
             raise error
@@ -67,7 +63,7 @@ def test_what_it_raises_is_logged_and_forgotten(error: BaseException, caplog: An
 
 
 @pytest.mark.parametrize(("patience", "told"), [(60, ["0", "1", "2", "3"]), (0, ["0"])])
-def test_a_slow_one_is_told_what_fits_and_the_rest_is_counted(patience: float, told: list[str]) -> None:
+def test_a_slow_one_is_told_what_fits_and_the_rest_is_counted(patience, told):
     """Closing waits no longer than it has patience; the one under way cannot be taken back."""
     slow = Slow()
     observer = Observer(slow, max_results=3)
@@ -85,8 +81,8 @@ def test_a_slow_one_is_told_what_fits_and_the_rest_is_counted(patience: float, t
     assert ([result.text for result in slow.told], observer.dropped) == (told, 11 - len(told)), "none after its end"
 
 
-def test_a_system_without_threads_costs_results_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
+def test_a_system_without_threads_costs_results_and_no_request(monkeypatch):
+    def start(thread):
         raise RuntimeError("can't start new thread")
 
     told = list[Result]()
@@ -99,7 +95,7 @@ def test_a_system_without_threads_costs_results_and_no_request(monkeypatch: pyte
     assert ([result.text for result in told], observer.dropped) == (["1"], 1)
 
 
-def test_every_request_is_told_however_it_ended(observed: Callable[..., Any], clock: Any) -> None:
+def test_every_request_is_told_however_it_ended(observed, clock):
     told = list[Result]()
     engine = observed(told.append, gated=True, clock=clock)
     running = engine.submit("ab", SHORT)
@@ -115,7 +111,7 @@ def test_every_request_is_told_however_it_ended(observed: Callable[..., Any], cl
     assert all(result is other for result, other in zip(told, ended, strict=True))
 
 
-def test_a_stuck_observer_delays_no_request(observed: Callable[..., Any]) -> None:
+def test_a_stuck_observer_delays_no_request(observed):
     slow = Slow()
     engine = observed(slow, batch_size=2)
     assert len(engine.generate([[i] for i in range(9)], SHORT)) == 9
@@ -125,10 +121,10 @@ def test_a_stuck_observer_delays_no_request(observed: Callable[..., Any]) -> Non
     assert len(slow.told) == 9
 
 
-def test_one_that_closes_its_engine_is_told_the_rest(observed: Callable[..., Any]) -> None:
+def test_one_that_closes_its_engine_is_told_the_rest(observed):
     told, over = list[str](), threading.Event()
 
-    def call(result: Result) -> None:
+    def call(result):
         told.append(result.finish_reason)
         engine.close()
         if len(told) == 3:

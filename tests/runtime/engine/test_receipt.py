@@ -1,13 +1,10 @@
 """Receipts: what they say, that JSON brings them back, and that none is believed which was changed."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,15 +34,15 @@ PARAMS = SamplingParams(
 OUTPUT = [5, 6, 7]
 
 
-def result_of(tokens: list[int], reason: str = "stop", seed: int = 41) -> Result:
+def result_of(tokens, reason="stop", seed=41):
     return Result("", tokens, reason, RequestMetrics(2, seed, "auto"))
 
 
-def receipt_of(reason: str = "stop", params: SamplingParams = PARAMS, origin: Origin = ORIGIN) -> Receipt:
+def receipt_of(reason="stop", params=PARAMS, origin=ORIGIN):
     return Receipt.of(origin, [1, 2], params, result_of(OUTPUT, reason))
 
 
-def test_what_it_says() -> None:
+def test_what_it_says():
     """Hashes are of JSON that any program can write."""
     said = receipt_of().to_dict()
     parameters = said.pop("parameters")
@@ -65,7 +62,7 @@ def test_what_it_says() -> None:
     assert (parameters["top_p"], parameters["temperature"], parameters["stop"]) == (1, 0.75, ["é", "x"])
 
 
-def test_every_parameter_is_in_it_or_changes_no_text() -> None:
+def test_every_parameter_is_in_it_or_changes_no_text():
     beside = {"max_tokens", "seed", "constraint", "structured_outputs"}
     same_text = {"n", "logprobs", "prompt_logprobs", "deadline", "priority", "background", "session", "cache_salt"}
     same_text |= {"speculation", "prediction"}
@@ -80,12 +77,12 @@ def test_every_parameter_is_in_it_or_changes_no_text() -> None:
         *[(other, False) for other in ({"temperature": 0.5}, {"stop": ("x", "é")}, {"ignore_eos": True})],
     ],
 )
-def test_what_does_not_change_a_text_does_not_change_the_hash(other: dict[str, Any], same: bool) -> None:
+def test_what_does_not_change_a_text_does_not_change_the_hash(other, same):
     made = receipt_of(params=replace(PARAMS, **other))
     assert (made.parameters_sha256 == receipt_of().parameters_sha256) == (made == receipt_of()) == same
 
 
-def test_json_brings_it_back() -> None:
+def test_json_brings_it_back():
     """By way of another language's, too, in which 1.0 is 1."""
     made = receipt_of()
     body = decode(json.dumps(made.to_dict()).encode())
@@ -95,13 +92,13 @@ def test_json_brings_it_back() -> None:
     assert Receipt.from_dict(body) == made
 
 
-def test_its_parameters_decode_the_sample_again() -> None:
+def test_its_parameters_decode_the_sample_again():
     """One sample alone, of the seed that it had."""
     params = receipt_of(params=replace(PARAMS, n=3, deadline=1.0, logprobs=1)).params("auto")
     assert params == replace(PARAMS, seed=41, speculation="auto")
 
 
-def test_one_of_before_a_parameter_was_new_is_read() -> None:
+def test_one_of_before_a_parameter_was_new_is_read():
     body = receipt_of().to_dict()
     del body["parameters"]["ignore_eos"]
     body["parameters_sha256"] = sha256(body["parameters"])
@@ -109,8 +106,8 @@ def test_one_of_before_a_parameter_was_new_is_read() -> None:
     assert read.params("auto") == replace(PARAMS, seed=41, speculation="auto")
 
 
-GOOD: dict[str, Any] = receipt_of().to_dict()
-WRONG: dict[str, st.SearchStrategy[Any]] = {
+GOOD = receipt_of().to_dict()
+WRONG = {
     **{name: st.none() | st.text(max_size=63) for name in GOOD if "sha256" in name},
     **{name: st.none() | st.integers() for name in ("specbuild_version", "bundle", "finish_reason")},
     "seed": st.integers(max_value=-1) | st.integers(min_value=2**64) | st.text(),
@@ -123,7 +120,7 @@ WRONG: dict[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 @given(data=st.data())
-def test_what_is_none_is_refused_in_one_line(name: str, data: Any) -> None:
+def test_what_is_none_is_refused_in_one_line(name, data):
     """A field that is missing, too."""
     bodies = [GOOD | {name: data.draw(WRONG[name])}, {field: GOOD[field] for field in GOOD if field != name}]
     for body in bodies[: 1 + (name in GOOD)]:
@@ -132,14 +129,14 @@ def test_what_is_none_is_refused_in_one_line(name: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("other", [None, [], "receipt", {}, {"choices": []}])
-def test_what_is_no_receipt_at_all(other: Any) -> None:
+def test_what_is_no_receipt_at_all(other):
     with pytest.raises(OptionError, match="this is no receipt"):
         Receipt.from_dict(other)
 
 
-def test_what_has_no_receipt() -> None:
+def test_what_has_no_receipt():
     class Anything:
-        def matcher(self, vocab_size: int) -> Any: ...
+        def matcher(self, vocab_size): ...
 
     with pytest.raises(OptionError, match="constraint"):
         receipt_of(params=replace(PARAMS, constraint=Anything()))
@@ -149,7 +146,7 @@ def test_what_has_no_receipt() -> None:
         Receipt.of(ORIGIN, [1, 2, 3], PARAMS, result_of(OUTPUT))
 
 
-def test_another_bundle_class_or_prompt() -> None:
+def test_another_bundle_class_or_prompt():
     made, without = receipt_of(), receipt_of(origin=Origin(ORIGIN.bundle, None))
     made.check_origin(ORIGIN)
     made.check_prompt([1, 2])
@@ -177,7 +174,7 @@ def test_another_bundle_class_or_prompt() -> None:
         *[("cancelled", [5, 9, 7, 8], "length", False), ("error", [*OUTPUT, 8, 9], "length", True)],
     ],
 )
-def test_which_results_agree(reason: str, tokens: list[int], ended: str, agrees: bool) -> None:
+def test_which_results_agree(reason, tokens, ended, agrees):
     assert receipt_of(reason).agrees(result_of(tokens, ended)) == agrees
     whole = receipt_of("length", params=replace(PARAMS, max_new_tokens=3))
     assert whole.agrees(result_of(tokens, ended)) == ((tokens, ended) == (OUTPUT, "length")), (
@@ -185,7 +182,7 @@ def test_which_results_agree(reason: str, tokens: list[int], ended: str, agrees:
     )
 
 
-def test_a_structured_output_is_written_down() -> None:
+def test_a_structured_output_is_written_down():
     """Unlike a constraint; and a receipt without one is what it was before there were any."""
     outputs = {"json": '{"type": "object", "properties": {"b": {}, "a": {}}}', "any_whitespace": True}
     made = receipt_of(params=replace(PARAMS, structured_outputs=outputs))
@@ -195,6 +192,6 @@ def test_a_structured_output_is_written_down() -> None:
     assert "structured_outputs" not in receipt_of().parameters
 
 
-def test_a_keyed_hash_is_an_hmac_of_the_same_json() -> None:
+def test_a_keyed_hash_is_an_hmac_of_the_same_json():
     assert keyed_sha256(b"key", [1, 2]) == hmac.new(b"key", b"[1,2]", "sha256").hexdigest()
     assert keyed_sha256(b"other", [1, 2]) != keyed_sha256(b"key", [1, 2]) != keyed_sha256(b"key", [1, 3])

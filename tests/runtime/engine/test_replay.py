@@ -1,16 +1,11 @@
 """Replays: a text that is decoded again is proven in both ways, and one that was not made so is not."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from specbuild.runtime import Engine, Handle, Receipt, SamplingParams
+from specbuild.runtime import Engine, Receipt, SamplingParams
 from specbuild.runtime.engine.receipt import Origin, sha256
 from specbuild.runtime.engine.replay import replay
 from specbuild.runtime.errors import EngineClosedError, ExecutionError, OptionError, PromptError
@@ -26,18 +21,18 @@ ASKED = (
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle):
     with Engine.load(bundle, batch_size=2) as loaded:
         yield loaded
 
 
-def forged(receipt: Receipt, **fields: Any) -> Receipt:
+def forged(receipt, **fields):
     return replace(receipt, **fields)
 
 
 @pytest.mark.slow(but=("greedy",))
 @pytest.mark.parametrize("params", ASKED, ids=["greedy", "sampled", "stopped"])
-def test_what_was_served_is_proven_elsewhere(engine: Engine, other: Engine, prompts: list[str], params: Any) -> None:
+def test_what_was_served_is_proven_elsewhere(engine, other, prompts, params):
     """Served in a batch, with any tree; proven by another engine, from what JSON has kept."""
     texts = prompts[:3]
     for number, result in enumerate(engine.generate(texts, params)):
@@ -54,13 +49,13 @@ def test_what_was_served_is_proven_elsewhere(engine: Engine, other: Engine, prom
 
 
 @pytest.mark.slow
-def test_other_tokens_are_not_proven(engine: Engine, prompts: list[str]) -> None:
+def test_other_tokens_are_not_proven(engine, prompts):
     """Of another seed or parameter; which tokens and ends agree is in test_receipt.py."""
     params = SamplingParams(NEW_TOKENS, temperature=1.0, seed=3, ignore_eos=True)
     (result,) = engine.generate(prompts[0], params)
     made = engine.receipt(engine.tokenizer.encode(prompts[0]), params, result)
     hotter = {**made.parameters, "temperature": 2}
-    others: list[dict[str, Any]] = [{"seed": 4}, {"parameters": hotter, "parameters_sha256": sha256(hotter)}]
+    others = [{"seed": 4}, {"parameters": hotter, "parameters_sha256": sha256(hotter)}]
     assert engine.replay(made, prompts[0]).proven
     for other in others:
         told = engine.replay(forged(made, **other), prompts[0]).to_dict()
@@ -68,9 +63,7 @@ def test_other_tokens_are_not_proven(engine: Engine, prompts: list[str]) -> None
 
 
 @pytest.mark.parametrize(("count", "reason"), [(0, "cancelled"), (7, "deadline"), (7, "error")])
-def test_what_was_cut_off_is_proven_as_far_as_it_came(
-    engine: Engine, prompts: list[str], count: int, reason: str
-) -> None:
+def test_what_was_cut_off_is_proven_as_far_as_it_came(engine, prompts, count, reason):
     """And not decoded much farther."""
     params, tokens = SamplingParams(100, ignore_eos=True), engine.tokenizer.encode(prompts[0])
     (result,) = engine.generate(prompts[0], replace(params, max_new_tokens=20))
@@ -80,7 +73,7 @@ def test_what_was_cut_off_is_proven_as_far_as_it_came(
     assert len(found.plain.token_ids) < 100
 
 
-def test_what_is_refused(hash_engine: Callable[..., Engine]) -> None:
+def test_what_is_refused(hash_engine):
     engine = ready(hash_engine())
     made = receipt_by(engine, SamplingParams(4))
     with pytest.raises(PromptError, match="another prompt"):
@@ -90,7 +83,7 @@ def test_what_is_refused(hash_engine: Callable[..., Engine]) -> None:
         engine.replay(forged(made, prompt_sha256=sha256(raising)), raising, any_class=True)
 
 
-def test_a_text_that_is_longer_than_the_engine_takes(hash_engine: Callable[..., Engine]) -> None:
+def test_a_text_that_is_longer_than_the_engine_takes(hash_engine):
     """Is no difference."""
     engine = ready(hash_engine())
     made = receipt_by(engine, SamplingParams(500))
@@ -100,15 +93,15 @@ def test_a_text_that_is_longer_than_the_engine_takes(hash_engine: Callable[..., 
 
 
 @pytest.mark.parametrize("cut", ["off", "auto"])
-def test_an_engine_that_is_closed_meanwhile_says_so(hash_engine: Callable[..., Engine], cut: str) -> None:
+def test_an_engine_that_is_closed_meanwhile_says_so(hash_engine, cut):
     """In whichever way: tokens that never came are no other ones."""
     quiet, halted = ready(hash_engine()), ready(hash_engine(gated=True))
     made = receipt_by(quiet, SamplingParams(40, ignore_eos=True))
 
-    def submit(prompt: Sequence[int], params: SamplingParams) -> Handle:
+    def submit(prompt, params):
         if params.speculation != cut:
             return quiet.submit(prompt, params)
-        handle: Handle = halted.submit(prompt, params)
+        handle = halted.submit(prompt, params)
         halted.gate.halted()
         handle.cancel()
         halted.gate.open()
@@ -118,17 +111,17 @@ def test_an_engine_that_is_closed_meanwhile_says_so(hash_engine: Callable[..., E
         replay(submit, Origin("e" * 64, None), made, [1, 2])
 
 
-def ready(engine: Any) -> Any:
+def ready(engine):
     engine.manifest.digest = "e" * 64
     return engine
 
 
-def receipt_by(engine: Engine, params: SamplingParams) -> Receipt:
+def receipt_by(engine, params):
     (result,) = engine.generate([[1, 2]], params)
     return engine.receipt([1, 2], params, result)
 
 
 @pytest.fixture(scope="module")
-def other(bundle: Path) -> Iterator[Engine]:
+def other(bundle):
     with Engine.load(bundle, prefix_caching=False) as loaded:
         yield loaded

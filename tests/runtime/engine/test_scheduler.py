@@ -1,37 +1,34 @@
 """Many callers, one loop: every request is answered, no slot is lost, and tokens are those of a quiet engine."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from engine_checks import LONG, SHORT, at_rest, expected
 
-from specbuild.runtime import Result, SamplingParams
+from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
 
 
-def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+def in_thread(function, *arguments):
     """A call in a thread of its own, and where its result will be."""
-    out: list[Any] = []
+    out = []
     thread = threading.Thread(target=lambda: out.append(function(*arguments)))
     thread.start()
     return thread, out
 
 
-def in_line(engine: Any, prompt: Any, params: SamplingParams = SHORT) -> Any:
+def in_line(engine, prompt, params=SHORT):
     """The handle of a request that stands in line where the queue is full, as a window's do."""
     ((sequence,), _) = engine.requests(prompt, params, "raise")
     return engine.scheduler.submit(sequence)
 
 
-def drain_begun(engine: Any, *timeout: float) -> tuple[threading.Thread, list[Any]]:
+def drain_begun(engine, *timeout):
     """A drain in a thread of its own, from when nothing new is taken."""
     started = in_thread(engine.drain, *timeout)
     while not (engine.scheduler.draining or engine.scheduler.closed):
@@ -43,12 +40,12 @@ FATES = ("wait", "stream", "cancel now", "cancel later", "deadline", "raises", "
 
 
 @pytest.mark.slow
-def test_stress(hash_engine: Any) -> None:
+def test_stress(hash_engine):
     """8 threads, 200 requests, with cancellations, deadlines and failures at random."""
     engine, quiet = hash_engine(batch_size=3, max_waiting=5), hash_engine()
     model = engine.model
 
-    def one(rng: random.Random) -> tuple[list[int], SamplingParams, str, Result]:
+    def one(rng):
         fate = rng.choice(FATES)
         prompt = [rng.randrange(9) for _ in range(rng.randint(1, 20))]
         prompt[0] = {"raises": model.RAISES, "nan": model.NAN}.get(fate, prompt[0])
@@ -74,7 +71,7 @@ def test_stress(hash_engine: Any) -> None:
             handle.cancel()
         return prompt, params, fate, handle.result(timeout=60)
 
-    def many(seed: int) -> list[Any]:
+    def many(seed):
         rng = random.Random(seed)
         return [one(rng) for _ in range(25)]
 
@@ -100,7 +97,7 @@ def test_stress(hash_engine: Any) -> None:
     assert min(reasons[r] for r in ("length", "cancelled", "deadline", "error")) > 5, reasons
 
 
-def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
+def test_the_queue_holds_what_it_may(hash_engine):
     engine = hash_engine(batch_size=1, max_waiting=2, gated=True)
     handles = [engine.submit([i], SHORT, wait=False) for i in range(3)]  # one in the slot, two in the queue
     with pytest.raises(QueueFullError, match="holds 2"):
@@ -122,7 +119,7 @@ def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
         assert handle.result().token_ids == expected(hash_engine, prompt, SHORT)
 
 
-def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> None:
+def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine):
     """Among equals who came first, in the queue of two and in line for it; what runs ends first, however low it is."""
     times = itertools.count()
     engine = hash_engine(batch_size=1, max_waiting=2, gated=True, clock=lambda: float(next(times)))
@@ -139,7 +136,7 @@ def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> No
     at_rest(engine)
 
 
-def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> None:
+def test_cancelling_frees_the_slot_before_the_next_round(hash_engine):
     engine = hash_engine(batch_size=1, gated=True)
     first, second = engine.submit("ab", LONG), engine.submit("cd", SHORT)
     engine.gate.halted()
@@ -161,7 +158,7 @@ def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> No
     at_rest(engine)
 
 
-def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: Any) -> None:
+def test_deadlines_while_waiting_in_line_and_running(hash_engine, clock):
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True, clock=clock)
     running = engine.submit("ab", replace(LONG, deadline=10))
     engine.gate.halted()
@@ -184,7 +181,7 @@ def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: An
     at_rest(engine)
 
 
-def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: Any) -> None:
+def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine):
     engine = hash_engine(batch_size=2, gated=True)
     beside = engine.submit("ab", LONG)
     engine.gate.halted()
@@ -200,7 +197,7 @@ def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: 
     at_rest(engine)
 
 
-def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None:
+def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine):
     engine = hash_engine(batch_size=2, gated=True)
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
@@ -218,12 +215,12 @@ def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None
             engine.logits(bad)
 
 
-def test_closing_wakes_who_waits_for_an_exclusive_section(hash_engine: Any) -> None:
+def test_closing_wakes_who_waits_for_an_exclusive_section(hash_engine):
     engine = hash_engine(batch_size=1, gated=True)
     engine.submit("ab", LONG)
     engine.gate.halted()
 
-    def measure() -> str:
+    def measure():
         try:
             engine.logits([1, 2, 3])
         except EngineClosedError:
@@ -240,7 +237,7 @@ def test_closing_wakes_who_waits_for_an_exclusive_section(hash_engine: Any) -> N
     assert (closing.is_alive(), thread.is_alive(), out) == (False, False, ["closed"])
 
 
-def test_closing_cancels_everything_and_ends_the_worker(hash_engine: Any) -> None:
+def test_closing_cancels_everything_and_ends_the_worker(hash_engine):
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG), in_line(engine, "ef", LONG)]
     engine.gate.halted()
@@ -255,7 +252,7 @@ def test_closing_cancels_everything_and_ends_the_worker(hash_engine: Any) -> Non
             call([1])
 
 
-def test_a_drain_finishes_100_requests_of_an_engine(hash_engine: Any) -> None:
+def test_a_drain_finishes_100_requests_of_an_engine(hash_engine):
     """Single ones, whole batches whose windows have submitted little so far, and streams."""
     engine = hash_engine(batch_size=4, max_waiting=8, gated=True)
     prompts = [[i % 9, i // 9] for i in range(40)]
@@ -273,7 +270,7 @@ def test_a_drain_finishes_100_requests_of_an_engine(hash_engine: Any) -> None:
     assert [result.finish_reason for _, (results,) in asked for result in results] == ["length"] * 100
 
 
-def test_what_drains_takes_nothing_new(hash_engine: Any) -> None:
+def test_what_drains_takes_nothing_new(hash_engine):
     engine = hash_engine(gated=True)
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
@@ -294,7 +291,7 @@ def test_what_drains_takes_nothing_new(hash_engine: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1.0, 0.01])
-def test_a_drain_that_takes_too_long_cancels_what_is_left(hash_engine: Any, timeout: float) -> None:
+def test_a_drain_that_takes_too_long_cancels_what_is_left(hash_engine, timeout):
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG), in_line(engine, "ef", LONG)]
     engine.gate.halted()
@@ -306,7 +303,7 @@ def test_a_drain_that_takes_too_long_cancels_what_is_left(hash_engine: Any, time
     assert engine.drain() is False, "what was cancelled stays so"
 
 
-def test_closing_ends_a_drain(hash_engine: Any) -> None:
+def test_closing_ends_a_drain(hash_engine):
     engine = hash_engine(gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
     engine.gate.halted()
@@ -322,7 +319,7 @@ def test_closing_ends_a_drain(hash_engine: Any) -> None:
     assert (idle.drain(), idle.health().state, idle.drain(0)) == (True, "closed", True), "nothing was left"
 
 
-def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine: Any) -> None:
+def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine):
     engine = hash_engine(gated=True)
     running = engine.submit("ab", SHORT)
     engine.gate.halted()
@@ -338,7 +335,7 @@ def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine
     assert [handle.result(0).finish_reason for handle in (running, waiting)] == ["length"] * 2
 
 
-def test_cancelling_the_last_that_waits_ends_a_drain(hash_engine: Any) -> None:
+def test_cancelling_the_last_that_waits_ends_a_drain(hash_engine):
     engine = hash_engine(gated=True)
     with engine.scheduler.exclusive():
         waiting = engine.submit("cd", SHORT)

@@ -1,27 +1,20 @@
 """A window keeps no more than its size submitted, one of them at most in line for room, until all have ended."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from engine_checks import LONG, SHORT, at_rest
 
-from specbuild.runtime import Chunk, SamplingParams
+from specbuild.runtime import Chunk
 from specbuild.runtime.engine.window import Window
-from specbuild.runtime.requests.sequence import Sequence
 
 
-def sequences_of(engine: Any, count: int, params: SamplingParams = SHORT) -> list[Sequence]:
+def sequences_of(engine, count, params=SHORT):
     sequences, _ = engine.requests([[i % 9, i // 9] for i in range(count)], params, "raise")
     return list(sequences)
 
 
-def drained(
-    window: Window, changed: threading.Event, each: Callable[[Chunk], object] = lambda chunk: None
-) -> list[Chunk]:
+def drained(window, changed, each=lambda chunk: None):
     """Every chunk of a window, as its owner reads them."""
     chunks = list[Chunk]()
     while window.pending:
@@ -39,14 +32,12 @@ def drained(
     ("size", "batch_size", "max_waiting", "each_round"),
     [(1, 1, 1, False), (2, 2, 1, True), (5, 2, 5, False), (40, 2, 1, False), (40, 3, 40, True)],
 )
-def test_no_more_than_its_size_is_ever_submitted(
-    hash_engine: Any, size: int, batch_size: int, max_waiting: int, each_round: bool
-) -> None:
+def test_no_more_than_its_size_is_ever_submitted(hash_engine, size, batch_size, max_waiting, each_round):
     engine, changed, count = hash_engine(batch_size, max_waiting), threading.Event(), 23
     sequences = sequences_of(engine, count)
     window = Window(engine.scheduler, sequences, size, changed.set, each_round)
 
-    def note(chunk: Chunk) -> None:
+    def note(chunk):
         usage = engine.usage
         assert usage.running + usage.waiting <= size
         assert len(engine.scheduler.overflow) <= 1, "no caller stands in line with more than one"
@@ -61,12 +52,12 @@ def test_no_more_than_its_size_is_ever_submitted(
     at_rest(engine)
 
 
-def queued(engine: Any) -> tuple[int, int, int]:
+def queued(engine):
     """How many have slots, are in the queue, and stand in line for it."""
     return len(engine.scheduler.active), len(engine.scheduler.waiting), len(engine.scheduler.overflow)
 
 
-def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any) -> None:
+def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine):
     engine = hash_engine(batch_size=2, max_waiting=3, gated=True)
     window = Window(engine.scheduler, sequences_of(engine, 20), 20, lambda: None, False)
     for _ in range(2):
@@ -83,7 +74,7 @@ def test_it_fills_the_slots_the_queue_and_one_place_in_line(hash_engine: Any) ->
     at_rest(engine)
 
 
-def test_other_callers_get_their_turn(hash_engine: Any) -> None:
+def test_other_callers_get_their_turn(hash_engine):
     """Whoever comes while a window is full goes before what the window has not submitted yet."""
     engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
     sequences = sequences_of(engine, 8)
@@ -99,7 +90,7 @@ def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     assert started[2] < (beside.metrics.started or 0.0) < started[3]
 
 
-def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) -> None:
+def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine):
     engine, changed = hash_engine(), threading.Event()
     window = Window(engine.scheduler, sequences_of(engine, 7), 2, changed.set, False)
     engine.close()
@@ -108,15 +99,13 @@ def test_a_closed_scheduler_gives_every_sequence_its_result(hash_engine: Any) ->
     assert {chunk.result.finish_reason for chunk in chunks if chunk.result} == {"cancelled"}
 
 
-def test_an_interrupt_or_a_stream_that_is_left_cancels_the_rest(
-    hash_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_or_a_stream_that_is_left_cancels_the_rest(hash_engine, monkeypatch):
     engine = hash_engine(gated=True)
     first = engine.submit("ab", LONG)
     engine.gate.halted()
     first.cancel()
 
-    def interrupt(event: threading.Event, timeout: float | None = None) -> bool:
+    def interrupt(event, timeout=None):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return real(event, timeout)
@@ -136,7 +125,7 @@ def test_an_interrupt_or_a_stream_that_is_left_cancels_the_rest(
     assert engine.stats.emitted < 9 * 100
 
 
-def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any) -> None:
+def test_all_are_submitted_when_the_window_is_made(hash_engine, clock):
     """So times count from the call, however long its backlog waits in the window."""
     engine, changed = hash_engine(batch_size=1, gated=True, clock=clock), threading.Event()
     sequences = sequences_of(engine, 6)
@@ -153,7 +142,7 @@ def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any)
     assert engine.usage.to_come == 0
 
 
-def test_a_drain_does_not_wait_for_a_window_that_is_given_up(hash_engine: Any) -> None:
+def test_a_drain_does_not_wait_for_a_window_that_is_given_up(hash_engine):
     engine, changed = hash_engine(batch_size=1, gated=True), threading.Event()
     window = Window(engine.scheduler, sequences_of(engine, 9), 2, changed.set, False)
     window.fill()
@@ -171,7 +160,7 @@ def test_a_drain_does_not_wait_for_a_window_that_is_given_up(hash_engine: Any) -
     assert ended == [True]
 
 
-def test_a_drain_is_held_up_by_a_stream_that_nobody_reads_until_its_time_is_over(hash_engine: Any) -> None:
+def test_a_drain_is_held_up_by_a_stream_that_nobody_reads_until_its_time_is_over(hash_engine):
     engine = hash_engine(batch_size=1)
     stream = engine.stream([[i] for i in range(9)], SHORT)
     first = next(stream)

@@ -14,23 +14,23 @@ from specbuild.runtime.engine.worker import Worker
 class Work:
     """Counts what it is asked to do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.done, self.over, self.looked = threading.Semaphore(0), False, threading.Event()
         self.patience: float | None = None
 
-    def work(self) -> float | None:
+    def work(self):
         self.done.release()
         return self.patience
 
-    def finish(self) -> bool:
+    def finish(self):
         return self.over
 
-    def watch(self) -> float:
+    def watch(self):
         self.looked.set()
         return 3600.0
 
 
-def test_it_works_when_it_is_woken_and_ends_when_all_is_over() -> None:
+def test_it_works_when_it_is_woken_and_ends_when_all_is_over():
     """And again after its patience."""
     work = Work()
     worker = Worker(work, None)
@@ -47,7 +47,7 @@ def test_it_works_when_it_is_woken_and_ends_when_all_is_over() -> None:
 
 
 @pytest.mark.slow
-def test_neither_thread_keeps_what_it_drives() -> None:
+def test_neither_thread_keeps_what_it_drives():
     work = Work()
     worker, ref = Worker(work, 0.01), weakref.ref(work)
     worker.wake()
@@ -61,10 +61,10 @@ def test_neither_thread_keeps_what_it_drives() -> None:
     assert ref() is None
 
 
-def test_a_system_without_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_threads_is_told(monkeypatch):
     start = threading.Thread.start
 
-    def none_left(thread: threading.Thread) -> None:
+    def none_left(thread):
         if thread.name == "specbuild":
             raise RuntimeError("can't start new thread")
         start(thread)

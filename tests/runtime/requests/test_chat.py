@@ -1,12 +1,7 @@
 """Chats: rendered as transformers' apply_chat_template renders them, for templates in the style of five families."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,7 +116,7 @@ TOOL = {
 }
 USER, REPLY = {"role": "user", "content": " Hi <there> & 'you' 日本 🙂\n"}, {"role": "assistant", "content": "Yes."}
 SYSTEM = {"role": "system", "content": "  Be brief.  "}
-CHATS: dict[str, dict[str, Any]] = {
+CHATS = {
     "one": {"messages": [USER]},
     "several": {"messages": [SYSTEM, USER, REPLY, USER]},
     "no prompt": {"messages": [SYSTEM, USER, REPLY], "add_generation_prompt": False},
@@ -150,13 +145,13 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def theirs(pair: Path) -> Any:
+def theirs(pair):
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_file=str(pair / "target" / "tokenizer.json"), **SPECIAL)
 
 
-def rendered(render: Any) -> tuple[str, str]:
+def rendered(render):
     """What came of a rendering: a text, or a refusal."""
     try:
         return "text", render()
@@ -166,8 +161,8 @@ def rendered(render: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_as_transformers_renders_it(theirs: Any, family: str, chat: str) -> None:
-    fields: Mapping[str, Any] = CHATS[chat]
+def test_as_transformers_renders_it(theirs, family, chat):
+    fields = CHATS[chat]
     other = {"add_generation_prompt": True} | {
         k: v for k, v in fields.items() if k in ("add_generation_prompt", "tools")
     }
@@ -189,7 +184,7 @@ def test_as_transformers_renders_it(theirs: Any, family: str, chat: str) -> None
 
 
 @pytest.mark.slow
-def test_most_of_these_chats_render() -> None:
+def test_most_of_these_chats_render():
     """The comparison above is one of texts, but for what a family has no words for."""
     pairs = [
         (ChatTemplate(source, SPECIAL), Chat(**fields)) for source in FAMILIES.values() for fields in CHATS.values()
@@ -199,7 +194,7 @@ def test_most_of_these_chats_render() -> None:
     assert f"Today Date: {datetime.now():%Y}" in ChatTemplate(LLAMA, SPECIAL).render(Chat([SYSTEM, USER], [TOOL]))
 
 
-def test_messages_are_the_callers_own() -> None:
+def test_messages_are_the_callers_own():
     messages = [dict(USER), dict(REPLY) | {"thinking": "hm"}]
     source = "{{ messages[1].reasoning_content }}{% set _ = messages[0].content %}"
     assert ChatTemplate(source, {}).render(Chat(messages)) == "hm"
@@ -217,7 +212,7 @@ def test_messages_are_the_callers_own() -> None:
         ("{{ missing.field }}", ["refuses", "missing"]),
     ],
 )
-def test_a_template_that_does_not_parse_or_refuses(source: str, words: list[str]) -> None:
+def test_a_template_that_does_not_parse_or_refuses(source, words):
     with pytest.raises(PromptError) as caught:
         ChatTemplate(source, SPECIAL).render(Chat([USER]))
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
@@ -233,6 +228,6 @@ def test_a_template_that_does_not_parse_or_refuses(source: str, words: list[str]
         ({"messages": [USER | {"content": object()}]}, "JSON"),
     ],
 )
-def test_what_is_no_chat_is_refused(fields: dict[str, Any], word: str) -> None:
+def test_what_is_no_chat_is_refused(fields, word):
     with pytest.raises(PromptError, match=word):
         Chat(**fields)

@@ -1,7 +1,5 @@
 """A chat's lines: commands, messages, and what is kept of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbuild.runtime import ChatSession
@@ -9,7 +7,7 @@ from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.chat_session import COMMANDS
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def said(role, content):
     return {"role": role, "content": content}
 
 
@@ -17,7 +15,7 @@ TALK = ChatSession("Be brief.", (said("user", "a"), said("assistant", "b")))
 
 
 @pytest.mark.parametrize("line", ["c", "/usr/bin is where", "/Help", "/", "// x", "a /help"])
-def test_a_message_is_asked_behind_all_that_was_said(line: str) -> None:
+def test_a_message_is_asked_behind_all_that_was_said(line):
     """Also what only looks like a command; it is kept with its answer."""
     turn = TALK.take(line)
     assert turn.chat
@@ -36,12 +34,12 @@ def test_a_message_is_asked_behind_all_that_was_said(line: str) -> None:
         ("/help", TALK),
     ],
 )
-def test_a_command_is_not_asked(line: str, session: ChatSession) -> None:
+def test_a_command_is_not_asked(line, session):
     turn = TALK.take(line)
     assert (turn.session, turn.chat) == (session, None)
     assert turn.notice == (COMMANDS if line == "/help" else None)
 
 
-def test_there_are_no_other_commands() -> None:
+def test_there_are_no_other_commands():
     with pytest.raises(PromptError, match="there is no /dance: /help shows what there is"):
         TALK.take("/dance")

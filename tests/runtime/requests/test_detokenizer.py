@@ -1,10 +1,7 @@
 """The text of a growing output: pieces add up, characters stay whole, nothing is taken back, stop strings stop."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +15,7 @@ from specbuild.runtime.requests.tokenizer import Tokenizer
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
-def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], bool]:
+def stream(detokenizer, tokens):
     """The text after each token and after the end, and whether a stop string ended it."""
     shown, stopped = [""], False
     for token in tokens:
@@ -34,7 +31,7 @@ def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], 
 
 
 @given(text=texts, prompt=texts)
-def test_a_character_is_never_split(tokenizer: Tokenizer, text: str, prompt: str) -> None:
+def test_a_character_is_never_split(tokenizer, text, prompt):
     text = text.replace("\ufffd", "")
     tokens = [token for byte in text for token in tokenizer.encode(byte)]  # one character at a time: many tokens
     shown, _ = stream(Detokenizer(tokenizer, tokenizer.encode(prompt), ()), tokens)
@@ -42,7 +39,7 @@ def test_a_character_is_never_split(tokenizer: Tokenizer, text: str, prompt: str
     assert not any("\ufffd" in out for out in shown)
 
 
-def test_text_comes_as_soon_as_it_is_whole(tokenizer: Tokenizer) -> None:
+def test_text_comes_as_soon_as_it_is_whole(tokenizer):
     """What the prompt says stops nothing."""
     tokens = tokenizer.encode("🙂a")
     assert len(tokens) > 2
@@ -51,14 +48,14 @@ def test_text_comes_as_soon_as_it_is_whole(tokenizer: Tokenizer) -> None:
     assert not stopped
 
 
-def test_a_token_costs_the_same_however_long_the_text() -> None:
+def test_a_token_costs_the_same_however_long_the_text():
     read = list[int]()
 
-    def spell(token: int) -> str:
+    def spell(token):
         read.append(token)
         return "ab"[token]
 
-    shown, _ = stream(Detokenizer(Spelling(spell), [0] * 1000, ["zz"]), [0, 1] * 200)  # type: ignore[arg-type]
+    shown, _ = stream(Detokenizer(Spelling(spell), [0] * 1000, ["zz"]), [0, 1] * 200)
     assert shown[-1] == "ab" * 200
     assert len(read) < 420, "each token once, and the prompt's beginning"
 
@@ -69,9 +66,7 @@ def test_a_token_costs_the_same_however_long_the_text() -> None:
     stop=st.lists(st.text("ab🙂", min_size=1, max_size=4), min_size=1, max_size=6),
     min_tokens=st.integers(0, 12),
 )
-def test_what_ends_a_text_is_what_a_search_after_each_token_finds(
-    pieces: list[str], stop: list[str], min_tokens: int
-) -> None:
+def test_what_ends_a_text_is_what_a_search_after_each_token_finds(pieces, stop, min_tokens):
     """And what may still become a stop string is held back."""
     whole, expected = "", [""]
     for count, piece in enumerate(pieces, 1):
@@ -86,31 +81,31 @@ def test_what_ends_a_text_is_what_a_search_after_each_token_finds(
         expected.append(whole if stopped else whole[: len(whole) - max(held, default=0)])
         if stopped:
             break
-    shown, stopped = stream(Detokenizer(Spelling(pieces.__getitem__), [], stop, min_tokens), range(len(pieces)))  # type: ignore[arg-type]
+    shown, stopped = stream(Detokenizer(Spelling(pieces.__getitem__), [], stop, min_tokens), range(len(pieces)))
     assert shown[-1] == whole
     if not min_tokens:
         assert shown[:-1] == expected
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def other(kind: str) -> Tokenizer:
+def other(kind):
     """A tokenizer of the kind."""
     return Tokenizer(KINDS[kind]().to_str().encode(), None, {})
 
 
-def drawn(rng: random.Random, most: int = 24) -> list[int]:
+def drawn(rng, most=24):
     """Token ids, of which there may be none, or several special ones."""
     return [
         rng.choice((0, 1, SIZE - 1)) if rng.random() < 0.1 else rng.randrange(SIZE) for _ in range(rng.randrange(most))
     ]
 
 
-def read_at(detokenizer: Detokenizer, ids: list[int], places: set[int]) -> tuple[str, str | None, int]:
+def read_at(detokenizer, ids, places):
     """The pieces of text that are read after so many tokens, put together; what stopped it, and after how many."""
     text, count = detokenizer.text if 0 in places else "", 0
     for count, token in enumerate(ids, 1):
@@ -125,7 +120,7 @@ def read_at(detokenizer: Detokenizer, ids: list[int], places: set[int]) -> tuple
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_a_text_is_a_function_of_its_ids_however_they_arrive(other: Tokenizer, count: int) -> None:
+def test_a_text_is_a_function_of_its_ids_however_they_arrive(other, count):
     """Bytes of no character, partial characters and special tokens among them; with stop strings and without."""
     rng = random.Random(count)
     for _ in range(count):
@@ -144,7 +139,7 @@ def test_a_text_is_a_function_of_its_ids_however_they_arrive(other: Tokenizer, c
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_a_valid_text_is_what_the_library_decodes(other: Tokenizer, kind: str, count: int) -> None:
+def test_a_valid_text_is_what_the_library_decodes(other, kind, count):
     """What is no UTF-8 is left out: there the library replaces more than Unicode asks for."""
     library, rng, tried = KINDS[kind](), random.Random(count), 0
     for _ in range(count):
@@ -158,7 +153,7 @@ def test_a_valid_text_is_what_the_library_decodes(other: Tokenizer, kind: str, c
     assert tried > count / 4
 
 
-def test_the_bytes_of_tokens_add_up_to_the_text(other: Tokenizer, kind: str) -> None:
+def test_the_bytes_of_tokens_add_up_to_the_text(other, kind):
     if kind in ("suffixes", "rewritten"):
         assert other.token_text(3), "there a token's text depends on those around it"
         return

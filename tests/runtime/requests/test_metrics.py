@@ -1,23 +1,20 @@
 """Metrics: vLLM's counts and times by hand."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
 from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats
 
 
-def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:
+def recorded(*rounds):
     stats = SpeculationStats()
     for each in rounds:
         stats.record(*each)
     return stats
 
 
-def test_counts_of_rounds() -> None:
+def test_counts_of_rounds():
     """Those of two requests together are what one would have counted."""
     first, second = ((4, 2, 3), (4, 0, 1)), ((4, 4, 3), (3, 2))
     stats, other, fresh = recorded(*first), recorded(*second), RequestMetrics(1, 0, "off").speculative_decoding
@@ -47,7 +44,7 @@ def test_counts_of_rounds() -> None:
         (0, (0.0, None, None, 3.0), [3.0, None, None, 3.0]),  # what never started waited until its end
     ],
 )
-def test_request_times(counts: int, clock: Any, times: list[float | None]) -> None:
+def test_request_times(counts, clock, times):
     """From submission; and JSON has no times of a clock that nobody else has."""
     metrics = RequestMetrics(7, 42, "off", counts)
     metrics.submitted, metrics.started, metrics.first_token, metrics.finished = clock
@@ -57,7 +54,7 @@ def test_request_times(counts: int, clock: Any, times: list[float | None]) -> No
     assert shown["speculative_decoding"] == SpeculationStats().to_dict()
 
 
-def test_runs_together_and_what_one_of_them_added() -> None:
+def test_runs_together_and_what_one_of_them_added():
     """Time is split into models, loop and host."""
     one, other = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
     both = RunStats.sum([one, other])

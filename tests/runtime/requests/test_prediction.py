@@ -1,7 +1,5 @@
 """A prediction is followed through edits: what comes next in it is known as soon as the output stands in it again."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +8,7 @@ from specbuild.runtime.requests.prediction import Prediction
 ALL = 1 << 20
 
 
-def pushed(prediction: list[int], output: list[int]) -> Prediction:
+def pushed(prediction, output):
     made = Prediction(prediction)
     for token in output:
         made.push(token)
@@ -18,7 +16,7 @@ def pushed(prediction: list[int], output: list[int]) -> Prediction:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
-def test_an_output_that_is_as_predicted_is_followed_to_its_end(prediction: list[int], data: st.DataObject) -> None:
+def test_an_output_that_is_as_predicted_is_followed_to_its_end(prediction, data):
     count = data.draw(st.integers(0, len(prediction)))
     made = pushed(prediction, prediction[:count])
     assert made.continuation(ALL) == prediction[count:]
@@ -27,7 +25,7 @@ def test_an_output_that_is_as_predicted_is_followed_to_its_end(prediction: list[
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), st.data())
-def test_every_edit_is_come_back_from_at_once_where_tokens_differ(prediction: list[int], data: st.DataObject) -> None:
+def test_every_edit_is_come_back_from_at_once_where_tokens_differ(prediction, data):
     """What was inserted, replaced, left out or moved; an unknown token is followed by nothing."""
     output = data.draw(st.lists(st.sampled_from([*prediction, 100, 101]), min_size=1, max_size=40))
     made = pushed(prediction, output)
@@ -37,7 +35,7 @@ def test_every_edit_is_come_back_from_at_once_where_tokens_differ(prediction: li
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), min_size=1, max_size=30))
-def test_what_matches_stands_before_what_comes_next(prediction: list[int], output: list[int]) -> None:
+def test_what_matches_stands_before_what_comes_next(prediction, output):
     made = pushed(prediction, output)
     place = len(prediction) - len(made.continuation(ALL))
     end = output[-min(made.matched, len(output)) :] if made.matched else []
@@ -45,7 +43,7 @@ def test_what_matches_stands_before_what_comes_next(prediction: list[int], outpu
     assert bool(made.matched) == (output[-1] in prediction)
 
 
-def test_a_line_that_is_there_often_is_the_next_one_after_what_was_certain() -> None:
+def test_a_line_that_is_there_often_is_the_next_one_after_what_was_certain():
     lines = [[10, 11, 12, 13, number, 1, 2] for number in (20, 21, 22, 23)]
     prediction = [token for line in lines for token in line]
     output = [*lines[0], *lines[1][:4], 99, 1, 2]  # the second line's number was changed

@@ -1,11 +1,7 @@
 """Prompt files: the three kinds of line, what overrides what, and where an error is."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,16 +10,16 @@ from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.sampling.parameters import renamed
 
-DEFAULTS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
+DEFAULTS = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
 
 
-def write(tmp_path: Path, *lines: Any) -> str:
+def write(tmp_path, *lines):
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
     return str(path)
 
 
-def test_the_kinds_of_line(tmp_path: Path) -> None:
+def test_the_kinds_of_line(tmp_path):
     messages = [{"role": "user", "content": "hi"}]
     path = write(
         tmp_path,
@@ -55,24 +51,24 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
         *('{"prompt": 5}', '{"turns": []}', '{"messages": [], "chat_template_kwargs": 5}'),
     ],
 )
-def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
+def test_an_error_names_file_and_line(tmp_path, bad):
     path = write(tmp_path, {"prompt": "fine"}, "", bad, {"prompt": "fine"})
     with pytest.raises(PromptError) as caught:
         read(path, DEFAULTS)
     assert str(caught.value).startswith(f"{path}:3: ")
 
 
-def test_a_standard_input_that_is_closed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standard_input_that_is_closed_is_said(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(PromptError, match="standard input is closed"):
         read("-", DEFAULTS)
 
 
-FIELDS: dict[str, Any] = {"max_tokens": 3, "top_k": 3, "n": 2, "logprobs": 0, "logit_bias": {"5": 1.5}, "stop": ["x"]}
+FIELDS = {"max_tokens": 3, "top_k": 3, "n": 2, "logprobs": 0, "logit_bias": {"5": 1.5}, "stop": ["x"]}
 
 
 @pytest.mark.parametrize("fields", [FIELDS, {"structured_outputs": {"regex": "a+"}, "speculation": "chain:2"}])
-def test_sampling_fields_of_a_line_override(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_sampling_fields_of_a_line_override(tmp_path, fields):
     own, other = read(write(tmp_path, {"prompt": "p", **fields}, {"prompt": "p"}), DEFAULTS)
     assert own.params == SamplingParams(**DEFAULTS | renamed(fields))
     assert own.params != other.params == SamplingParams(**DEFAULTS)

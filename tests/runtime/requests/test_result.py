@@ -1,10 +1,7 @@
 """Results and chunks are plain data: what is in them is told as JSON, what is not there is not told."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +13,7 @@ METRICS = RequestMetrics(7, 42, "chain:4", num_output_tokens=2, submitted=1.0, f
 LOGPROB = TokenLogprobs.of(np.zeros(3, dtype=np.float32), 0, 2)
 
 
-def test_a_result_is_told_as_json() -> None:
+def test_a_result_is_told_as_json():
     told = Result("ab", [5, 6], "stop", METRICS, [LOGPROB], stop_reason="\n").to_dict()
     assert json.loads(json.dumps(told)) == {
         **{"text": "ab", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "\n"},
@@ -27,7 +24,7 @@ def test_a_result_is_told_as_json() -> None:
     assert Result("", [], "cancelled", METRICS, []).to_dict()["logprobs"] == [], "asked for, and none came"
 
 
-def test_a_result_has_special_tokens_where_that_is_asked_for(bundle: Path) -> None:
+def test_a_result_has_special_tokens_where_that_is_asked_for(bundle):
     """In its pieces too, and stop strings see them."""
     with Engine.load(bundle) as engine:
         (eos,) = engine.manifest.eos_token_ids

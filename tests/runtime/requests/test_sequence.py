@@ -1,34 +1,27 @@
 """A sequence keeps what was emitted, ends where it has to and says why, and knows when it may draft."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import string_of
 
-Make = Callable[..., Sequence]
 EOS, NONE = frozenset({0, 7}), frozenset[int]()
 
 
-def of(request_of: Make, prompt: list[int], **params: Any) -> Sequence:
+def of(request_of, prompt, **params):
     return request_of(prompt, SamplingParams(**{"speculation": "off"} | params))
 
 
-def test_a_text_to_search_has_a_character_for_each_token() -> None:
+def test_a_text_to_search_has_a_character_for_each_token():
     for token in (0, 0xD800, 262143, 1 << 20, 1 << 30):  # a surrogate, and ids that are no character's
         assert len(string_of([token, 7])) == 2
     assert len(set(string_of(range(1 << 18)))) == 1 << 18
 
 
-def test_what_is_emitted_is_kept_everywhere(request_of: Make) -> None:
+def test_what_is_emitted_is_kept_everywhere(request_of):
     sequence = of(request_of, [3, 4], max_new_tokens=9, repetition_penalty=2.0, presence_penalty=1.0)
     before = sequence.text.history
     for token in (5, 6, 5):
@@ -55,9 +48,7 @@ TOKENS = st.integers(0, 11)
     stop=st.lists(st.text("abcdefghijkl", min_size=1, max_size=3), max_size=2),
     stop_token_ids=st.lists(TOKENS, max_size=2),
 )
-def test_reasons_against_a_naive_decoder(
-    request_of: Make, prompt: list[int], output: list[int], limit: int, eos: frozenset[int], **fields: Any
-) -> None:
+def test_reasons_against_a_naive_decoder(request_of, prompt, output, limit, eos, **fields):
     """What stopped it is named as in vLLM: a stop string or a token that was asked to, no end of the model's own."""
     sequence, text = of(request_of, prompt, max_new_tokens=limit, **fields), ""
     for count, token in enumerate(output, 1):
@@ -77,7 +68,7 @@ def test_reasons_against_a_naive_decoder(
     assert sequence.output == output[: len(sequence.output)]
 
 
-def test_a_failure_is_kept_in_one_line_with_its_cause(request_of: Make) -> None:
+def test_a_failure_is_kept_in_one_line_with_its_cause(request_of):
     for cause, line in ((OptionError("no"), "no"), (ValueError("a\n  b\tc"), "decoding failed, ValueError: a b c")):
         sequence = of(request_of, [3], max_new_tokens=1)
         sequence.emit(5, NONE)

@@ -1,10 +1,7 @@
 """Templates: jinja2's results stay the same, and what takes work without bound is refused before it runs."""
 # ruff: noqa: E501
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -14,7 +11,7 @@ from specbuild.runtime.requests.chat import Chat, ChatTemplate
 from specbuild.runtime.requests.template_budget import budget
 from specbuild.runtime.requests.template_environment import compiled, environment, parsed
 
-GIVEN: dict[str, Any] = {
+GIVEN = {
     "messages": [{"role": "user", "content": "Hi  you\nthere"}, {"role": "tool", "content": "<b>1</b>"}],
     "words": ["b", "a", "c", "a"],
     "n": 5,
@@ -54,7 +51,7 @@ DOUBLED = "{% set ns = namespace(a=[1]) %}{% for i in range(90) %}{% set ns.a = 
 
 
 @pytest.mark.parametrize("source", SAME)
-def test_a_template_gives_what_jinja2s_sandbox_gives(source: str) -> None:
+def test_a_template_gives_what_jinja2s_sandbox_gives(source):
     theirs = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     made = environment()
     template = compiled(made, parsed(made, source))
@@ -63,7 +60,7 @@ def test_a_template_gives_what_jinja2s_sandbox_gives(source: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"indent": 4}, {"sort_keys": True}, {"ensure_ascii": True}, {"indent": "\t"}])
-def test_json_is_what_python_writes(options: dict[str, Any]) -> None:
+def test_json_is_what_python_writes(options):
     value = {"b": ["é<", 1.5, None, True], "a": {}}
     called = ", ".join(f"{name}={given!r}" for name, given in options.items())
     made = ChatTemplate("{{ value | tojson(" + called + ") }}", {})
@@ -96,6 +93,6 @@ def test_json_is_what_python_writes(options: dict[str, Any]) -> None:
         (DEEP, "deep"),
     ],
 )
-def test_what_is_not_safe_or_has_no_bound_is_refused_in_one_line(source: str, said: str) -> None:
+def test_what_is_not_safe_or_has_no_bound_is_refused_in_one_line(source, said):
     with pytest.raises(PromptError, match=f"(?i)template.*({said})"):
         ChatTemplate(source, {}).render(Chat([{"role": "user", "content": "hi"}], variables={"words": ["b", "a"]}))

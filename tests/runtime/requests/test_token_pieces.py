@@ -1,9 +1,6 @@
 """Bytes of tokens by the decoder's steps, for each step that the library has."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import tokenizers
@@ -16,7 +13,7 @@ SPACES = decoders.Replace("▁", " ")
 LLAMA = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
 
 
-def pieces_of(decoder: Any, *names: str, **added: bool) -> TokenPieces:
+def pieces_of(decoder, *names, **added):
     """The pieces of tokens with these names; `added`: texts that are added tokens, and whether they are special."""
     made = tokenizers.Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, names[0]))
     for text, special in sorted(added.items(), key=lambda each: each[1]):
@@ -48,7 +45,7 @@ def pieces_of(decoder: Any, *names: str, **added: bool) -> TokenPieces:
         (decoders.Sequence([decoders.Strip("a", 1, 1), decoders.Fuse()]), "aaba", b"ab", None),
     ],
 )
-def test_a_token_s_bytes(decoder: Any, name: str, first: bytes, later: bytes | None) -> None:
+def test_a_token_s_bytes(decoder, name, first, later):
     """At a text's beginning, and later on where that differs."""
     assert pieces_of(decoder, name)[0] == (first, later or first, False)
 
@@ -62,16 +59,16 @@ def test_a_token_s_bytes(decoder: Any, name: str, first: bytes, later: bytes | N
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
     ],
 )
-def test_decoders_whose_tokens_depend_on_each_other(decoder: Any) -> None:
+def test_decoders_whose_tokens_depend_on_each_other(decoder):
     assert steps_of(json.loads(decoder.__getstate__())) is None
 
 
-def test_what_is_cut_off_the_beginning_is_told() -> None:
+def test_what_is_cut_off_the_beginning_is_told():
     nested = decoders.Sequence([decoders.Sequence([LLAMA]), decoders.Fuse(), decoders.Strip("a", 3, 0)])
     assert pieces_of(nested, "x").strips == ((" ", 1), ("a", 3))
 
 
-def test_an_added_token_is_text_where_the_alphabet_would_make_no_character_of_it() -> None:
+def test_an_added_token_is_text_where_the_alphabet_would_make_no_character_of_it():
     """As "não", whose ã the alphabet takes for a byte; what has a meaning there keeps it, as in the library."""
     pieces = pieces_of(decoders.ByteLevel(), "ã", **{"não": False, "Ġfoo": False, "日本": True})
     assert [piece and piece.later for piece in map(pieces.__getitem__, range(5))] == [
@@ -80,7 +77,7 @@ def test_an_added_token_is_text_where_the_alphabet_would_make_no_character_of_it
     assert [piece and piece.special for piece in map(pieces.__getitem__, range(4))] == [False, False, False, True]
 
 
-def test_an_added_token_s_name_is_the_library_s() -> None:
+def test_an_added_token_s_name_is_the_library_s():
     """One that is found in the normalized text stands for its normalized form, here with a space before it."""
     made = tokenizers.Tokenizer(models.BPE({"▁": 0}, []))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -93,6 +90,6 @@ def test_an_added_token_s_name_is_the_library_s() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 2**40, "a", [1], 1.5])
-def test_what_is_no_token_s_number_is_an_error_in_one_line(token: Any) -> None:
+def test_what_is_no_token_s_number_is_an_error_in_one_line(token):
     with pytest.raises(ExecutionError, match=r"^the bundle's tokenizer cannot make a text of these tokens: .+$"):
         pieces_of(LLAMA, "x")[token]

@@ -1,10 +1,6 @@
 """Text to tokens and back: inverse for any text, chats by their template, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,14 +13,14 @@ texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
 @given(text=texts)
-def test_encode_and_decode_are_inverse(tokenizer: Tokenizer, text: str) -> None:
+def test_encode_and_decode_are_inverse(tokenizer, text):
     tokens = tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
     assert all(0 <= token < tokenizer.vocab_size for token in tokens)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "not json"])
-def test_a_broken_tokenizer_is_the_bundles_error(tmp_path: Path, content: str) -> None:
+def test_a_broken_tokenizer_is_the_bundles_error(tmp_path, content):
     file = tmp_path / "tokenizer.json"
     file.write_text(content)
     with pytest.raises(BundleError):
@@ -32,9 +28,9 @@ def test_a_broken_tokenizer_is_the_bundles_error(tmp_path: Path, content: str) -
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_merges_that_would_end_the_process_are_refused(pairs: bool) -> None:
+def test_merges_that_would_end_the_process_are_refused(pairs):
     """`tokenizers` aborts where it cuts a prefix off a part that has another, in the middle of a character."""
-    model: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
+    model = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
     for parts in (["a", "##b"], ["a", "b"]):
         spec = {"model": model | {"merges": [parts if pairs else " ".join(parts)]}}
         if "##b" in parts:
@@ -45,7 +41,7 @@ def test_merges_that_would_end_the_process_are_refused(pairs: bool) -> None:
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_a_panic_of_the_library_is_an_error_of_ours(pair: Path, tokenizer: Tokenizer, part: str) -> None:
+def test_a_panic_of_the_library_is_an_error_of_ours(pair, tokenizer, part):
     """A pattern that tries every way to divide a row of spaces ends in a panic, which is no Exception."""
     spec = json.loads((pair / "target" / "tokenizer.json").read_text(encoding="utf-8"))
     hostile = {"type": "Replace", "pattern": {"Regex": r"( +)+\(y"}, "content": "z"}

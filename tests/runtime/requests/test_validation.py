@@ -1,11 +1,6 @@
 """Validation makes a sequence of every sample, and says in one line what is wrong with a prompt or its parameters."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from engine_checks import expected
@@ -14,9 +9,7 @@ from hypothesis import strategies as st
 from made_up_chances import LARGE, record_of
 
 from specbuild.runtime import Chat, SamplingParams
-from specbuild.runtime.bundle.manifest import Manifest
-from specbuild.runtime.errors import ExecutionError, InputError, OptionError, PromptError
-from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.errors import ExecutionError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.requests.validation import Validator
 from specbuild.runtime.sampling.structured import StructuredOutputs
@@ -24,13 +17,12 @@ from specbuild.runtime.speculation.controller import Controller
 from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.timing_table import TimingTable
 
-Make = Callable[..., Validator]
 VOCAB, LONGEST = 4096, 64  # of the tokenizer, and of the bundle
 SHORT = SamplingParams(max_new_tokens=6)
 
 
 @pytest.fixture(scope="session")
-def chat_tokenizer(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def chat_tokenizer(pair, tmp_path_factory):
     """One that knows chats."""
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}", encoding="utf-8")
@@ -38,10 +30,10 @@ def chat_tokenizer(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Toke
 
 
 @pytest.fixture(scope="session")
-def make(manifest_of: Callable[..., Manifest], chat_tokenizer: Tokenizer) -> Make:
+def make(manifest_of, chat_tokenizer):
     """`make(**Validator arguments)`: a validator of a bundle of 4096 tokens, texts of 64 and buckets up to 8."""
 
-    def make(**arguments: Any) -> Validator:
+    def make(**arguments):
         given = {"manifest": manifest_of(target={"vocab_size": VOCAB}), "tokenizer": chat_tokenizer}
         given |= {"fits": lambda sequence: None}
         return Validator(**given | arguments)
@@ -49,7 +41,7 @@ def make(manifest_of: Callable[..., Manifest], chat_tokenizer: Tokenizer) -> Mak
     return make
 
 
-def refused(kind: type[InputError], call: Callable[..., object], *arguments: Any) -> str:
+def refused(kind, call, *arguments):
     """The one line with which a call is refused, by an error of exactly this kind."""
     with pytest.raises(kind) as caught:
         call(*arguments)
@@ -70,7 +62,7 @@ CHATS = [{"role": "user", "content": "hi"}]
         ((), []),
     ],
 )
-def test_one_prompt_is_a_list_of_one(make: Make, chat_tokenizer: Tokenizer, prompts: Any, texts: list[Any]) -> None:
+def test_one_prompt_is_a_list_of_one(make, chat_tokenizer, prompts, texts):
     sequences, refused = make().requests(prompts, SHORT, "raise")
     wanted = [(index, chat_tokenizer.encode(text)) for index, text in enumerate(texts)]
     assert [(sequence.request.index, sequence.tokens) for sequence in sequences] == wanted
@@ -89,19 +81,19 @@ WRONG = st.one_of(
 
 
 @given(prompt=WRONG)
-def test_what_is_wrong_with_a_prompt_is_said(make: Make, prompt: Any) -> None:
+def test_what_is_wrong_with_a_prompt_is_said(make, prompt):
     line = refused(PromptError, make().requests, ["a", prompt], SHORT, "raise")
     assert line.startswith("prompt 2: ")
     assert "prompt" in line.removeprefix("prompt 2: ") or "messages" in line
 
 
-def test_a_prediction_that_is_no_text_names_its_field(make: Make) -> None:
+def test_a_prediction_that_is_no_text_names_its_field(make):
     for prediction in ("word " * 4000, "\ud800"):
         told = refused(OptionError, make().samples, "a", replace(SHORT, prediction=prediction))
         assert told.startswith("prediction ")
 
 
-def test_messages_need_a_chat_template(make: Make, tokenizer: Tokenizer) -> None:
+def test_messages_need_a_chat_template(make, tokenizer):
     assert "chat template" in refused(PromptError, make(tokenizer=tokenizer).samples, CHATS, SHORT)
 
 
@@ -109,9 +101,7 @@ def test_messages_need_a_chat_template(make: Make, tokenizer: Tokenizer) -> None
     ("own", "length", "new", "limit"),
     [(None, 1, 1, 2), (None, 60, 5, 64), (None, 63, 10**9, 64), (20, 1, 6, 7), (20, 19, 6, 20)],
 )
-def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(
-    make: Make, own: int | None, length: int, new: int, limit: int
-) -> None:
+def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(make, own, length, new, limit):
     validator = make(max_model_len=own)
     most = validator.max_model_len
     assert most == own or LONGEST
@@ -131,9 +121,7 @@ def test_a_limit_is_what_was_asked_for_and_what_the_bundle_or_the_model_holds(
         ({"logit_bias": {5: 1.0, 10**9: 1.0}}, "logit_bias names a token past the vocabulary of 4096"),
     ],
 )
-def test_parameters_that_the_bundle_has_no_room_for_are_a_prompt_s_own_error(
-    make: Make, params: dict[str, Any], message: str
-) -> None:
+def test_parameters_that_the_bundle_has_no_room_for_are_a_prompt_s_own_error(make, params, message):
     wrong = SamplingParams(**params, temperature=1.0, n=2)
     assert refused(OptionError, make().requests, ["a", "b"], [SHORT, wrong], "raise") == f"prompt 2: {message}"
     _, chunks = make().requests(["a", "b", "c"], [SHORT, wrong, SHORT], "return")
@@ -143,7 +131,7 @@ def test_parameters_that_the_bundle_has_no_room_for_are_a_prompt_s_own_error(
     assert found == [(1, 0, message, None), (1, 1, message, None)]
 
 
-def tuned(widest: str = "best:6") -> Controller:
+def tuned(widest="best:6"):
     """A controller for some machine."""
     return Controller(CostModel(TimingTable.of(record_of(LARGE) | {"widest": widest}, 8)), has_model=True)
 
@@ -152,9 +140,7 @@ def tuned(widest: str = "best:6") -> Controller:
     ("trunk", "default", "own"),
     [(True, "chain:5", "chain:6"), (False, "best:5", "best:6")],
 )
-def test_auto_grows_chains_where_side_branches_are_not_accepted(
-    make: Make, trunk: bool, default: str, own: str
-) -> None:
+def test_auto_grows_chains_where_side_branches_are_not_accepted(make, trunk, default, own):
     """Who asks for a tree has it."""
     for controller, grown, name in ((None, default, default), (tuned(), own, "auto")):
         validator = make(trunk=trunk, controller=controller)
@@ -162,11 +148,11 @@ def test_auto_grows_chains_where_side_branches_are_not_accepted(
         assert (str(auto.request.tree), auto.metrics.speculation, str(asked.request.tree)) == (grown, name, "best:3")
 
 
-def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
+def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make):
     """By an error of its own kind; what was not raised on purpose is nobody's result."""
-    asked: list[tuple[int, int]] = []
+    asked = []
 
-    def fits(sequence: Sequence) -> None:
+    def fits(sequence):
         asked.append((sequence.request.index, sequence.request.sample))
         if len(sequence.tokens) > 3:
             raise ExecutionError("too long")
@@ -184,13 +170,13 @@ def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:
             validator.requests([[9]], SHORT, errors)
 
 
-GOOD: list[Any] = ["ab", [1, 2], CHATS]
-BAD: list[Any] = ["", [], [VOCAB], None, [1] * LONGEST]
+GOOD = ["ab", [1, 2], CHATS]
+BAD = ["", [], [VOCAB], None, [1] * LONGEST]
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from([*GOOD, *BAD]), st.integers(1, 3)), max_size=6))
-def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn: list[tuple[Any, int]]) -> None:
+def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make, drawn):
     """In the prompts' order, whatever stands beside what."""
     prompts, params = [each for each, _ in drawn], [SamplingParams(temperature=1.0, n=n) for _, n in drawn]
     sequences, chunks = make().requests(prompts, params, "return")
@@ -204,7 +190,7 @@ def test_every_sample_of_every_prompt_is_a_sequence_or_refused(make: Make, drawn
         assert line.startswith(f"prompt {bad[0][0] + 1}: ")
 
 
-def test_what_cannot_run_is_raised_or_returned(hash_engine: Any) -> None:
+def test_what_cannot_run_is_raised_or_returned(hash_engine):
     engine, prompts = hash_engine(), ["ab", "", "cd", [99], None, "a" * 192]
     for call in (engine.generate, engine.stream):
         with pytest.raises(PromptError, match="prompt 2: the prompt is empty"):
@@ -224,7 +210,7 @@ def test_what_cannot_run_is_raised_or_returned(hash_engine: Any) -> None:
                 call("ab", params)
 
 
-def test_samples_are_those_of_their_seeds(hash_engine: Any) -> None:
+def test_samples_are_those_of_their_seeds(hash_engine):
     engine = hash_engine(batch_size=2)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=2**64 - 2, n=4)
     results = engine.generate(["ab", "cd"], params)
@@ -243,7 +229,7 @@ def test_samples_are_those_of_their_seeds(hash_engine: Any) -> None:
         engine.submit("ab", params)
 
 
-def test_a_structured_output_becomes_a_constraint_once(make: Make) -> None:
+def test_a_structured_output_becomes_a_constraint_once(make):
     """Of all its samples, and of the next request too; a least length holds beside it."""
     validator = make()
     asked = SamplingParams(max_new_tokens=6, n=2, structured_outputs={"regex": "a+"})
@@ -257,7 +243,7 @@ def test_a_structured_output_becomes_a_constraint_once(make: Make) -> None:
     validator.grammars.close()
 
 
-def test_structured_outputs_that_cannot_be(make: Make, manifest_of: Callable[..., Manifest]) -> None:
+def test_structured_outputs_that_cannot_be(make, manifest_of):
     asked = SamplingParams(structured_outputs={"regex": "a("})
     validator = make()
     assert "unclosed group" in refused(OptionError, validator.samples, "x", asked)
@@ -269,7 +255,7 @@ def test_structured_outputs_that_cannot_be(make: Make, manifest_of: Callable[...
 
 
 @pytest.mark.parametrize("auto", [False, True])
-def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callable[..., Manifest], auto: bool) -> None:
+def test_auto_is_the_widest_tree_and_has_to_fit(make, manifest_of, auto):
     wide = manifest_of(target={"vocab_size": VOCAB}, default_tree="best:16")
     validator = make(controller=tuned("best:16")) if auto else make(manifest=wide)
     assert "tree 'best:16' drafts 16 nodes" in refused(OptionError, validator.samples, "a", SHORT)
@@ -279,12 +265,12 @@ def test_auto_is_the_widest_tree_and_has_to_fit(make: Make, manifest_of: Callabl
         assert own.metrics.speculation == asked
 
 
-def test_a_controller_s_sessions_are_those_that_requests_name(make: Make) -> None:
+def test_a_controller_s_sessions_are_those_that_requests_name(make):
     """What is seen in one is known to the others."""
     validator = make(controller=tuned())
 
-    def sessions(**params: Any) -> list[Any]:
-        return [each.controller.session for each in validator.samples("a", SamplingParams(temperature=0.7, **params))]  # type: ignore[union-attr]
+    def sessions(**params):
+        return [each.controller.session for each in validator.samples("a", SamplingParams(temperature=0.7, **params))]
 
     first, second, third = sessions(n=3)
     assert first is not sessions()[0]

@@ -1,9 +1,5 @@
 """Bitmasks of legal tokens, and choices among them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from constraints import OneOf
@@ -20,7 +16,7 @@ FORKED = OneOf(((5, 6, 7), (5, 6, 40), (5, 69), (31, 32, 63)), end=0)
 
 
 @given(st.integers(1, 200).flatmap(lambda v: st.tuples(st.just(v), st.sets(st.integers(0, v - 1)))))
-def test_a_bitmask_is_what_was_packed(given: tuple[int, set[int]]) -> None:
+def test_a_bitmask_is_what_was_packed(given):
     vocab, tokens = given
     mask = pack(tokens, vocab)
     assert (mask.dtype, mask.shape) == (np.uint32, (words(vocab),))
@@ -30,16 +26,16 @@ def test_a_bitmask_is_what_was_packed(given: tuple[int, set[int]]) -> None:
     assert only(pack([vocab], vocab + 1), vocab) is None
 
 
-def logits() -> np.ndarray:
+def logits():
     return np.random.default_rng(1).normal(0, 2, VOCAB).astype(np.float32)
 
 
-def sampler(**params: object) -> Sampler:
-    given = SamplingParams(**{"seed": 3, "constraint": FORKED} | params)  # type: ignore[arg-type]
+def sampler(**params):
+    given = SamplingParams(**{"seed": 3, "constraint": FORKED} | params)
     return Sampler(given, 3, [1, 2], VOCAB)
 
 
-def test_the_best_legal_token_is_chosen() -> None:
+def test_the_best_legal_token_is_chosen():
     made, row = sampler(), logits()
     assert not made.greedy
     assert made.choose(row, 1, ()) == max((5, 31), key=lambda token: row[token])
@@ -50,7 +46,7 @@ def test_the_best_legal_token_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_illegal_token_is_as_if_there_were_none(temperature: float) -> None:
+def test_an_illegal_token_is_as_if_there_were_none(temperature):
     """Whatever its logit is, and whatever else is done to it."""
     row = logits()
     row[[8, 9]] = np.nan, np.inf
@@ -64,7 +60,7 @@ def test_an_illegal_token_is_as_if_there_were_none(temperature: float) -> None:
         made.choose(row, 1, ())
 
 
-def test_each_node_of_a_tree_has_its_own() -> None:
+def test_each_node_of_a_tree_has_its_own():
     """Below what is illegal nothing is asked, and nothing is forbidden."""
     tree = Tree([2])
     five = tree.add(5, 0)
@@ -82,30 +78,30 @@ def test_each_node_of_a_tree_has_its_own() -> None:
 class Saying:
     """A constraint whose matcher says the same of everything, or raises it; both are false, which is not none."""
 
-    def __init__(self, said: object) -> None:
+    def __init__(self, said):
         self.said = said
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         return False
 
-    def matcher(self, vocab_size: int) -> Saying:
+    def matcher(self, vocab_size):
         return self
 
-    def mask(self, path: object) -> object:
+    def mask(self, path):
         if isinstance(self.said, BaseException):
             raise self.said
         return self.said
 
-    def emit(self, token: int) -> None:
+    def emit(self, token):
         pass
 
 
 @pytest.mark.parametrize(
     "mask", [np.ones(VOCAB, bool), np.zeros(3, int), np.zeros(2, np.uint32), np.zeros((1, 3), np.uint32), [1, 2, 3]]
 )
-def test_what_is_no_bitmask_is_refused(mask: object) -> None:
+def test_what_is_no_bitmask_is_refused(mask):
     """On the host and for a device alike, whatever shape would fit by chance."""
-    saying: Any = Saying(mask)
+    saying = Saying(mask)
     made = Sampler(SamplingParams(constraint=saying), 0, [], VOCAB)
     for call in (
         lambda: made.choose(logits(), 0, ()),
@@ -120,8 +116,8 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError("no such rule"), Panic("out of luck")])
-def test_what_is_raised_to_a_draft_is_raised_at_the_next_choice(error: BaseException) -> None:
-    made = Sampler(SamplingParams(constraint=Saying(error)), 0, [], VOCAB)  # type: ignore[arg-type]
+def test_what_is_raised_to_a_draft_is_raised_at_the_next_choice(error):
+    made = Sampler(SamplingParams(constraint=Saying(error)), 0, [], VOCAB)
     assert list(made.drafted(logits(), 1, (5,), 4)) == []
     made.matcher = None
     for asked in (made.check, lambda: made.choose(logits(), 1, ())):
@@ -129,8 +125,8 @@ def test_what_is_raised_to_a_draft_is_raised_at_the_next_choice(error: BaseExcep
             asked()
 
 
-def test_an_interrupt_is_nobody_s_constraint() -> None:
-    made = Sampler(SamplingParams(constraint=Saying(KeyboardInterrupt())), 0, [], VOCAB)  # type: ignore[arg-type]
+def test_an_interrupt_is_nobody_s_constraint():
+    made = Sampler(SamplingParams(constraint=Saying(KeyboardInterrupt())), 0, [], VOCAB)
     with pytest.raises(KeyboardInterrupt):
         list(made.drafted(logits(), 1, (), 4))
     made.check()
@@ -143,12 +139,12 @@ def test_an_interrupt_is_nobody_s_constraint() -> None:
         (Panic("out\nof luck"), "cannot be used, Panic: out of luck"),
     ],
 )
-def test_a_constraint_that_makes_no_matcher_is_refused(made: Any, told: str) -> None:
+def test_a_constraint_that_makes_no_matcher_is_refused(made, told):
     class Bad:
-        def matcher(self, vocab_size: int) -> object:
+        def matcher(self, vocab_size):
             if isinstance(made, BaseException):
                 raise made
             return made
 
     with pytest.raises(OptionError, match=told):
-        Sampler(SamplingParams(constraint=Bad()), 0, [], VOCAB)  # type: ignore[arg-type]
+        Sampler(SamplingParams(constraint=Bad()), 0, [], VOCAB)

@@ -1,9 +1,5 @@
 """Structures without a finite text are refused, and no other: against the least fixed point of their rules."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +9,13 @@ from specbuild.runtime.sampling import lark, schemas
 from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled
 
 COUNT = 4  # definitions
-Bodies = list[list[list[int]]]  # of each definition: alternatives, and the definitions that each of them contains
 
 bodies = st.lists(
     st.lists(st.lists(st.integers(0, COUNT - 1), max_size=2), min_size=1, max_size=3), min_size=COUNT, max_size=COUNT
 )
 
 
-def productive(rules: Bodies) -> bool:
+def productive(rules):
     """Whether the first definition has a finite text."""
     found = set[int]()
     for _ in rules:
@@ -28,11 +23,11 @@ def productive(rules: Bodies) -> bool:
     return 0 in found
 
 
-def reference(number: int) -> dict[str, Any]:
+def reference(number):
     return {"$ref": f"#/$defs/n{number}"}
 
 
-def instance(way: list[int], kind: str) -> dict[str, Any]:
+def instance(way, kind):
     """A schema whose instances contain one of each definition."""
     parts = [reference(each) for each in way]
     if kind == "object":
@@ -45,7 +40,7 @@ def instance(way: list[int], kind: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @given(bodies, st.data())
-def test_of_schemas(rules: Bodies, data: st.DataObject) -> None:
+def test_of_schemas(rules, data):
     kinds = st.sampled_from(["object", "array", "other"])
     union = st.sampled_from(["anyOf", "oneOf"])
     definitions = {
@@ -60,14 +55,14 @@ TOKENIZER = Tokenizers(vocabulary()).tokenizer({})
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("end", [{"type": "null"}, {"$ref": "#/$defs/n0"}])
-def test_of_long_chains(order: int, end: dict[str, Any]) -> None:
+def test_of_long_chains(order, end):
     names = range(2000)[::order]
     definitions = {f"n{name}": {"properties": {"a": reference(name + 1)}, "required": ["a"]} for name in names}
     held = {name: {"type": "object", **body} for name, body in definitions.items()} | {"n2000": end}
     assert schemas.is_finite({"$defs": held, **reference(0)}) == ("type" in end)
 
 
-def accepts_nothing(text: str) -> bool | None:
+def accepts_nothing(text):
     try:
         return bool(compiled(TOKENIZER, text).is_accepting())
     except ValueError:
@@ -81,7 +76,7 @@ PARTS = st.sampled_from(
 
 @settings(max_examples=30)
 @given(bodies, st.data())
-def test_of_grammars(rules: Bodies, data: st.DataObject) -> None:
+def test_of_grammars(rules, data):
     lines = ['%llguidance {"no_forcing": true}', r"T: /x|\/\//", '   | "y" // {"a": <t> start}', "t[lazy]: T"]
     for name, ways in enumerate(rules):
         texts = [" ".join([data.draw(PARTS), *(f"n{each}" for each in way)]) for way in ways]
@@ -92,5 +87,5 @@ def test_of_grammars(rules: Bodies, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("text", ["start: A+\nA: /a/ & ~/b/", 'start: %regex {"substring_words": "a b"}', "start: a"])
-def test_what_is_not_known_is_not_refused(text: str) -> None:
+def test_what_is_not_known_is_not_refused(text):
     assert lark.is_finite(text, accepts_nothing)

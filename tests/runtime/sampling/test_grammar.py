@@ -1,13 +1,10 @@
 """Grammars' masks at any node, and what they force: a walk over paths never changes where the text is."""
 
-from __future__ import annotations
-
 import gc
 import random
 import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from small_grammars import END, START, TOKENS, VOCAB, grammar, ids, legal, vocab
 
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling.constraint import unpack
-from specbuild.runtime.sampling.grammar import Free, Grammar, Grammars
+from specbuild.runtime.sampling.grammar import Free, Grammars
 from specbuild.runtime.sampling.grammar_process import FUEL, grammar_of
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
@@ -25,7 +22,7 @@ from specbuild.runtime.sampling.structured import StructuredOutputs
 FORKED = "ab(c|d0+|a)1?"
 
 
-def test_masks_are_of_the_path() -> None:
+def test_masks_are_of_the_path():
     matcher = grammar(regex=FORKED).matcher(VOCAB)
     assert legal(matcher) == {*ids("ab aba")} | ({*ids("a")} & legal(matcher))
     assert legal(matcher, ids("ab d")) == {*ids("0")}
@@ -37,7 +34,7 @@ def test_masks_are_of_the_path() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
+def test_where_it_was_asked_before_does_not_matter(seed):
     """Random walks, with questions about other paths between, against a matcher that is asked once."""
     rng, constraint = random.Random(seed), grammar(regex="(a(b|cd)*,)*0{2,4}|(ab,?)*1")
     matcher, text = constraint.matcher(VOCAB), list[int]()
@@ -58,7 +55,7 @@ def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
         matcher.emit(text[-1])
 
 
-def test_of_several_ends_all_are_legal_and_the_first_is_guessed() -> None:
+def test_of_several_ends_all_are_legal_and_the_first_is_guessed():
     matcher = grammar((END, START), regex="ab").matcher(VOCAB)
     assert legal(matcher, ids("ab")) == {START, END}
     assert matcher.follow((), (), 4) == ids("ab")
@@ -66,7 +63,7 @@ def test_of_several_ends_all_are_legal_and_the_first_is_guessed() -> None:
 
 
 @pytest.mark.parametrize("choice", [["a,b", "0"], ['c"d', "1\n", "\\d", "é"]])
-def test_choices_are_texts_not_patterns(choice: list[str]) -> None:
+def test_choices_are_texts_not_patterns(choice):
     """What the vocabulary cannot write is no text: it ends where nothing is legal, and harms nobody else."""
     texts, waiting = set(), [list[int]()]
     matcher = grammar(choice=[*choice, "cd"]).matcher(VOCAB)
@@ -79,7 +76,7 @@ def test_choices_are_texts_not_patterns(choice: list[str]) -> None:
     assert texts == {"cd", *(each for each in choice if set(each) <= set("abcd01,"))}
 
 
-def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
+def test_before_its_token_a_text_is_free_and_does_not_end():
     matcher = Free(*ids(","), (END,), grammar(regex="ab")).matcher(VOCAB)
     assert legal(matcher) == set(range(VOCAB)) - {END}
     stuck = Free(*ids(","), (END,), grammar(choice=["1\n"])).matcher(VOCAB)
@@ -98,28 +95,28 @@ def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
 class Counting:
     """A compiler in this process."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.asked, self.size, self.closed = list[str](), size, False
 
-    def check(self, outputs: StructuredOutputs) -> tuple[str, int]:
+    def check(self, outputs):
         self.asked.append(str(outputs.regex))
         return grammar_of(outputs.to_dict()), self.size
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
-def grammars(size: int, cache: int) -> tuple[Grammars, Counting]:
+def grammars(size, cache):
     compiler = Counting(size)
-    return Grammars(vocabulary, compiler, cache), compiler  # type: ignore[arg-type]
+    return Grammars(vocabulary, compiler, cache), compiler
 
 
-def made(of: Grammars, regex: str, **more: Any) -> Grammar | Free:
+def made(of, regex, **more):
     return of.constraint(StructuredOutputs(regex=regex, **more), {",": 6}.get)
 
 
 @pytest.mark.slow
-def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays() -> None:
+def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays():
     kept, compiler = grammars(1 << 20, 2 << 20)
     held = made(kept, "a")
     for regex in "bcbd":
@@ -140,7 +137,7 @@ def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays() -> None:
     assert len(compiler.asked) == 3
 
 
-def test_after_which_token() -> None:
+def test_after_which_token():
     kept, _ = grammars(1, 1 << 20)
     assert legal(made(kept, "ab", after=",").matcher(VOCAB)) == set(range(VOCAB)) - {END}
     with pytest.raises(OptionError, match="'</think>', which is no token"):
@@ -149,14 +146,14 @@ def test_after_which_token() -> None:
         made(kept, "a(")
 
 
-def test_threads_share_what_is_compiled() -> None:
+def test_threads_share_what_is_compiled():
     kept, _ = grammars(1, 1 << 20)
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda _: legal(made(kept, "a{3}").matcher(VOCAB)), range(4))]
     assert found == [legal(grammar(regex="a{3}").matcher(VOCAB))] * 4
 
 
-def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llguidance_it_is_said_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
@@ -164,7 +161,7 @@ def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.Monke
         made(grammars(1, 1)[0], "a")
 
 
-def test_past_the_model_s_vocabulary_nothing_is_asked() -> None:
+def test_past_the_model_s_vocabulary_nothing_is_asked():
     """A tokenizer may know more tokens than the model has logits for."""
     matcher = grammar(regex="[a-d]+").matcher(9)
     assert matcher.mask(()).shape == (1,)
@@ -183,15 +180,13 @@ def test_past_the_model_s_vocabulary_nothing_is_asked() -> None:
         ("(a|b)cd(0|1),ab", "b cd", "cd", ""),
     ],
 )
-def test_what_is_forced_or_guessed_is_followed_as_far_as_it_is_legal(
-    regex: str, path: str, guess: str, followed: str
-) -> None:
+def test_what_is_forced_or_guessed_is_followed_as_far_as_it_is_legal(regex, path, guess, followed):
     matcher = grammar(regex=regex).matcher(VOCAB)
     for most in (9, 2, 0):
         assert matcher.follow(ids(path), ids(guess), most) == ids(followed)[:most]
 
 
-def test_a_sampler_chooses_what_is_forced_whatever_the_logits() -> None:
+def test_a_sampler_chooses_what_is_forced_whatever_the_logits():
     """But a logit that is no number stays an error; and what is drafted is legal."""
     params = SamplingParams(temperature=1.0, seed=1, constraint=grammar(regex="ab(c|d)"))
     sampler, row = Sampler(params, 1, [1], VOCAB), np.zeros(VOCAB, dtype=np.float32)
@@ -205,7 +200,7 @@ def test_a_sampler_chooses_what_is_forced_whatever_the_logits() -> None:
         sampler.choose(row, 1, ids("ab c"))
 
 
-def test_a_branch_that_comes_to_nothing_harms_no_other() -> None:
+def test_a_branch_that_comes_to_nothing_harms_no_other():
     """Nothing in the vocabulary writes what has to come after 1: llguidance's matcher would stay in its error."""
     matcher = grammar(choice=["1\n", "0,"]).matcher(VOCAB)
     assert legal(matcher, ids("1")) == set()
@@ -229,7 +224,7 @@ patterns = st.recursive(
 
 @settings(max_examples=80)
 @given(pattern=patterns, states=st.integers(16, 40), items=st.integers(4, 60), seed=st.integers(0, 99))
-def test_where_llguidance_gives_up_no_text_is_complete(pattern: str, states: int, items: int, seed: int) -> None:
+def test_where_llguidance_gives_up_no_text_is_complete(pattern, states, items, seed):
     """With limits that are soon reached: a text ends where it matches, goes on, or there is a reason."""
     rng, text = random.Random(seed), ""
     with pytest.MonkeyPatch.context() as patch:
@@ -257,7 +252,7 @@ def test_where_llguidance_gives_up_no_text_is_complete(pattern: str, states: int
         text += TOKENS[token]
 
 
-def test_a_grammar_whose_limits_are_reached_is_compiled_again() -> None:
+def test_a_grammar_whose_limits_are_reached_is_compiled_again():
     """The states of a lexer are shared by all texts; an error in one must not end all that come later."""
     kept, compiler = grammars(1, 1 << 20)
     with pytest.MonkeyPatch.context() as patch:
@@ -271,7 +266,7 @@ def test_a_grammar_whose_limits_are_reached_is_compiled_again() -> None:
     assert len(compiler.asked) == 2
 
 
-def test_a_token_that_ends_a_text_ends_it_wherever_a_grammar_names_it() -> None:
+def test_a_token_that_ends_a_text_ends_it_wherever_a_grammar_names_it():
     matcher = grammar(grammar='start: "a" <s> "b" | "cd" </s> "b" | "d" </s>').matcher(VOCAB)
     assert legal(matcher, ids("a")) == {START}
     assert legal(matcher, ids("cd")) == set()
@@ -279,7 +274,7 @@ def test_a_token_that_ends_a_text_ends_it_wherever_a_grammar_names_it() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "%llguidance {}\n", "// one\n%llguidance {}\n"])
-def test_patterns_that_never_end_hang_nothing(header: str) -> None:
+def test_patterns_that_never_end_hang_nothing(header):
     """The first pattern takes all there is of b, so that no text ends: tokens would be forced for ever."""
     matcher = grammar(grammar=f'{header}start: ("a" | "d") N\nN: M\nM: /b+/ // and\n').matcher(VOCAB)
     assert legal(matcher, ids("a")) == {*ids("b")}

@@ -1,7 +1,5 @@
 """A process compiles; what takes too long or too much is killed with it, and the next one has another."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -10,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +22,7 @@ SOUND = StructuredOutputs(regex="a{3}")
 
 
 ENDLESS = {"begin": "a", "schema": {"allOf": [{"$ref": "#"}]}, "end": "b"}
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG = [
     ({"json": {"if": {}, "then": {}}}, 'Unimplemented keys: ["if", "then"]: leave it out'),
     ({"json": {"type": "string", "format": "colour"}}, "Unknown format: colour: leave it out"),
     ({"regex": "a("}, "unclosed group"),
@@ -36,7 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
+def test_one_process_for_all_and_one_line_for_what_is_wrong():
     compiler = Compiler(vocabulary)
     assert running() == []
     assert compiler.check(SOUND)[0]
@@ -54,7 +51,7 @@ def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
     assert running() == []
 
 
-def test_each_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_has_its_answer(monkeypatch):
     """In this process, and so without the limits."""
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     monkeypatch.setattr(signal, "alarm", lambda _: None)
@@ -69,7 +66,7 @@ def test_each_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
+def test_what_takes_too_long_is_killed_and_others_go_on():
     compiler = Compiler(vocabulary, seconds=0.3)
     compiler.check(SOUND)
     (first,) = running()
@@ -82,7 +79,7 @@ def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
     assert running() == [], "whoever drops it leaves no process"
 
 
-def test_what_takes_too_much_memory_is_refused() -> None:
+def test_what_takes_too_much_memory_is_refused():
     """4,096 long choices, in 4 MiB."""
     compiler = Compiler(vocabulary, memory=4 << 20)
     long = StructuredOutputs(choice=[f"{number}{'abcd' * 14}" for number in range(4096)])
@@ -92,13 +89,13 @@ def test_what_takes_too_much_memory_is_refused() -> None:
     compiler.close()
 
 
-def test_a_tokenizer_that_is_none() -> None:
+def test_a_tokenizer_that_is_none():
     compiler = Compiler(lambda: replace(vocabulary(), tokenizer="{}"))
     with pytest.raises(ExecutionError, match="did not start"):
         compiler.check(SOUND)
 
 
-HOSTILE: list[dict[str, Any]] = [
+HOSTILE = [
     {"regex": "(a{1,1000}){1,1000}"},
     {"regex": "((a{0,100}){0,100}){0,100}"},
     {"regex": "[ab]*a[ab]{2000}"},
@@ -118,7 +115,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fields", HOSTILE)
-def test_hostile_ones_are_taken_or_refused_in_time(fields: dict[str, Any]) -> None:
+def test_hostile_ones_are_taken_or_refused_in_time(fields):
     """Within the limit and the time to start another process, and the next one is served."""
     compiler, began = Compiler(vocabulary, seconds=2.0), time.monotonic()
     with suppress(OptionError):
@@ -129,7 +126,7 @@ def test_hostile_ones_are_taken_or_refused_in_time(fields: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_gives_back() -> None:
+def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_gives_back():
     compiler = Compiler(vocabulary, seconds=1.0)
     compiler.check(SOUND)
     os.kill(running()[0], signal.SIGSTOP)
@@ -151,7 +148,7 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_gives_back() -> Non
             compiling.result()
 
 
-def running() -> list[int]:
+def running():
     """The processes of all compilers."""
     found = psutil.Process().children()
     return [each.pid for each in found if "grammar_process" in " ".join(each.cmdline())]

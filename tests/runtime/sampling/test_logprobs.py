@@ -1,13 +1,9 @@
 """Log-probabilities: the log-softmax of the model's own logits, with and without speculation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams, TokenLogprobs
 
@@ -23,15 +19,15 @@ PROCESSED = SamplingParams(
 )
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_softmax(logits):
     row = logits.astype(np.float64)
-    shifted: NDArray[np.float64] = row - row.max()
+    shifted = row - row.max()
     return shifted - np.log(np.exp(shifted).sum())
 
 
 @pytest.mark.parametrize(("tree", "count"), [("off", 20), ("chain:4", 0), ("best:9", 3)])
 @pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=20), PROCESSED])
-def test_of_every_token_of_a_text(hash_engine: Any, tree: str, params: SamplingParams, count: int) -> None:
+def test_of_every_token_of_a_text(hash_engine, tree, params, count):
     engine, prompt = hash_engine(), [1, 2, 3] * 5
     (result,) = engine.generate(prompt, replace(params, speculation=tree, logprobs=count))
     (plain,) = engine.generate(prompt, replace(params, speculation="off"))
@@ -44,7 +40,7 @@ def test_of_every_token_of_a_text(hash_engine: Any, tree: str, params: SamplingP
         assert [each.logprob, *(p for _, p in each.top)] == pytest.approx(want[[token, *best]].tolist(), abs=1e-12)
 
 
-def test_equal_logits_come_by_id_and_extreme_ones_are_exact() -> None:
+def test_equal_logits_come_by_id_and_extreme_ones_are_exact():
     logits = np.array([0, 5, 5, -np.inf, 5, 1], dtype=np.float32)
     found, same = TokenLogprobs.of(logits, 4, 2), pytest.approx(log_softmax(logits)[4])
     top = [{"token_id": token, "logprob": same} for token in (1, 2)]

@@ -1,11 +1,6 @@
 """A least length: no token that ends a text before it, whatever is drafted and whatever else constrains."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +16,7 @@ from specbuild.runtime.sampling.sampler import Sampler
 VOCAB = 70
 
 
-def test_ends_are_illegal_until_there_are_enough() -> None:
+def test_ends_are_illegal_until_there_are_enough():
     matcher, illegal = MinTokens(3, [4, 65, 9999]).matcher(VOCAB), [4, 65]
     for emitted in range(4):
         for path in range(5):
@@ -39,7 +34,7 @@ def test_ends_are_illegal_until_there_are_enough() -> None:
         ({"choice": ["1\n"]}, "1", "this model's tokens cannot write it"),
     ],
 )
-def test_a_text_that_can_go_on_nowhere_says_why(fields: dict[str, Any], path: str, told: str) -> None:
+def test_a_text_that_can_go_on_nowhere_says_why(fields, path, told):
     params = SamplingParams(constraint=MinTokens(3, [END], grammar(**fields)))
     sampler = Sampler(params, 0, [], len(TOKENS))
     with pytest.raises(OptionError, match=f"cannot go on as it has to: {told}"):
@@ -47,13 +42,13 @@ def test_a_text_that_can_go_on_nowhere_says_why(fields: dict[str, Any], path: st
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle):
     with Engine.load(bundle, batch_size=4) as engine:
         yield engine
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_texts_are_long_enough_and_the_same_with_every_tree(engine: Engine, temperature: float) -> None:
+def test_texts_are_long_enough_and_the_same_with_every_tree(engine, temperature):
     """Nearly every token ends the text here, so that without it nearly none is longer than a token."""
     (free,) = engine.generate("import os\n", SamplingParams(24, temperature=temperature, seed=1))
     ends = tuple(dict.fromkeys(free.token_ids))[:20]
@@ -67,7 +62,7 @@ def test_texts_are_long_enough_and_the_same_with_every_tree(engine: Engine, temp
     assert not set(found[0].token_ids[:6]) & set(ends)
 
 
-def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
+def test_the_models_own_end_counts_unless_it_is_ignored(engine):
     eos = engine.manifest.eos_token_ids[0]
     eager = SamplingParams(8, logit_bias={eos: 1e6}, min_tokens=5)
     (result,) = engine.generate("x", eager)
@@ -76,7 +71,7 @@ def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
     assert ignored.token_ids == [eos] * 8
 
 
-def test_stop_strings_count_from_then_on(engine: Engine) -> None:
+def test_stop_strings_count_from_then_on(engine):
     """A letter that is in the text before and after; whatever is drafted the same token ends it."""
     params = SamplingParams(40, temperature=0.9, seed=3)
     (free,) = engine.generate("def main(", params)
@@ -97,9 +92,7 @@ def test_stop_strings_count_from_then_on(engine: Engine) -> None:
         *((3, "</s> cd", "", "", "ab"), (3, "</s> cd", "ab cd", "", "")),
     ],
 )
-def test_what_follows_ends_before_a_token_that_may_not_come_yet(
-    least: int, ends: str, path: str, guess: str, followed: str
-) -> None:
+def test_what_follows_ends_before_a_token_that_may_not_come_yet(least, ends, path, guess, followed):
     matcher = MinTokens(least, ids(ends), grammar(regex="abcd")).matcher(12)
     assert isinstance(matcher, Foreseeing)
     assert matcher.follow(ids(path), ids(guess), 9) == ids(followed)

@@ -1,7 +1,5 @@
 """The noise of one position: which words it is made of, its distribution, and its bounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -15,7 +13,7 @@ LARGE = [8193, 9001, 49152]  # the first is no multiple of anything
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (2**64 - 1, 1023), (123456789, 7)])
 @pytest.mark.parametrize("vocab", [31, 32, *LARGE])
-def test_noise_is_that_of_its_definition(seed: int, position: int, vocab: int) -> None:
+def test_noise_is_that_of_its_definition(seed, position, vocab):
     """Token by token too, in any order; half word x of Philox for token x, where each runs alone."""
     noise, expected = Noise(seed, position, vocab), gumbel(seed, position, vocab)
     some = np.random.default_rng(1).integers(0, vocab, 50)
@@ -28,7 +26,7 @@ def test_noise_is_that_of_its_definition(seed: int, position: int, vocab: int) -
         np.testing.assert_allclose(noise.all, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_later_words_are_those_of_split_mix() -> None:
+def test_later_words_are_those_of_split_mix():
     """Vigna's generator; its first words of this seed are well known."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert mixed(1234567, np.arange(5)).tolist() == [word >> 32 for word in known]
@@ -36,7 +34,7 @@ def test_later_words_are_those_of_split_mix() -> None:
 
 
 @pytest.mark.parametrize("vocab", [SMALL, 200_000])
-def test_noise_is_standard_gumbel_and_differs_by_seed_and_position(vocab: int) -> None:
+def test_noise_is_standard_gumbel_and_differs_by_seed_and_position(vocab):
     draws = 200_000 // vocab
     noise = np.concatenate([gumbel(3, position, vocab) for position in range(draws)]).astype(np.float64)
     assert np.isfinite(noise).all()
@@ -46,7 +44,7 @@ def test_noise_is_standard_gumbel_and_differs_by_seed_and_position(vocab: int) -
     assert all(abs(np.corrcoef(noise[:1000], other[:1000])[0, 1]) < 0.15 for other in others)
 
 
-def test_tokens_of_a_race_are_independent() -> None:
+def test_tokens_of_a_race_are_independent():
     """One number tells the largest noise of all; still any two are uncorrelated, and each may be it."""
     vocab, positions = 8200, 400
     races = Noise(0, 0, vocab).races
@@ -61,7 +59,7 @@ def test_tokens_of_a_race_are_independent() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 61, 8192, *LARGE])
-def test_races_hold_each_token_once(vocab: int) -> None:
+def test_races_hold_each_token_once(vocab):
     noise, values = Noise(0, 0, vocab), np.random.default_rng(1).normal(0, 1, vocab).astype(np.float32)
     races = [noise.tokens_of(np.array([race])) for race in range(noise.races)]
     assert np.array_equal(np.sort(np.concatenate(races)), np.arange(vocab))
@@ -72,7 +70,7 @@ def test_races_hold_each_token_once(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [5000, 300_000])
-def test_bounds_are_near_the_largest_noise_and_never_below(vocab: int) -> None:
+def test_bounds_are_near_the_largest_noise_and_never_below(vocab):
     near = 0
     for position in range(20):
         noise = Noise(3, position, vocab)
@@ -85,6 +83,6 @@ def test_bounds_are_near_the_largest_noise_and_never_below(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [27, 32])
-def test_the_largest_and_the_least_word_have_finite_times(bits: int) -> None:
+def test_the_largest_and_the_least_word_have_finite_times(bits):
     expected = [2.0 ** -(bits + 1), (bits + 1) * math.log(2)]
     np.testing.assert_allclose(exponential(np.array([0, 2**bits - 1]), bits), expected, rtol=1e-6)

@@ -1,12 +1,8 @@
 """The ranking against the plain one, bit for bit: tokens, scores and their order, whatever is on."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +14,18 @@ from plain_sampler import PlainSampler
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 VOCABS = [1, 3, 61, 4096, 9001, 49152]  # the last two are past SMALL, one of them no multiple of a block
-CUTS: list[dict[str, Any]] = [
+CUTS = [
     *({}, {}, {"top_k": 1}, {"top_k": 50}, {"top_k": 3000}, {"top_p": 0.95}, {"top_p": 1e-9}, {"top_p": 0.9999999}),
     *({"min_p": 0.05}, {"min_p": 1e-6}, {"min_p": 1.0}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}),
 ]
-PROCESSORS: list[dict[str, Any]] = [
+PROCESSORS = [
     *({}, {}, {}, {"repetition_penalty": 1.3}, {"repetition_penalty": 0.6, "presence_penalty": -0.7}),
     *({"frequency_penalty": 0.4}, {"logit_bias": {0: 1e6}}, {"logit_bias": {0: -1e6}, "repetition_penalty": 2.0}),
 ]
 TEMPERATURES = [0.0, 0.01, 0.3, 0.8, 1.0, 1.3, 100.0]
 
 
-def row_of(random: np.random.Generator, vocab: int) -> Any:
+def row_of(random, vocab):
     """Peaked, flat, tied, huge, tiny and partly absent logits."""
     row = random.normal(0, random.choice([0, 1e-30, 0.1, 1, 3, 8, 100, 1e30]), vocab).astype(np.float32)
     kind = random.integers(6)
@@ -44,12 +40,12 @@ def row_of(random: np.random.Generator, vocab: int) -> Any:
     return row
 
 
-def params_of(random: np.random.Generator) -> SamplingParams:
+def params_of(random):
     given = CUTS[random.integers(len(CUTS))] | PROCESSORS[random.integers(len(PROCESSORS))]
     return SamplingParams(temperature=float(random.choice(TEMPERATURES)), **given)
 
 
-def compare(random: np.random.Generator, vocab: int, more: dict[str, Any] | None = None) -> int:
+def compare(random, vocab, more=None):
     """One row, chosen from, ranked for a draft and settled, by both; how many rows were compared."""
     params, seed, position = params_of(random), int(random.integers(2**63)), int(random.integers(5000))
     if more:
@@ -76,21 +72,21 @@ def compare(random: np.random.Generator, vocab: int, more: dict[str, Any] | None
 @pytest.mark.parametrize("vocabs", [VOCABS[:4], VOCABS[4:]], ids=["small", "large"])
 @settings(max_examples=150)
 @given(st.integers(0, 2**63), st.data())
-def test_tokens_and_scores_are_the_plain_ones(vocabs: list[int], seed: int, data: Any) -> None:
+def test_tokens_and_scores_are_the_plain_ones(vocabs, seed, data):
     with np.errstate(over="ignore"):
         compare(np.random.default_rng(seed), data.draw(st.sampled_from(vocabs)))
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**63), st.sampled_from([61, 9001]))
-def test_tokens_and_scores_are_the_plain_ones_under_a_constraint(seed: int, vocab: int) -> None:
+def test_tokens_and_scores_are_the_plain_ones_under_a_constraint(seed, vocab):
     random = np.random.default_rng(seed)
     words = tuple((int(token),) for token in random.integers(0, vocab, random.choice([1, 5, 40])))
     with np.errstate(over="ignore"):
         compare(random, vocab, {"constraint": OneOf(words, 2)})
 
 
-def rankings(row: Any, **params: Any) -> Iterator[list[tuple[int, float]]]:
+def rankings(row, **params):
     made = SamplingParams(**params)
     for each in (Sampler(made, 3, [], row.size), PlainSampler(made, 3, [], row.size)):
         yield list(each.ranked(row, 7, ()))
@@ -99,7 +95,7 @@ def rankings(row: Any, **params: Any) -> Iterator[list[tuple[int, float]]]:
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.7}, {"temperature": 1.4, "top_k": 600, "top_p": 0.8}], ids=str
 )
-def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
+def test_all_of_a_ranking_is_the_plain_one(params):
     """Far more tokens than were looked for, equals among them, each once."""
     row = np.round(np.random.default_rng(1).normal(0, 3, 9001), 1).astype(np.float32)
     new, plain = rankings(row, **params)
@@ -110,7 +106,7 @@ def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("params", CUTS[1:])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_row_with_what_is_no_number_has_no_ranking(params: dict[str, Any], wrong: float) -> None:
+def test_a_row_with_what_is_no_number_has_no_ranking(params, wrong):
     for vocab, temperature in itertools.product((61, 9001), (0.0, 0.7)):
         row = row_of(np.random.default_rng(vocab), vocab)
         row[vocab // 2] = wrong
@@ -120,7 +116,7 @@ def test_a_row_with_what_is_no_number_has_no_ranking(params: dict[str, Any], wro
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(40))
-def test_a_million_rows_are_the_plain_ones(part: int) -> None:
+def test_a_million_rows_are_the_plain_ones(part):
     random, done = np.random.default_rng([9, part]), 0
     with np.errstate(over="ignore"):
         while done < 25_000:

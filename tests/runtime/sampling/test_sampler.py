@@ -1,17 +1,12 @@
 """Sampling: the parameters' limits, the noise, the distribution of choices, and each processor against a naive one."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from constraints import OneOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
@@ -43,7 +38,7 @@ REALS = {
     "deadline": (1e-6, 1e9),
 }
 IDS = st.integers(0, 2**31 - 1)
-RIGHT: dict[str, st.SearchStrategy[Any]] = {
+RIGHT = {
     **{name: st.sampled_from(bounds) | st.integers(*bounds) for name, bounds in NUMBERS.items()},
     **{name: st.sampled_from(bounds) | st.floats(*bounds) for name, bounds in REALS.items()},
     **{name: st.booleans() for name in ("ignore_eos", "skip_special_tokens", "background")},
@@ -57,7 +52,7 @@ RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "speculation": st.sampled_from(["auto", "off", "chain:4", "topk:2,3", "best:16"]),
 }
 NO_NUMBER = st.sampled_from([NAN, INF, -INF, True, "1", b"1", [1], 10**400, -(10**400)])
-WRONG: dict[str, st.SearchStrategy[Any]] = {
+WRONG = {
     **{
         name: NO_NUMBER | st.floats() | st.integers(max_value=least - 1) | st.sampled_from([most + 1, 10 * most])
         for name, (least, most) in NUMBERS.items()
@@ -83,7 +78,7 @@ for positive in ("top_p", "repetition_penalty", "deadline"):
 @pytest.mark.parametrize("name", sorted(SamplingParams.names()))
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_right_value_is_taken_and_a_wrong_one_refused_in_one_line_that_names_it(name: str, data: Any) -> None:
+def test_a_right_value_is_taken_and_a_wrong_one_refused_in_one_line_that_names_it(name, data):
     right, wrong = data.draw(RIGHT[name]), data.draw(WRONG[name])
     taken = getattr(SamplingParams(**{name: right}), name.replace("max_tokens", "max_new_tokens"))
     assert taken == right or (name == "temperature" and 0 < right < 0.01 and taken == 0)
@@ -91,14 +86,14 @@ def test_a_right_value_is_taken_and_a_wrong_one_refused_in_one_line_that_names_i
         SamplingParams(**{name: wrong})
 
 
-def test_parameters_are_their_own() -> None:
-    bias: dict[Any, float] = {"1": 2.0}
+def test_parameters_are_their_own():
+    bias = {"1": 2.0}
     biased = SamplingParams(logit_bias=bias, stop="a")
     bias["1"] = 5.0
     assert (biased.logit_bias, biased.stop) == ({1: 2.0}, ("a",))
 
 
-def logits_of(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
+def logits_of(seed, size=VOCAB):
     return np.random.default_rng(seed).normal(0, 1, size).astype(np.float32)
 
 
@@ -106,7 +101,7 @@ def logits_of(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("top_k", "bias", "follows"), [(0, 0.0, True), (8, 0.0, True), (0, 0.3, False)], ids=["all", "top_k", "biased"]
 )
-def test_choices_over_positions_follow_softmax(top_k: int, bias: float, follows: bool) -> None:
+def test_choices_over_positions_follow_softmax(top_k, bias, follows):
     """Of what is left; the test would find a small bias."""
     logits, count = logits_of(1), top_k or VOCAB
     best = np.argsort(-logits)[:count]
@@ -119,7 +114,7 @@ def test_choices_over_positions_follow_softmax(top_k: int, bias: float, follows:
     assert (((drawn[best] - expected) ** 2 / expected).sum() < CHI_SQUARE[count]) == follows
 
 
-def scores_of(sampler: Sampler, logits: NDArray[np.float32], position: int, path: Sequence[int]) -> NDArray[np.float32]:
+def scores_of(sampler, logits, position, path):
     """Every token's score as `ranked` gives it, −inf where it is left out."""
     scores = np.full(logits.shape, -np.inf, dtype=np.float32)
     ranked = list(sampler.ranked(logits, position, path))
@@ -129,7 +124,7 @@ def scores_of(sampler: Sampler, logits: NDArray[np.float32], position: int, path
     return scores
 
 
-def test_repetition_penalty_is_transformers() -> None:
+def test_repetition_penalty_is_transformers():
     sampler = Sampler(SamplingParams(repetition_penalty=2.0), 0, [0, 1], 5)
     sampler.emit(2, 1)
     sampler.emit(2, 2)  # once or twice is the same
@@ -139,7 +134,7 @@ def test_repetition_penalty_is_transformers() -> None:
     assert not sampler.greedy
 
 
-def test_frequency_and_presence_penalties_are_openais() -> None:
+def test_frequency_and_presence_penalties_are_openais():
     """The prompt does not count, and a path leaves no trace."""
     sampler = Sampler(SamplingParams(frequency_penalty=0.5, presence_penalty=0.25), 0, [0, 0, 0], 4)
     logits = np.zeros(4, dtype=np.float32)
@@ -160,15 +155,13 @@ def test_frequency_and_presence_penalties_are_openais() -> None:
         ({"top_p": 0.95}, 2, 0.37875),  # which is what is left above the choice, where both are within
     ],
 )
-def test_margin_is_the_distance_to_the_cut_off_where_one_is_left_out(
-    params: dict[str, float], other: int, distance: float
-) -> None:
+def test_margin_is_the_distance_to_the_cut_off_where_one_is_left_out(params, other, distance):
     logits = np.array([3.0, 2.0, 1.9, 0.0], dtype=np.float32)
-    sampler = Sampler(SamplingParams(temperature=1.0, **params), 0, [], 4)  # type: ignore[arg-type]
+    sampler = Sampler(SamplingParams(temperature=1.0, **params), 0, [], 4)
     assert sampler.margin(logits, 0, (), other) == pytest.approx(distance, abs=1e-4)
 
 
-def test_margin_sees_two_equals_on_both_sides_of_a_top_p_cut_off() -> None:
+def test_margin_sees_two_equals_on_both_sides_of_a_top_p_cut_off():
     """A rounding of 1e-6 swaps tokens 1 and 2, and with them who is left in: a near-tie, whatever mass they carry."""
     near, swapped = (np.log(np.array([0.4, 0.3, 0.3], dtype=np.float32)) for _ in range(2))
     near[1] += np.float32(1e-6)
@@ -183,7 +176,7 @@ def test_margin_sees_two_equals_on_both_sides_of_a_top_p_cut_off() -> None:
 @given(
     seed=st.integers(0, 2**32), params=st.sampled_from([{}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 8, "min_p": 0.1}])
 )
-def test_less_than_the_margin_never_makes_the_other_the_choice(seed: int, params: dict[str, Any]) -> None:
+def test_less_than_the_margin_never_makes_the_other_the_choice(seed, params):
     logits, sampler = logits_of(seed), Sampler(SamplingParams(temperature=1.0, **params), seed, [], VOCAB)
     for other in range(VOCAB):
         margin = sampler.margin(logits, 1, (), other)
@@ -203,9 +196,7 @@ def test_less_than_the_margin_never_makes_the_other_the_choice(seed: int, params
         *[({"temperature": 1.0}, broken, False) for broken in (NAN, INF, -INF)],
     ],
 )
-def test_nodes_of_one_position_are_scored_together_where_they_do_not_differ(
-    params: dict[str, Any], broken: float, together: bool
-) -> None:
+def test_nodes_of_one_position_are_scored_together_where_they_do_not_differ(params, broken, together):
     rows, sampler = np.stack([logits_of(1), logits_of(2)]), Sampler(SamplingParams(**params), 4, [], VOCAB)
     rows[1, :] += np.float32(broken)
     found = sampler.scores(rows, 5)

@@ -1,7 +1,5 @@
 """Spellings write a text exactly, whatever tokens of the same name there are; so do literals as structured outputs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -16,7 +14,6 @@ from specbuild.runtime.sampling.grammar import Grammar
 from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled, grammar_of
 from specbuild.runtime.sampling.spelling import Spelling
 from specbuild.runtime.sampling.structured import StructuredOutputs
-from specbuild.runtime.sampling.vocabulary import Vocabulary
 
 SIZE = text_tokenizers.SIZE
 NAMES = [text_tokenizers.END, text_tokenizers.MARK, text_tokenizers.MORE, *text_tokenizers.ADDED]
@@ -25,23 +22,23 @@ KINDS = sorted(text_tokenizers.KINDS.keys() - {*AROUND})
 literals = st.lists(st.sampled_from([*NAMES, *text_tokenizers.SAID]), min_size=1, max_size=8).map("".join)
 
 
-def tokenizer_of(kind: str) -> Tokenizer:
+def tokenizer_of(kind):
     return Tokenizer(text_tokenizers.KINDS[kind](SIZE).to_str().encode(), None, {})
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+def vocabulary_of(tokenizer):
     return tokenizer.vocabulary(SIZE, (0,))
 
 
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_write_the_text(kind: str, names: bool) -> None:
+def test_tokens_write_the_text(kind, names):
     vocabulary = vocabulary_of(tokenizer_of(kind))
     spelling = Spelling(vocabulary, names)
 
     @settings(max_examples=60)
     @given(literals | st.text())
-    def check(text: str) -> None:
+    def check(text):
         ids = spelling(text)
         assert b"".join(spelling.tokens[token] for token in ids) == text.encode()
         assert not vocabulary.special.intersection(ids)
@@ -50,7 +47,7 @@ def test_tokens_write_the_text(kind: str, names: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "added", "byte_fallback", "prefix_space"])
-def test_a_usual_text_is_spelt_as_usual(kind: str) -> None:
+def test_a_usual_text_is_spelt_as_usual(kind):
     """After another text: at its beginning some tokenizers put a space."""
     tokenizer = tokenizer_of(kind)
     spelling = Spelling(vocabulary_of(tokenizer))
@@ -60,7 +57,7 @@ def test_a_usual_text_is_spelt_as_usual(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_literal_is_that_text_or_refused(kind: str) -> None:
+def test_a_literal_is_that_text_or_refused(kind):
     """However it is spelt, and whatever is forced; names of special tokens are spelt in pieces."""
     tokenizer = tokenizer_of(kind)
     vocabulary = vocabulary_of(tokenizer)
@@ -68,7 +65,7 @@ def test_a_literal_is_that_text_or_refused(kind: str) -> None:
 
     @settings(max_examples=70)
     @given(st.lists(literals, min_size=1, max_size=3, unique=True), st.integers(0, 2**32))
-    def check(choice: list[str], seed: int) -> None:
+    def check(choice, seed):
         rng, outputs = random.Random(seed), StructuredOutputs(choice=choice).to_dict()
         grammar = Grammar(compiled(llguidance, grammar_of(outputs)), llguidance.vocab_size, (0,))
         matcher, ids = grammar.matcher(SIZE), list[int]()
@@ -88,16 +85,16 @@ def test_a_literal_is_that_text_or_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", AROUND)
-def test_tokens_that_write_nothing_alone_are_refused(kind: str) -> None:
+def test_tokens_that_write_nothing_alone_are_refused(kind):
     with pytest.raises(OptionError, match="depends on those around it"):
         vocabulary_of(tokenizer_of(kind))
 
 
-def test_an_added_token_is_text_unless_a_grammar_names_it() -> None:
+def test_an_added_token_is_text_unless_a_grammar_names_it():
     vocabulary = vocabulary_of(tokenizer_of("added"))
     think = next(token for token, name in vocabulary.added.items() if name == "<think>")
 
-    def allowed(grammar: str, path: list[int]) -> bool:
+    def allowed(grammar, path):
         outputs = {"grammar": grammar}
         llguidance = Tokenizers(vocabulary).tokenizer(outputs)
         matcher = Grammar(compiled(llguidance, grammar_of(outputs)), llguidance.vocab_size, (0,)).matcher(SIZE)

@@ -1,9 +1,5 @@
 """`auto`: tokens are plain decoding's, what it drafts is worth its seconds by the table, and limits hold."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hash_models import HashModel, plain_text
 from hypothesis import given, settings
@@ -33,9 +29,7 @@ CYCLE = [1, 2, 3, 4, 5, 6, 7, 8] * 3
     most=st.sampled_from([None, 0, 1, 3]),
     live=st.booleans(),
 )
-def test_tokens_are_plain_decodings_and_limits_hold(
-    row: float, level: float, seed: int, error: float | None, **how: Any
-) -> None:
+def test_tokens_are_plain_decodings_and_limits_hold(row, level, seed, error, **how):
     """On any machine, whoever drafts, beside each other; and no text takes much longer than plain decoding."""
     order, temperature, most = how.pop("order"), how.pop("temperature"), how.pop("most")
     times = LARGE | {"verify": [[1, 10.0], [64, 10.0 + 63 * row]], "draft": [[1, level], [64, 2 * level]]}
@@ -51,7 +45,7 @@ def test_tokens_are_plain_decodings_and_limits_hold(
 
 
 @pytest.mark.parametrize(("times", "gain"), [(LARGE, 1.9), (SMALL, 1.15)])
-def test_a_good_draft_pays(times: dict[str, Any], gain: float) -> None:
+def test_a_good_draft_pays(times, gain):
     for seed in range(2):
         loop = PricedLoop(HashModel(seed), HashModel(seed, error=0.3), times)
         loop.run([1, 2, 3], count=151)
@@ -61,7 +55,7 @@ def test_a_good_draft_pays(times: dict[str, Any], gain: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("times", [LARGE, SMALL])
-def test_a_hostile_draft_costs_next_to_nothing(times: dict[str, Any], temperature: float) -> None:
+def test_a_hostile_draft_costs_next_to_nothing(times, temperature):
     """Twelve tokens, so one in twelve comes true by chance; and less in the next text of the engine."""
     spent = []
     for seed in range(4):
@@ -73,17 +67,17 @@ def test_a_hostile_draft_costs_next_to_nothing(times: dict[str, Any], temperatur
     assert sum(spent[1::2]) / 4 < 0.025
 
 
-def test_a_draft_that_is_never_sure_is_left() -> None:
+def test_a_draft_that_is_never_sure_is_left():
     """Its likelihoods say so, and trees that are cut to nothing are failures."""
     loop = PricedLoop(HashModel(7), HashModel(7), LARGE)
-    loop.draft.model = lambda text: 0.01 * HashModel(99)(text)  # type: ignore[union-attr, assignment]
+    loop.draft.model = lambda text: 0.01 * HashModel(99)(text)
     (done,) = loop.run([1, 2, 3], count=401)
     assert done.output == plain_text(HashModel(7), [1, 2, 3], done.params)
     assert done.metrics.speculative_decoding.decisions.get("model", 0) < 40
     assert loop.seconds < 1.03 * 400 * loop.plain()
 
 
-def test_a_text_that_ends_fails_no_draft() -> None:
+def test_a_text_that_ends_fails_no_draft():
     loop = PricedLoop(HashModel(7), HashModel(7), LARGE)
     for _ in range(30):
         loop.run([1, 2, 3], count=6)
@@ -91,29 +85,27 @@ def test_a_text_that_ends_fails_no_draft() -> None:
     assert all(drafters[each].ratio >= 1.0 for each in ("model", "levels"))
 
 
-def test_a_hostile_draft_of_several_costs_next_to_nothing() -> None:
+def test_a_hostile_draft_of_several_costs_next_to_nothing():
     loop = PricedLoop(HashModel(1), HashModel(101), LARGE, slots=3)
     loop.run([1], [2], [3], count=201)
     assert loop.seconds < 1.03 * 200 * loop.plain(3)
 
 
-def drafted_at(loop: PricedLoop, emitted: list[int], begin: int, end: int) -> list[int]:
+def drafted_at(loop, emitted, begin, end):
     """The rounds' drafted tokens, of those that began with so many emitted ones."""
     return [drafted for at, drafted in zip(emitted, loop.drafted(), strict=True) if begin <= at < end]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [LARGE, SMALL])
-def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
-    times: dict[str, Any],
-) -> None:
+def test_a_draft_that_turns_bad_is_left_and_taken_up_again(times):
     """From token 80 on it likes best what the target likes least, from token 180 on it is its own again."""
     good, emitted = HashModel(7, error=0.2), list[int]()
     loop = PricedLoop(HashModel(7), good, times)
 
-    def turn(tokens: int) -> None:
+    def turn(tokens):
         emitted.append(tokens)
-        loop.draft.model = (lambda text: -good(text)) if 80 <= tokens < 180 else good  # type: ignore[union-attr, assignment]
+        loop.draft.model = (lambda text: -good(text)) if 80 <= tokens < 180 else good
 
     (done,) = loop.run([1, 2, 3], count=420, before=turn)
     before, during, after = (drafted_at(loop, emitted, *span) for span in ((0, 80), (80, 180), (300, 420)))
@@ -125,11 +117,11 @@ def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
 
 
 @pytest.mark.slow
-def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again() -> None:
+def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again():
     """Another process has taken the second core: from the 60th token to the 160th a row costs what a step does."""
     loop, emitted = PricedLoop(HashModel(3), HashModel(3, error=0.2), LARGE, live=True), list[int]()
 
-    def look(tokens: int) -> None:
+    def look(tokens):
         emitted.append(tokens)
         busy, price = 60 <= tokens < 160, loop.times.verify
         loop.target.slowed = lambda rows: float(price[1]) * rows / float(price[rows]) if busy else 1.0
@@ -142,7 +134,7 @@ def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again() -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_tokens_are_the_same_by_any_clock(seed: int) -> None:
+def test_tokens_are_the_same_by_any_clock(seed):
     loop, model = PricedLoop(HashModel(3), HashModel(3, error=0.4), SMALL, live=True), HashModel(3)
     bewitch(loop.target, seed)
     bewitch(loop.draft, 9 - seed)
@@ -150,7 +142,7 @@ def test_tokens_are_the_same_by_any_clock(seed: int) -> None:
     assert done.output == plain_text(model, [1, 2, 3], done.params)
 
 
-def test_where_nothing_can_pay_nothing_is_tried() -> None:
+def test_where_nothing_can_pay_nothing_is_tried():
     loop = PricedLoop(HashModel(1), HashModel(1), SMALL | {"draft": [[1, 3.0], [64, 9.0]]})
     loop.run([1, 2, 3], count=100)
     assert set(loop.drafted()) == {0}
@@ -158,9 +150,7 @@ def test_where_nothing_can_pay_nothing_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("times", "drafts"), [(FLAT, True), (STEEP, False)])
-def test_a_text_that_repeats_itself_is_continued_beside_others_where_rows_are_cheap(
-    times: dict[str, Any], drafts: bool
-) -> None:
+def test_a_text_that_repeats_itself_is_continued_beside_others_where_rows_are_cheap(times, drafts):
     """And the others, who sample and do not repeat themselves, are not slowed by it."""
     model = HashModel(4, order=1)
     loop = PricedLoop(model, None, times, 3, looks_up=True)
@@ -172,10 +162,7 @@ def test_a_text_that_repeats_itself_is_continued_beside_others_where_rows_are_ch
 
 
 @pytest.mark.parametrize(("times", "temperature"), [(LARGE, 1.0), (SMALL, 0.0)])
-def test_what_has_to_come_after_a_draft_pays(
-    times: dict[str, Any],
-    temperature: float,
-) -> None:
+def test_what_has_to_come_after_a_draft_pays(times, temperature):
     """What a grammar forces is drafted behind the draft's branches, and while nothing else is drafted."""
     asked = {"temperature": temperature, "seed": 5, "constraint": grammar(regex="((a|b)(c|d)01,10,01,10,,)+")}
     for seed in (3, 99):
@@ -185,14 +172,14 @@ def test_what_has_to_come_after_a_draft_pays(
         assert loop.seconds < 0.5 * 119 * loop.plain()
 
 
-def test_a_session_whose_drafts_fail_has_none_in_its_next_request() -> None:
+def test_a_session_whose_drafts_fail_has_none_in_its_next_request():
     """Of two that decode by turns, one with good drafts; another session begins as cautiously as before."""
     loop, bad, first = PricedLoop(HashModel(7), HashModel(7, error=0.1), LARGE), HashModel(8), dict[str, int]()
-    good = loop.draft.model  # type: ignore[union-attr]
+    good = loop.draft.model
     asked = [(session, [1, 2, 3], 61) for session in ("good", "bad", "good")]
     asked += [(session, [4, 5, 6], 21) for session in ("bad", "good", "a new one")]
     for session, prompt, count in asked:
-        loop.draft.model = bad if session == "bad" else good  # type: ignore[union-attr]
+        loop.draft.model = bad if session == "bad" else good
         loop.run(prompt, count=count, session=session)
         first[session] = loop.drafted()[0]
         assert session != "bad" or count > 21 or max(loop.drafted()) <= 1, "a probe at most"
@@ -201,10 +188,10 @@ def test_a_session_whose_drafts_fail_has_none_in_its_next_request() -> None:
     assert first["a new one"] > 1
 
 
-def test_the_background_teaches_nobody_and_learns_from_nobody() -> None:
+def test_the_background_teaches_nobody_and_learns_from_nobody():
     loop = PricedLoop(HashModel(7), HashModel(8), LARGE)
     asked, background = loop.controller.for_request, {"background": True}
-    loop.controller.for_request = lambda *names: asked(*names, **background)  # type: ignore[method-assign, arg-type]
+    loop.controller.for_request = lambda *names: asked(*names, **background)
     for forgets in (True, True, False, False):
         background["background"] = forgets
         loop.run([1, 2, 3], count=40)

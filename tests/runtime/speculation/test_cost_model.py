@@ -1,7 +1,5 @@
 """The table's seconds as steps correct them: a machine that changed is seen soon, and an odd step is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -22,13 +20,13 @@ TIMES = {
 TABLE = table_of(TIMES, 2)
 
 
-def steps(cost: CostModel, count: int, rows: int, slower: float) -> None:
+def steps(cost, count, rows, slower):
     """So many steps of so many rows, on a machine that is `slower` than the table's."""
     for _ in range(count):
         cost.record("verify", rows, float(cost.times().verify[rows]) * slower)
 
 
-def test_a_round_costs_its_step_and_the_loop_around_it() -> None:
+def test_a_round_costs_its_step_and_the_loop_around_it():
     cost, times = CostModel(TABLE, 2), TABLE.at(2)
     assert cost.of_round(2).plain == float(times.verify[2]) + times.plain
     assert cost.of_round(1, sampled=True).plain == float(times.verify[1]) + TABLE.at(2, True).plain / 2
@@ -41,7 +39,7 @@ def test_a_round_costs_its_step_and_the_loop_around_it() -> None:
 
 @pytest.mark.parametrize("slower", [0.3, 1.6, 3.9])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_machine_that_changed_is_seen_and_so_is_its_return(slower: float, rows: int) -> None:
+def test_a_machine_that_changed_is_seen_and_so_is_its_return(slower, rows):
     cost = CostModel(TABLE, 1)
     steps(cost, 50, rows, 1.0)
     for factor in (slower, 1.0):
@@ -50,7 +48,7 @@ def test_a_machine_that_changed_is_seen_and_so_is_its_return(slower: float, rows
         assert cost.correction == pytest.approx(factor, rel=0.1)
 
 
-def test_one_shape_that_is_off_says_nothing_of_another() -> None:
+def test_one_shape_that_is_off_says_nothing_of_another():
     """Steps of 8 rows take twice as long while one core is busy, those of one row as long as before."""
     cost = CostModel(TABLE, 1)
     for _ in range(20):
@@ -61,21 +59,21 @@ def test_one_shape_that_is_off_says_nothing_of_another() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_the_first_step_of_a_shape_says_nothing(rows: int) -> None:
+def test_the_first_step_of_a_shape_says_nothing(rows):
     """It binds its buffers: a prompt's cold step would make lookups of as many rows look dear for long."""
     cost = CostModel(TABLE, 1)
     steps(cost, 1, rows, 30.0)
     assert (cost.factor("verify", rows), cost.correction) == (1.0, 1.0)
 
 
-def test_a_shape_that_was_not_seen_for_long_is_tried_again() -> None:
+def test_a_shape_that_was_not_seen_for_long_is_tried_again():
     cost = CostModel(TABLE, 1)
     steps(cost, 20, 8, 3.0)
     steps(cost, 1000, 1, 1.0)
     assert cost.factor("verify", 8) == pytest.approx(1.0, rel=0.05)
 
 
-def test_what_is_faster_than_its_table_is_so_in_shapes_that_were_not_seen() -> None:
+def test_what_is_faster_than_its_table_is_so_in_shapes_that_were_not_seen():
     cost = CostModel(TABLE, 1)
     steps(cost, 50, 1, 0.5)
     assert cost.factor("verify", 8) == pytest.approx(0.5, rel=0.05)
@@ -83,7 +81,7 @@ def test_what_is_faster_than_its_table_is_so_in_shapes_that_were_not_seen() -> N
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(allow_nan=True, allow_infinity=True)), max_size=60))
-def test_no_clock_breaks_it(told: list[tuple[int, float]]) -> None:
+def test_no_clock_breaks_it(told):
     cost, fixed = CostModel(TABLE, 2), CostModel(TABLE, 2, corrected=False)
     for rows, seconds in told:
         fixed.record("verify", rows, seconds)

@@ -1,9 +1,6 @@
 """What an operator allows: validated, and by batch size."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -16,13 +13,13 @@ SCHEDULES = ({"1-2": 8, "5-16": 2}, [[5, 16, 2], [1, 2, 8]], '{"1-2": 8, "5-16":
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_both_forms_of_vllm(schedule: Any) -> None:
+def test_both_forms_of_vllm(schedule):
     limits = Limits(num_speculative_tokens_per_batch_size=schedule)
     assert [limits.max_nodes(batch, 10) for batch in (1, 2, 3, 4, 5, 16, 17)] == [8, 8, 8, 8, 2, 2, 2]
     assert limits.max_nodes(1, 3) == 3
 
 
-def test_the_least_counts() -> None:
+def test_the_least_counts():
     limits = Limits(max_draft_tokens=4, num_speculative_tokens_per_batch_size=[[2, 4, 6], [5, 8, 0]])
     assert [limits.max_nodes(batch, 10) for batch in (1, 2, 5)] == [4, 4, 0]
     assert NO_LIMITS.max_nodes(3, 10) == 10
@@ -47,7 +44,7 @@ WRONG = st.one_of(
 
 
 @given(WRONG)
-def test_what_is_wrong_is_named_in_one_line(wrong: tuple[str, Any]) -> None:
+def test_what_is_wrong_is_named_in_one_line(wrong):
     assume(wrong[1] not in ("[]", "{}"))  # a schedule without ranges
     with pytest.raises(OptionError, match=wrong[0]):
         Limits(**dict([wrong]))

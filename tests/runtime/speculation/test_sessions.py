@@ -1,23 +1,20 @@
 """Sessions: who shares what, how many are kept and for how long, and callers beside the worker."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from specbuild.runtime.speculation.sessions import Drafter, Session, Sessions
+from specbuild.runtime.speculation.sessions import Sessions
 
 
-def failing(session: Session, source: Drafter = "model") -> Session:
+def failing(session, source="model"):
     for _ in range(40):
         session.record(source, 0, [0.8])
     return session
 
 
-def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clock: Any) -> None:
+def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clock):
     """And one without a name has its own."""
     sessions = Sessions(clock)
     first = sessions.of("a", sampled=False)
@@ -27,7 +24,7 @@ def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clo
 
 
 @pytest.mark.parametrize("source", ["model", "lookup"])
-def test_a_session_begins_with_what_all_have_seen(clock: Any, source: Drafter) -> None:
+def test_a_session_begins_with_what_all_have_seen(clock, source):
     """Of one drafter each, greedy and sampled ones apart."""
     sessions = Sessions(clock)
     fresh = {each: fared.ratio for each, fared in sessions.of(None, sampled=False).drafters.items()}
@@ -43,7 +40,7 @@ def test_a_session_begins_with_what_all_have_seen(clock: Any, source: Drafter) -
         assert sessions.of(name, sampled=False).drafters[source].ratio > 1.5
 
 
-def test_the_one_asked_for_longest_ago_is_forgotten_first(clock: Any) -> None:
+def test_the_one_asked_for_longest_ago_is_forgotten_first(clock):
     sessions = Sessions(clock)
     first, second = (sessions.of(name, sampled=False) for name in ("first", "second"))
     for number in range(5000):
@@ -52,7 +49,7 @@ def test_the_one_asked_for_longest_ago_is_forgotten_first(clock: Any) -> None:
     assert sessions.of("second", sampled=False) is not second
 
 
-def test_a_session_is_forgotten_after_an_hour_without_a_request(clock: Any) -> None:
+def test_a_session_is_forgotten_after_an_hour_without_a_request(clock):
     sessions = Sessions(clock)
     first, other = sessions.of("a", sampled=False), sessions.of("b", sampled=False)
     clock.now = 3599.0
@@ -62,12 +59,12 @@ def test_a_session_is_forgotten_after_an_hour_without_a_request(clock: Any) -> N
     assert sessions.of("a", sampled=False) is first
 
 
-def test_what_all_know_is_written_by_one_thread_and_read_by_others(clock: Any) -> None:
+def test_what_all_know_is_written_by_one_thread_and_read_by_others(clock):
     """What was read in the middle of a record would be above what was ever seen."""
     sessions, over, seen = Sessions(clock), threading.Event(), list[float]()
     worker = sessions.of("a", sampled=False)
 
-    def begin() -> None:
+    def begin():
         while not over.is_set():
             seen.append(sessions.of(None, sampled=False).drafters["model"].ratio)
 
@@ -84,7 +81,7 @@ def test_what_all_know_is_written_by_one_thread_and_read_by_others(clock: Any) -
     assert min(seen) > 0.3
 
 
-def test_callers_in_many_threads_share_one_session(clock: Any) -> None:
+def test_callers_in_many_threads_share_one_session(clock):
     sessions = Sessions(clock)
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(lambda number: sessions.of(str(number // 8), sampled=True), range(400))]

@@ -1,12 +1,9 @@
 """The timing table: what is between and beyond what was measured, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import math
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from specbuild.runtime.speculation.timing_table import TimingTable, machine, pro
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
-RECORD: dict[str, Any] = {
+RECORD = {
     "schema": 2,
     "machine": {"processor": "abacus"},
     "widest": "best:8",
@@ -27,20 +24,20 @@ RECORD: dict[str, Any] = {
 }
 
 
-def test_times_between_and_beyond_the_measured_ones() -> None:
+def test_times_between_and_beyond_the_measured_ones():
     times = TimingTable.of(RECORD, 6).at(1)
     assert times.verify.tolist() == pytest.approx([0, 2, 3, 4, 4, 4 + 2 / 3, 4 + 4 / 3])  # it never falls
     assert times.draft.tolist() == [0]
     assert times.alone == 2.5
 
 
-def test_a_batch_has_the_times_of_the_next_size_that_was_measured() -> None:
+def test_a_batch_has_the_times_of_the_next_size_that_was_measured():
     timings = TimingTable.of(RECORD, 6)
     assert [timings.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
     assert [timings.chances(sampled).step for sampled in (False, True)] == [0.7, 0.6]
 
 
-def test_chances_by_likelihood() -> None:
+def test_chances_by_likelihood():
     found = TimingTable.of(RECORD, 6).greedy.log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
     assert found[0] == -np.inf
     assert np.exp(found[1:]) == pytest.approx([0.1, 0.3, 0.9])
@@ -62,9 +59,9 @@ WRONG = st.one_of(
 
 
 @given(WRONG)
-def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], Any]) -> None:
+def test_what_is_no_timing_table_is_refused_in_one_line(wrong):
     record = copy.deepcopy(RECORD)
-    place: Any = record
+    place = record
     for name in wrong[0][:-1]:
         place = place[name]
     place[wrong[0][-1]] = wrong[1]
@@ -72,19 +69,19 @@ def test_what_is_no_timing_table_is_refused_in_one_line(wrong: tuple[list[str], 
         TimingTable.of(record, 6)
 
 
-def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
+def test_a_machine_is_its_processor_its_threads_and_what_computes():
     assert machine(2) == machine(2) != machine(3)
     assert machine(2)["processor"]
 
 
 @pytest.mark.parametrize("named", ["abacus", ""])
-def test_where_the_system_lists_no_processor_python_names_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_lists_no_processor_python_names_it(named, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr(platform, "processor", lambda: named)
     assert processor() == (named or platform.machine())
 
 
-def test_a_step_of_fewer_rows_than_sequences_takes_what_it_does_for_fewer_of_them() -> None:
+def test_a_step_of_fewer_rows_than_sequences_takes_what_it_does_for_fewer_of_them():
     one, four = (
         {
             "verify": [[1, took], [8, 8 * took]],

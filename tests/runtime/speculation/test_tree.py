@@ -1,9 +1,5 @@
 """Trees: the grammar, and a tree's own answers against a naive recomputation."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,9 +23,7 @@ from specbuild.runtime.speculation.tree import TreeSpec
         ("best:16", 4, 16, 8, 8, 16, True),
     ],
 )
-def test_grammar_counts_without_the_root(
-    text: str, branch: int, width: int, expand: int, depth: int, nodes: int, fills: bool
-) -> None:
+def test_grammar_counts_without_the_root(text, branch, width, expand, depth, nodes, fills):
     spec = TreeSpec.parse(text)
     assert spec == TreeSpec(text, branch, width, expand, depth, nodes)
     assert (str(spec), spec.longest_chain) == (text, nodes if fills else depth)
@@ -46,7 +40,7 @@ def test_grammar_counts_without_the_root(
         st.sampled_from([None, 4, 4.0, b"chain:4", ["chain:4"], True, "Chain:4", "auto", "off", "chain:" + "9" * 5000]),
     )
 )
-def test_what_is_no_tree_is_refused_in_one_line(text: Any) -> None:
+def test_what_is_no_tree_is_refused_in_one_line(text):
     try:
         spec = TreeSpec.parse(text)
     except OptionError as error:
@@ -64,10 +58,10 @@ def test_what_is_no_tree_is_refused_in_one_line(text: Any) -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 25))
-def test_a_tree_against_a_naive_recomputation(seed: int, size: int) -> None:
+def test_a_tree_against_a_naive_recomputation(seed, size):
     tree = random_tree(np.random.default_rng(seed), size, 10)
     assert size == len(tree) == len(tree.tokens) == len(tree.parents) == len(tree.depths)
-    above: list[list[int]] = []  # per node, itself and its ancestors, root first
+    above = []  # per node, itself and its ancestors, root first
     for node in range(size):
         chain = [node]
         while tree.parents[chain[0]] >= 0:

@@ -1,23 +1,16 @@
 """The growing tree keeps what a brute-force search would keep, level by level, and says whose rows each node sees."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 VOCAB = 12
-Path = tuple[int, ...]
 
 
-def log_share(scores: NDArray[np.float32], count: int) -> NDArray[np.float64]:
+def log_share(scores, count):
     """log softmax among the `count` best scores, −inf for all others."""
     wide = scores.astype(np.float64)
     wide[np.argsort(-wide, kind="stable")[count:]] = -np.inf
@@ -25,24 +18,24 @@ def log_share(scores: NDArray[np.float32], count: int) -> NDArray[np.float64]:
         return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
 
 
-def paths(tree: Tree) -> set[Path]:
+def paths(tree):
     return {tuple(tree.path(node)) for node in range(1, len(tree))}
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> TreeSpec:
+def specs(draw):
     """Shapes that the grammar has no word for, too."""
     branch, width, depth = (draw(st.integers(1, most)) for most in (4, 6, 5))
     expand, nodes = draw(st.integers(1, width)), draw(st.integers(1, 20))
     return TreeSpec("any", branch, width, expand, depth, nodes)
 
 
-def brute_force(model: Callable[[Any], NDArray[np.float32]], spec: TreeSpec) -> tuple[list[Path], set[Path]]:
+def brute_force(model, spec):
     """Every candidate that a level keeps, in order, and those of them that make the tree; by lists and sorting."""
-    scores: dict[Path, float] = {(): 0.0}
-    frontier: list[Path] = [()]
+    scores = {(): 0.0}
+    frontier = [()]
 
-    def best() -> set[Path]:
+    def best():
         return set(sorted([path for path in scores if path], key=lambda path: -scores[path])[: spec.nodes])
 
     for _ in range(spec.depth):
@@ -59,7 +52,7 @@ def brute_force(model: Callable[[Any], NDArray[np.float32]], spec: TreeSpec) -> 
     return list(scores)[1:], best()
 
 
-def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]]) -> tuple[Growth, Tree]:
+def grown(spec, model):
     """A growth that is over, whose rows were given one after another to nodes that see their ancestors' alone."""
     growth, run = Growth(spec, Tree([0])), 0
     while not growth.done:
@@ -84,11 +77,11 @@ def grown(spec: TreeSpec, model: Callable[[Any], NDArray[np.float32]]) -> tuple[
 
 
 @given(specs(), st.integers(0, 2**32), st.sampled_from([0.0, 0.5, 1.0]))
-def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int, hopeless: float) -> None:
+def test_a_tree_of_any_shape_is_a_brute_force_s(spec, seed, hopeless):
     """Children without a chance are no candidates, and where there are no others the tree ends."""
-    noise: dict[Path, NDArray[np.float32]] = {}
+    noise = {}
 
-    def model(tokens: Any) -> NDArray[np.float32]:
+    def model(tokens):
         key = tuple(tokens)
         if key not in noise:
             rng = np.random.default_rng([seed, *key])
@@ -104,7 +97,7 @@ def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int, hopel
     assert [growth.pool.depths[node] for node in growth.kept] == tree.depths
 
 
-def test_equal_scores_keep_the_order_in_which_they_came() -> None:
+def test_equal_scores_keep_the_order_in_which_they_came():
     growth = Growth(TreeSpec("any", 3, 2, 2, 2, 3), Tree([0]))
     growth.grow(np.array([[5, 6, 7]]), np.full((1, 3), -1.0))
     growth.grow(np.array([[1, 2, 3], [4, 5, 6]]), np.zeros((2, 3)))
@@ -112,14 +105,14 @@ def test_equal_scores_keep_the_order_in_which_they_came() -> None:
     assert [growth.best(count) for count in (0, 1, 3, 9)] == [[0], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
 
 
-def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:
+def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf():
     """It comes before less likely branches, each within the tree's nodes and the depth that is allowed."""
     runs = {(5,): [7, 8], (6,): [9], (4,): []}
 
-    def follow(_: Any, guess: Any, count: int) -> list[int]:
+    def follow(_, guess, count):
         return [*guess, *runs[tuple(guess)]][:count]
 
-    def prolonged(nodes: int, depth: int) -> set[Path]:
+    def prolonged(nodes, depth):
         growth = Growth(TreeSpec("any", 3, 3, 3, 1, nodes), Tree([0]))
         growth.grow(np.array([[6, 5, 4]]), np.array([[-2.0, -0.2, -3.0]]))
         growth.prolong(follow, depth)

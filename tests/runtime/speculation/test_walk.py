@@ -1,7 +1,5 @@
 """Verification: the walk against a naive one, and the text the same whatever is drafted."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np
@@ -9,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import random_tree
 
-from specbuild.runtime.speculation.tree import Tree, walk
+from specbuild.runtime.speculation.tree import walk
 
 
-def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
+def naive_walk(tree, choices):
     node, found = 0, []
     while True:
         found.append((node, choices[node]))
@@ -23,13 +21,13 @@ def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
-def test_walk_against_a_naive_one(seed: int, size: int, most: int) -> None:
+def test_walk_against_a_naive_one(seed, size, most):
     """It asks for no choice beyond what its caller takes, and ends where there is none."""
     rng = np.random.default_rng(seed)
     tree, asked = random_tree(rng, size, 4), list[int]()
     choices = rng.integers(0, 4, size).tolist()
 
-    def choose(node: int) -> int:
+    def choose(node):
         asked.append(node)
         return choices[node]
 

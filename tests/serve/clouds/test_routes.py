@@ -1,16 +1,9 @@
 """Clouds' routes from a client's side, with the payloads of their documentation, and Hugging Face's own client."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from huggingface_hub import InferenceClient
-from route_client import SAID, RouteClient
-from serving import Server
+from route_client import SAID
 
-Make = Callable[..., RouteClient]
 PROMPT = "def parse(text):\n"
 TEXT = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
 
@@ -23,7 +16,7 @@ TEXT = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
         (TEXT, (0, "generated_text")),
     ],
 )
-def test_sagemaker_sends_any_kind_of_body(client: RouteClient, body: dict[str, Any], where: tuple[Any, ...]) -> None:
+def test_sagemaker_sends_any_kind_of_body(client, body, where):
     told = client.ask("/invocations", **body)
     for key in where:
         told = told[key]
@@ -32,7 +25,7 @@ def test_sagemaker_sends_any_kind_of_body(client: RouteClient, body: dict[str, A
     assert client.events("/invocations", **body)
 
 
-def test_vertex_predicts_all_instances_or_none(client: RouteClient) -> None:
+def test_vertex_predicts_all_instances_or_none(client):
     short, other = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}}, {"inputs": "import os"}
     instances = [{"inputs": PROMPT}, short, other]
     told = client.ask("/predict", instances=instances, parameters=TEXT["parameters"])["predictions"]
@@ -41,7 +34,7 @@ def test_vertex_predicts_all_instances_or_none(client: RouteClient) -> None:
     assert client.refusal("/predict", instances=[{"inputs": "x", "stream": True}])[0] == 400
 
 
-def test_vertex_s_chats_and_completions_are_whole_responses(client: RouteClient) -> None:
+def test_vertex_s_chats_and_completions_are_whole_responses(client):
     chat = {"@requestFormat": "chatCompletions", "messages": SAID}
     body = {"instances": [chat, {"prompt": PROMPT}], "parameters": {"max_tokens": 4, "temperature": 0}}
     first, second = client.ask("/predict", **body)["predictions"]
@@ -51,7 +44,7 @@ def test_vertex_s_chats_and_completions_are_whole_responses(client: RouteClient)
     assert client.ask("/predict", messages=SAID, max_tokens=4)["object"] == "chat.completion", "a raw prediction"
 
 
-def test_clouds_name_their_routes_and_ping(make_client: Make) -> None:
+def test_clouds_name_their_routes_and_ping(make_client):
     client = make_client(health_route="/up", predict_route="/v1/endpoints/7:predict", api_keys=("secret",))
     assert [client.get(path).status_code for path in ("/up", "/ping")] == [200, 200]
     key, body = {"Authorization": "Bearer secret"}, {"instances": [TEXT]}
@@ -63,7 +56,7 @@ def test_clouds_name_their_routes_and_ping(make_client: Make) -> None:
 
 
 @pytest.mark.slow
-def test_hugging_face_s_client(server: Server) -> None:
+def test_hugging_face_s_client(server):
     client = InferenceClient(server.url)
     text = client.text_generation(PROMPT, max_new_tokens=16)
     assert "".join(client.text_generation(PROMPT, max_new_tokens=16, stream=True)) == text

@@ -1,19 +1,14 @@
 """text-generation-inference's texts: tokens together are the text, whole and streamed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from route_client import RouteClient
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import SamplingParams
 
 PROMPT = "def parse(text):\n"
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8}])
-def test_a_text_its_details_and_its_stream(client: RouteClient, engine: Engine, sampled: dict[str, Any]) -> None:
+def test_a_text_its_details_and_its_stream(client, engine, sampled):
     """A stream has an event for each token, and the last has the text."""
     (result,) = engine.generate(PROMPT, SamplingParams(24, seed=3, **sampled))
     parameters = {"max_new_tokens": 24, "seed": 3, "details": True} | sampled
@@ -32,7 +27,7 @@ def test_a_text_its_details_and_its_stream(client: RouteClient, engine: Engine, 
     assert {name: last[name] for name in ("finish_reason", "generated_tokens", "seed")}.items() <= details.items()
 
 
-def test_the_last_tokens_of_a_prompt_count_and_a_stop_sequence_ends_it(client: RouteClient, engine: Engine) -> None:
+def test_the_last_tokens_of_a_prompt_count_and_a_stop_sequence_ends_it(client, engine):
     (result,) = engine.generate([engine.encode(PROMPT)[-3:]], [SamplingParams(8, seed=0)])
     told = client.ask("/generate", inputs=PROMPT, parameters={"max_new_tokens": 8, "truncate": 3})
     assert told == {"generated_text": result.text}
@@ -42,7 +37,7 @@ def test_the_last_tokens_of_a_prompt_count_and_a_stop_sequence_ends_it(client: R
     assert "\n" not in told["generated_text"]
 
 
-def test_a_grammar_that_is_none_is_refused(client: RouteClient) -> None:
+def test_a_grammar_that_is_none_is_refused(client):
     for kind, wrong in (("json", "x"), ("json_schema", {"name": "a"}), ("regex", {})):
         status, error = client.refusal("/generate", inputs="x", parameters={"grammar": {"type": kind, "value": wrong}})
         assert (status, str(error).partition(" ")[0]) == (400, "grammar.value")

@@ -1,13 +1,7 @@
 """The page in a browser: a chat by keyboard alone, on a phone's width, from a file, and the same text twice."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from browser import BROWSER, DRIVER, chromium
-from serving import Server
 
 from specbuild.serve.page.routes import PAGE
 
@@ -15,39 +9,39 @@ pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason="no chromium an
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with chromium() as window:
         yield window
 
 
-def until(browser: Any, script: str) -> Any:
+def until(browser, script):
     """What a script returns once that is true."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(f"return {script}"))
 
 
-def keys(browser: Any, *typed: str) -> None:
+def keys(browser, *typed):
     from selenium.webdriver import ActionChains
 
     ActionChains(browser).send_keys(*typed).perform()
 
 
-def loaded(browser: Any, address: str, width: int = 1200) -> None:
+def loaded(browser, address, width=1200):
     browser.set_window_size(width, 800)
     browser.get(address)
     until(browser, "models.length > 0")
     browser.execute_script("at('max_tokens').value = 48")
 
 
-def answers(browser: Any) -> list[str]:
+def answers(browser):
     return list(
         browser.execute_script("return [...document.querySelectorAll('.assistant .text')].map(e => e.textContent)")
     )
 
 
 @pytest.mark.slow
-def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(browser: Any, server: Server) -> None:
+def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(browser, server):
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
 
@@ -77,7 +71,7 @@ def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(bro
 
 
 @pytest.mark.slow
-def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) -> None:
+def test_every_control_is_reached_by_the_keyboard(browser, server):
     from selenium.webdriver.common.keys import Keys
 
     loaded(browser, server.url)
@@ -91,7 +85,7 @@ def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) 
 
 
 @pytest.mark.slow
-def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None:
+def test_escape_stops_an_answer_that_stays(browser, server):
     from selenium.webdriver.common.keys import Keys
 
     loaded(browser, server.url)
@@ -111,7 +105,7 @@ def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_on_the_page(browser: Any, server: Server) -> None:
+def test_what_is_wrong_is_said_on_the_page(browser, server):
     from selenium.webdriver.common.keys import Keys
 
     loaded(browser, server.url)
@@ -124,7 +118,7 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, server: Server) -> None
     browser.get_log("browser")
 
 
-def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, server: Server) -> None:
+def test_a_phone_shows_everything_without_scrolling_sideways(browser, server):
     loaded(browser, server.url, width=360)
     wide = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert wide[0] <= wide[1]
@@ -133,7 +127,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, serve
 
 
 @pytest.mark.slow
-def test_from_a_file_it_asks_the_server_that_it_is_told(browser: Any, server: Server) -> None:
+def test_from_a_file_it_asks_the_server_that_it_is_told(browser, server):
     from selenium.webdriver.common.keys import Keys
 
     browser.get(PAGE.as_uri())

@@ -1,25 +1,19 @@
 """The page's routes: what is sent, and who may have it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
-from collections.abc import Callable
 
 import pytest
-from route_client import RouteClient
-
-Make = Callable[..., RouteClient]
 
 
-def test_without_the_flag_there_is_no_page(client: RouteClient) -> None:
+def test_without_the_flag_there_is_no_page(client):
     assert client.get("/").status_code == 405, "text-generation-inference's route alone"
     assert client.get("/ui/models").status_code == 404
 
 
 @pytest.mark.slow
-def test_the_page_asks_nobody_else(make_client: Make) -> None:
+def test_the_page_asks_nobody_else(make_client):
     page = make_client(ui=True).get("/")
     assert not re.search(r"(src|href)\s*=\s*[\"'](?!data:,)|@import", page.text), "no file besides"
     assert set(re.findall(r"https?://[^\s\"`)]+", page.text)) == {"http://127.0.0.1:8000"}

@@ -1,10 +1,5 @@
 """Requests of other routes become chats or completions, and pieces become items."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from data_files import rows
 from hypothesis import given
@@ -16,12 +11,11 @@ from specbuild.serve.anthropic.fields import MessagesRequest
 from specbuild.serve.clouds.fields import GenerateRequest
 from specbuild.serve.clouds.tgi import completion_of
 from specbuild.serve.output_parsers.parser_base import Piece
-from specbuild.serve.request.body import Body
 from specbuild.serve.responses_api import conversation
 from specbuild.serve.responses_api.fields import ResponsesRequest
 from specbuild.serve.responses_api.items import Output
 
-READERS: dict[str, Callable[[Any], Body]] = {
+READERS = {
     "/generate": lambda body: completion_of(GenerateRequest.model_validate(body), stream=False),
     RESPONSES: lambda body: conversation.chat_of(ResponsesRequest.model_validate(body), []),
     MESSAGES: lambda body: messages.chat_of(MessagesRequest.model_validate(body)),
@@ -29,17 +23,17 @@ READERS: dict[str, Callable[[Any], Body]] = {
 
 
 @pytest.mark.parametrize("told", rows("translated_bodies.jsonl"))
-def test_a_request_is_a_chat_or_a_completion(told: Any) -> None:
+def test_a_request_is_a_chat_or_a_completion(told):
     found = READERS[told["path"]](told["body"])
     assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["translated"]
 
 
 @given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))
-def test_each_item_is_begun_heard_and_ended_before_the_next(kinds: list[str]) -> None:
+def test_each_item_is_begun_heard_and_ended_before_the_next(kinds):
     output, number, pieces = Output(), -1, list[Piece]()
     for kind in kinds:
         number += kind == "call"
-        pieces.append(Piece(kind, "x", max(number, 0)))  # type: ignore[arg-type]
+        pieces.append(Piece(kind, "x", max(number, 0)))
         if kind == "call":
             pieces.append(Piece("arguments", "{}", number))
     events = [event for piece in pieces for event in output.add(piece)] + list(output.close("incomplete"))

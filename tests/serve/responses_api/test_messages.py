@@ -1,7 +1,5 @@
 """/v1/messages as translated: blocks of pieces with their events."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -20,7 +18,7 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_events_add_up_to_the_blocks(pieces: list[Piece]) -> None:
+def test_events_add_up_to_the_blocks(pieces):
     called, content, told = False, Content(), list[dict[str, Any]]()
     for piece in pieces:
         if piece.kind != "arguments" or called:

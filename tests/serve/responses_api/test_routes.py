@@ -1,16 +1,12 @@
 """/v1/responses and /v1/messages from a client's side: the chat's texts and calls, conversations, keys, cancelling."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from asgi import GONE, Message, part, scope_of
-from route_client import CHATS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
+from asgi import GONE, part, scope_of
+from route_client import CHATS, MESSAGES, RESPONSES, SAID, SCHEMA
 
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 CALLS = {  # by route, what makes it call the tool
@@ -28,12 +24,12 @@ temperature reasoning usage max_output_tokens max_tool_calls store background se
 prompt_cache_key"""  # of a response, by Open Responses' schema
 
 
-def shape(body: dict[str, Any]) -> list[Any]:
+def shape(body):
     return [item.get("content") or (item["name"], item["arguments"]) for item in body["output"]]
 
 
 @pytest.mark.slow
-def test_a_response_is_the_chats_text(client: RouteClient) -> None:
+def test_a_response_is_the_chats_text(client):
     said, body, events = client.choice(CHATS)["text"], client.ask(RESPONSES), client.events(RESPONSES)
     assert body["output"][0]["content"][0]["text"] == said
     assert (body["object"], body["status"], body["usage"]["output_tokens"]) == ("response", "incomplete", 12)
@@ -45,9 +41,9 @@ def test_a_response_is_the_chats_text(client: RouteClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_response_has_every_field_that_open_responses_requires(client: RouteClient) -> None:
+def test_a_response_has_every_field_that_open_responses_requires(client):
     """It says what was asked; numbers say how tokens were chosen, also where that was left to the model."""
-    asked: dict[str, Any] = {"metadata": {"a": "b"}, "instructions": "brief", "user": "me", "temperature": None}
+    asked = {"metadata": {"a": "b"}, "instructions": "brief", "user": "me", "temperature": None}
     whole = client.ask(RESPONSES, **asked)
     del asked["temperature"]
     assert asked.items() <= whole.items()
@@ -62,7 +58,7 @@ def test_a_response_has_every_field_that_open_responses_requires(client: RouteCl
     assert called["created_at"] <= called["completed_at"] <= time.time()
 
 
-def test_a_conversation_goes_on_and_can_be_deleted(client: RouteClient) -> None:
+def test_a_conversation_goes_on_and_can_be_deleted(client):
     first = client.ask(RESPONSES)
     path, more = f"{RESPONSES}/{first['id']}", {"input": "and then", "previous_response_id": first["id"]}
     assert client.get(path).json() == first
@@ -79,9 +75,7 @@ def test_a_conversation_goes_on_and_can_be_deleted(client: RouteClient) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
-def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(
-    make_client: Callable[..., RouteClient], background: bool
-) -> None:
+def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(make_client, background):
     with make_client(api_keys=("a", "b")) as client:  # one loop for all requests
         asked = {"input": "x", "background": background, "max_output_tokens": 200}
         number = client.post(RESPONSES, json=asked, headers=A).json()["id"]
@@ -93,7 +87,7 @@ def test_no_other_key_reads_goes_on_with_cancels_or_deletes_it(
         assert client.get(path, headers=A).status_code == 200
 
 
-def test_one_in_the_background_is_polled_and_cancelled(client: RouteClient) -> None:
+def test_one_in_the_background_is_polled_and_cancelled(client):
     with client:
         path = f"{RESPONSES}/{client.ask(RESPONSES, background=True)['id']}"
         while (body := client.get(path).json())["status"] == "in_progress":
@@ -106,23 +100,23 @@ def test_one_in_the_background_is_polled_and_cancelled(client: RouteClient) -> N
             assert reply.json()["status"] == client.get(path).json()["status"] == "cancelled"
 
 
-def test_one_in_the_background_needs_no_client(client: RouteClient) -> None:
+def test_one_in_the_background_needs_no_client(client):
     """It goes on where its client left before the first token."""
     body = part(json.dumps({"input": "x", "background": True, "max_output_tokens": 8}).encode())
 
-    async def ask(scope: Message, *messages: Message) -> Any:
+    async def ask(scope, *messages):
         left, sent = list(messages), list[bytes]()
 
-        async def receive() -> Message:
+        async def receive():
             return left.pop(0) if left else GONE
 
-        async def send(message: Message) -> None:
+        async def send(message):
             sent.append(message.get("body", b""))
 
         await client.app(scope, receive, send)
         return json.loads(b"".join(sent))
 
-    async def run() -> Any:
+    async def run():
         found = await ask(scope_of("POST", RESPONSES, content_type="application/json"), body)
         while found["status"] == "in_progress":
             await asyncio.sleep(0.01)
@@ -133,7 +127,7 @@ def test_one_in_the_background_needs_no_client(client: RouteClient) -> None:
     assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 8)
 
 
-def test_a_message_is_the_chats_text(client: RouteClient) -> None:
+def test_a_message_is_the_chats_text(client):
     said, body, events = client.choice(CHATS)["text"], client.ask(MESSAGES), client.events(MESSAGES)
     assert body["content"] == [{"type": "text", "text": said}]
     assert (body["type"], body["role"], body["stop_reason"]) == ("message", "assistant", "max_tokens")
@@ -148,7 +142,7 @@ def test_a_message_is_the_chats_text(client: RouteClient) -> None:
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", said[3:6])
 
 
-def test_a_response_calls_a_tool(client: RouteClient) -> None:
+def test_a_response_calls_a_tool(client):
     body, events = client.ask(RESPONSES, **CALLS[RESPONSES]), client.events(RESPONSES, **CALLS[RESPONSES])
     (call,) = body["output"]
     assert (call["type"], call["name"], body["status"]) == ("function_call", "weather", "completed")
@@ -159,7 +153,7 @@ def test_a_response_calls_a_tool(client: RouteClient) -> None:
     assert client.ask(RESPONSES, input=[output], previous_response_id=body["id"])
 
 
-def test_a_message_calls_a_tool(client: RouteClient) -> None:
+def test_a_message_calls_a_tool(client):
     body, events = client.ask(MESSAGES, **CALLS[MESSAGES]), client.events(MESSAGES, **CALLS[MESSAGES])
     (call,) = body["content"]
     assert (call["type"], call["name"], body["stop_reason"]) == ("tool_use", "weather", "tool_use")
@@ -171,7 +165,7 @@ def test_a_message_calls_a_tool(client: RouteClient) -> None:
 
 
 @pytest.mark.parametrize(("key", "status"), [("secret", 200), ("other", 401)])
-def test_a_key_may_come_by_anthropics_header(make_client: Callable[..., RouteClient], key: str, status: int) -> None:
+def test_a_key_may_come_by_anthropics_header(make_client, key, status):
     body = {"messages": SAID, "max_tokens": 1}
     reply = make_client(api_keys=("secret",)).post(MESSAGES, json=body, headers={"x-api-key": key})
     assert reply.status_code == status

@@ -1,14 +1,11 @@
 """The store: bounded, apart by tenant, whole after a kill."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ from specbuild.serve.responses_api.store import Store
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_response_is_its_tenants(tmp_path: Path, kept: bool) -> None:
+def test_a_response_is_its_tenants(tmp_path, kept):
     store = Store(tmp_path / "kept.db" if kept else None)
     assert store.put("a", "1", {"x": "é"})
     assert store.get("a", "1") == {"x": "é"}
@@ -29,7 +26,7 @@ def test_a_response_is_its_tenants(tmp_path: Path, kept: bool) -> None:
     assert store.get("a", "1") is None
 
 
-def test_it_is_bounded_by_number_and_bytes() -> None:
+def test_it_is_bounded_by_number_and_bytes():
     store = Store(max_responses=3, max_bytes=100)
     for number in range(5):
         store.put("a", str(number), number)
@@ -42,7 +39,7 @@ def test_it_is_bounded_by_number_and_bytes() -> None:
     assert not store.put("a", "too large", "x" * 200)
 
 
-def test_a_conversation_is_bounded_by_its_bytes() -> None:
+def test_a_conversation_is_bounded_by_its_bytes():
     store, before = Store(), None
     for number in range(30):
         said = [{"type": "message", "role": "user", "content": "x" * (1 << 20)}]
@@ -55,7 +52,7 @@ def test_a_conversation_is_bounded_by_its_bytes() -> None:
         asyncio.run(kept.conversation(None, "r29"))
 
 
-def test_a_file_is_its_owners_and_of_responses(tmp_path: Path) -> None:
+def test_a_file_is_its_owners_and_of_responses(tmp_path):
     path = tmp_path / "kept.db"
     Store(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -68,7 +65,7 @@ def test_a_file_is_its_owners_and_of_responses(tmp_path: Path) -> None:
             Store(wrong)
 
 
-def test_a_kill_loses_the_row_being_written_at_most(tmp_path: Path) -> None:
+def test_a_kill_loses_the_row_being_written_at_most(tmp_path):
     """What was put before a kill is there, whole, and the file goes on."""
     path = tmp_path / "kept.db"
     program = (

@@ -24,9 +24,7 @@ print(cores())"""
 
 
 @pytest.mark.parametrize(("count", "found"), [(6, 6), (None, 1)])
-def test_a_system_without_affinity_has_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, count: int | None, found: int
-) -> None:
+def test_a_system_without_affinity_has_all_of_them(monkeypatch, count, found):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert cores() == found

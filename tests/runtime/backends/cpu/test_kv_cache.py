@@ -1,7 +1,5 @@
 """The cache: rows move where a commit says, and nothing else does."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 
@@ -17,7 +15,7 @@ SLOTS, CAPACITY = 2, 20
 SHAPES = st.builds(CacheShape, st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 
 
-def filled(shapes: list[CacheShape]) -> KVCache:
+def filled(shapes):
     cache = KVCache(shapes, SLOTS, CAPACITY)
     for each in cache.views:
         each[:] = np.random.default_rng(each.size).random(each.shape)
@@ -25,7 +23,7 @@ def filled(shapes: list[CacheShape]) -> KVCache:
 
 
 @given(st.data())
-def test_gather_moves_rows_in_every_layer_and_nothing_else(data: st.DataObject) -> None:
+def test_gather_moves_rows_in_every_layer_and_nothing_else(data):
     """In any order, though source and destination overlap."""
     start, slot = data.draw(st.integers(0, CAPACITY - 1)), data.draw(st.integers(0, SLOTS - 1))
     rows = data.draw(st.lists(st.integers(start, CAPACITY - 1), unique=True))
@@ -38,7 +36,7 @@ def test_gather_moves_rows_in_every_layer_and_nothing_else(data: st.DataObject) 
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=4), st.integers(0, CAPACITY))
-def test_copy_takes_the_first_rows_of_every_layer(shapes: list[CacheShape], rows: int) -> None:
+def test_copy_takes_the_first_rows_of_every_layer(shapes, rows):
     cache = filled(shapes)
     expected = [each.copy() for each in cache.views]
     for each in expected:
@@ -47,7 +45,7 @@ def test_copy_takes_the_first_rows_of_every_layer(shapes: list[CacheShape], rows
     assert all(map(np.array_equal, cache.views, expected))
 
 
-def test_memory_is_that_of_rows_that_were_written() -> None:
+def test_memory_is_that_of_rows_that_were_written():
     """Pages of 2 MB would map all of it at a text's first token."""
     cache = KVCache([CacheShape(4, 128, 128)] * 4, 4, 4096)
     before = resident()
@@ -56,12 +54,12 @@ def test_memory_is_that_of_rows_that_were_written() -> None:
     assert resident() - before < cache.nbytes / 16
 
 
-def test_caches_that_no_memory_holds_are_a_memory_error() -> None:
+def test_caches_that_no_memory_holds_are_a_memory_error():
     for capacity in (1 << 48, 1 << 60):
         with pytest.raises(MemoryError, match="bytes of caches"):
             KVCache([CacheShape(1, 64, 64)], 1, capacity)
 
 
-def resident() -> int:
+def resident():
     """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,10 +1,6 @@
 """Models on a CPU: any batch of a bundle's one graph, or one line."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,16 +11,16 @@ from specbuild.runtime.errors import BundleError
 
 
 @pytest.fixture(scope="module")
-def opened(bundle: Path) -> Bundle:
+def opened(bundle):
     return Bundle.open(bundle)
 
 
-def test_a_graph_that_is_not_there_is_said_in_one_line(opened: Bundle, tmp_path: Path) -> None:
+def test_a_graph_that_is_not_there_is_said_in_one_line(opened, tmp_path):
     with pytest.raises(BundleError, match=r"target/model\.onnx cannot be read"):
         load_model(Bundle(tmp_path, opened.manifest), "target", 1, threads=1)
 
 
-def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: Any, logged: Any) -> None:
+def test_more_threads_than_cores_are_warned_of(opened, caplog, logged):
     with caplog.at_level(logging.WARNING, "specbuild"):
         load_model(opened, "draft", 1, threads=cores()).close()
         assert not logged()

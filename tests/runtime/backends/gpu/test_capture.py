@@ -1,10 +1,8 @@
 """Graphs that repeat themselves: what is used of CUDA's packages is there, and on a GPU what they do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from device import CudaKernels, gpus
+from device import gpus
 
 from specbuild.runtime.backends.gpu import cuda
 from specbuild.runtime.backends.kernels.abi import Ring
@@ -17,7 +15,7 @@ CALLS = (
 )
 
 
-def test_the_bindings_have_what_a_capture_uses() -> None:
+def test_the_bindings_have_what_a_capture_uses():
     driver = pytest.importorskip("cuda.bindings.driver")
     assert [name for name in CALLS if not hasattr(driver, name)] == []
     assert driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
@@ -26,7 +24,7 @@ def test_the_bindings_have_what_a_capture_uses() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
-def test_a_loop_on_a_gpu(cuda_kernels: CudaKernels) -> None:
+def test_a_loop_on_a_gpu(cuda_kernels):
     """Five rounds and then three, and one where it is stopped, read while they go on."""
     device, rounds = cuda.Cuda(), 8
     stream = device.stream()
@@ -40,7 +38,7 @@ def test_a_loop_on_a_gpu(cuda_kernels: CudaKernels) -> None:
     addresses |= {"counts": length.address, "root_position": length.address}
     sizes = {"most": rounds, "rounds": rounds, "batch": 1, "nodes": 1}
 
-    def body(handle: int) -> None:
+    def body(handle):
         cuda_kernels.library.launch("publish", Ring(**host, **addresses, **sizes, handle=handle), stream)
 
     step = device.loop(body, stream)

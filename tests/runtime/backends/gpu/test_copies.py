@@ -1,9 +1,5 @@
 """Copies that are not contiguous have the geometry that CUDA's driver wants: done by NumPy, they move those rows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -13,7 +9,7 @@ from specbuild.runtime.backends.gpu.copies import row_copy, strided_copy
 from specbuild.runtime.backends.gpu.device import Tensor
 
 
-def copied(move: Any, data: np.ndarray) -> None:
+def copied(move, data):
     """What the driver's manual says such a copy does, done by NumPy."""
     flat = data.reshape(-1).view(np.uint8)
     for z in range(move.Depth):
@@ -30,7 +26,7 @@ def copied(move: Any, data: np.ndarray) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float64])
 @pytest.mark.parametrize(("there", "here"), [((4, 9), (3, 5)), ((2, 5), (2, 5)), ((3, 2, 8), (3, 7))])
-def test_a_strided_copy_leaves_the_ends_of_longer_rows_alone(there: Any, here: Any, dtype: type) -> None:
+def test_a_strided_copy_leaves_the_ends_of_longer_rows_alone(there, here, dtype):
     """Further rows too; rows of equal length are one copy of them all."""
     driver = pytest.importorskip("cuda.bindings.driver")
     to, source = np.zeros(there, dtype), np.arange(1, 1 + np.prod(here)).astype(dtype).reshape(here)
@@ -45,7 +41,7 @@ def test_a_strided_copy_leaves_the_ends_of_longer_rows_alone(there: Any, here: A
 
 
 @given(st.data(), st.sampled_from([np.uint8, np.uint16, np.float32]))
-def test_a_row_copy_moves_those_rows_and_nothing_else(data: st.DataObject, dtype: type) -> None:
+def test_a_row_copy_moves_those_rows_and_nothing_else(data, dtype):
     """Whatever the cache's shape, up to whole slots, from the first row or to the last one."""
     driver = pytest.importorskip("cuda.bindings.driver")
     shape = tuple(data.draw(st.tuples(*(st.integers(1, most) for most in (4, 3, 3, 6, 3)))))

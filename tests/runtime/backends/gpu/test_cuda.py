@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ CACHE = (6, 2, 3, 20, 4)  # [2 · layers, slots, heads, rows, D]
 @pytest.mark.parametrize("call", [check_driver, Cuda])
 def test_without_a_gpu_it_says_so_in_one_line(call: object) -> None:
     with pytest.raises(ExecutionError, match=r"no NVIDIA driver \(libcuda.so.1\): install one for CUDA 13.0|no GPU"):
-        call()  # type: ignore[operator]
+        call()
 
 
 @pytest.mark.parametrize(
@@ -41,12 +40,12 @@ def test_without_a_gpu_it_says_so_in_one_line(call: object) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_driver(version: int, status: int, devices: int, fault: str | None) -> None:
+def test_what_is_wrong_with_a_driver(version, status, devices, fault):
     found = driver_fault((13, 0), version, status, devices)
     assert found is None if fault is None else fault in str(found)
 
 
-def test_importing_it_needs_no_package_of_cuda() -> None:
+def test_importing_it_needs_no_package_of_cuda():
     code = """import sys, specbuild.runtime.backends.tensorrt.model
 assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -64,7 +63,7 @@ assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
         ("Event", "__sub__"),
     ],
 )
-def test_cuda_core_has_what_is_used(name: str, attributes: str) -> None:
+def test_cuda_core_has_what_is_used(name, attributes):
     found = pytest.importorskip("cuda.core")
     for part in name.split("."):
         found = getattr(found, part)
@@ -72,20 +71,20 @@ def test_cuda_core_has_what_is_used(name: str, attributes: str) -> None:
 
 
 @pytest.fixture
-def cuda() -> Iterator[Cuda]:
+def cuda():
     device = Cuda()
     yield device
     device.close()
 
 
-def put(cuda: Cuda, array: np.ndarray, stream: int) -> Tensor:
+def put(cuda, array, stream):
     tensor, staged = cuda.empty(array.shape, array.dtype), cuda.pinned(array.shape, array.dtype)
     staged[...] = array
     cuda.upload(tensor, staged, stream)
     return tensor
 
 
-def get(cuda: Cuda, tensor: Tensor, stream: int) -> np.ndarray:
+def get(cuda, tensor, stream):
     array = cuda.pinned(tensor.shape, tensor.dtype)
     cuda.download(array, tensor, stream)
     cuda.wait(stream)
@@ -161,7 +160,7 @@ def test_graphs_on_a_gpu(cuda: Cuda) -> None:
     source = put(cuda, np.arange(64, dtype=np.int32), stream)
     to = cuda.empty((64,), np.int32)
 
-    def enqueue() -> None:  # on two streams, which is one graph
+    def enqueue():  # on two streams, which is one graph
         cuda.fill(source, 1, stream)
         cuda.after(other, stream)
         cuda.copy(to, source, other)

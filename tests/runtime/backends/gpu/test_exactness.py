@@ -1,9 +1,5 @@
 """A device's exactness class: one shape for all steps, where that is enough."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import plugin_executors
 import pytest
 from host_device import HostDevice
@@ -15,13 +11,13 @@ from specbuild.runtime.backends.tensorrt.pages import PageTable
 
 
 @pytest.mark.parametrize(("nodes", "step"), [(1, 1), (2, 2), (5, 8), (16, 16)])
-def test_one_shape_is_a_class(nodes: int, step: int) -> None:
+def test_one_shape_is_a_class(nodes, step):
     made = executor("target", HostDevice(), 2, planted=0.2)
     assert find(made, nodes) == made.exactness == ExactnessClass(2 * step, step)
     assert list(made.buckets) == [step]
 
 
-def test_a_class_has_a_digest_of_its_bits() -> None:
+def test_a_class_has_a_digest_of_its_bits():
     """Equal for equal models, another where a model computes otherwise or steps have another shape."""
     classes = [
         find(executor("target", HostDevice(), 2, planted=planted), nodes)
@@ -35,7 +31,7 @@ def test_a_class_has_a_digest_of_its_bits() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [4, 30])
-def test_pages_are_taken_and_given_back(count: int) -> None:
+def test_pages_are_taken_and_given_back(count):
     """As many as there are; the texts are shorter where they are few."""
     device = HostDevice()
     pages = PageTable(device, 2, plugin_executors.CAPACITY, 16, count)
@@ -46,13 +42,11 @@ def test_pages_are_taken_and_given_back(count: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["steps", "texts"])
-def test_what_depends_on_more_has_none(
-    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_depends_on_more_has_none(where, monkeypatch, caplog):
     """On where a step begins, be it one of several nodes or of a text."""
     write = ShapedModel._rows
 
-    def rows(self: ShapedModel, cache: Any, first: int, tokens: Any, *more: Any) -> Any:
+    def rows(self, cache, first, tokens, *more):
         return write(self, cache, first, tokens, *more) + 0.1 * (first % 3) * ((len(tokens) == 8) == (where == "steps"))
 
     monkeypatch.setattr(ShapedModel, "_rows", rows)

@@ -1,38 +1,30 @@
 """The executor in standard operators: transformers' logits, on a device that is a host's memory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice
-from numpy.typing import NDArray
 from small_models import reference
 from tiny_models import CAPACITY, CHUNK, VOCAB, executor, torch_model
 
-from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.errors import ExecutionError
 
 BOUND = {"rtol": 1e-4, "atol": 1e-4}
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61, 30, 2, 77], [61, 4, 4], [8]]
-Make = Callable[[str, int], StandardExecutor]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory):
     folder = tmp_path_factory.mktemp("standard")
     return lambda name, batch_size: executor(name, HostDevice(), folder, batch_size)
 
 
 @pytest.mark.slow
-def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
+def test_a_long_chunk_is_a_step_of_its_slot(make):
     made, texts = make("target", 3), [[(7 * i + k) % VOCAB for i in range(40)] for k in range(3)]
     done = [0, 5, 0]
 
-    def check(shares: list[tuple[int, int, int]]) -> None:
+    def check(shares):
         """Slots, how many tokens they read, and of how many the logits are wanted."""
         rows = made.step(
             [chain(s, texts[s][done[s] : done[s] + count], done[s], wanted) for s, count, wanted in shares]
@@ -51,16 +43,16 @@ def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
+def test_seconds_are_those_that_the_device_takes_for_steps(make):
     """By its own clock: not what it does before a step, not copies, and not how long the host waits."""
     made, now = make("target", 2), [0.0]
-    device: HostDevice = made.device  # type: ignore[assignment]
+    device = made.device
     device.clock = lambda: now[0]
 
-    def passes(seconds: float) -> None:
+    def passes(seconds):
         now[0] += seconds
 
-    made.model.spoil = passes  # type: ignore[attr-defined]
+    made.model.spoil = passes
     for prompt, took in ((PROMPTS[1], 4), ([7] * 20, 20), (PROMPTS[2], 1)):
         device.run(made.stream, lambda: passes(100.0))
         before = made.seconds
@@ -75,9 +67,9 @@ def test_seconds_are_those_that_the_device_takes_for_steps(make: Make) -> None:
     assert made.seconds == 28
 
 
-def test_a_slot_is_erased_alone(make: Make) -> None:
+def test_a_slot_is_erased_alone(make):
     made = make("target", 3)
-    cache = made.device.array(made.model.tensors.cache)  # type: ignore[attr-defined]
+    cache = made.device.array(made.model.tensors.cache)
     assert not cache.any(), "its first runs left nothing"
     cache[:] = np.nan
     made.erase(1)
@@ -85,7 +77,7 @@ def test_a_slot_is_erased_alone(make: Make) -> None:
     assert np.isnan(cache[:, [0, 2]]).all()
 
 
-def test_positions_end_where_the_model_does(make: Make) -> None:
+def test_positions_end_where_the_model_does(make):
     made = make("target", 1)
     object.__setattr__(made.spec, "max_positions", 4)
     made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
@@ -97,13 +89,13 @@ class Padded:
 
     lengths = (2, 18, 24)
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner):
         self.inner, self.noted = inner, list[tuple[int, int]]()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+    def prefill(self, slot, nodes, last, stream):
         assert nodes in self.lengths
         self.noted.append((nodes, last))
         self.inner.prefill(slot, nodes, last, stream)
@@ -118,9 +110,7 @@ class Padded:
         (18, CAPACITY - 18, [(18, 17)]),
     ],
 )
-def test_a_prompt_is_padded_to_a_length_that_the_model_has(
-    make: Make, count: int, start: int, steps: list[tuple[int, int]]
-) -> None:
+def test_a_prompt_is_padded_to_a_length_that_the_model_has(make, count, start, steps):
     results = []
     for pads in (False, True):
         made = make("target", 2)
@@ -128,10 +118,10 @@ def test_a_prompt_is_padded_to_a_length_that_the_model_has(
             made.step([chain(1, [3 + i % 40 for i in range(at, min(at + 8, start))], at, 0)])
             made.commit(1, (), min(at + 8, start))
         if pads:
-            made.model = Padded(made.model)  # type: ignore[assignment]
+            made.model = Padded(made.model)
         (rows,) = made.step([chain(1, [7 + i % 50 for i in range(count)], start, 1)])
         results.append(rows.copy())
-    assert made.model.noted == steps  # type: ignore[attr-defined]
+    assert made.model.noted == steps
     np.testing.assert_allclose(results[1], results[0], **BOUND)
     with pytest.raises(ExecutionError, match="1 nodes from row 111 on do not fit the target's padding"):
         made.step([chain(1, [5] * 19, CAPACITY - 19, 0)])
@@ -139,11 +129,11 @@ def test_a_prompt_is_padded_to_a_length_that_the_model_has(
 
 @pytest.mark.nightly(but=("target",))
 @pytest.mark.parametrize("name", ["target", "windowed"])
-def test_steps_are_transformers(make: Make, name: str) -> None:
+def test_steps_are_transformers(make, name):
     made, model = make(name, 3), torch_model(name)
 
-    def last(text: Sequence[int]) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = reference(model, list(text))
+    def last(text):
+        rows = reference(model, list(text))
         return rows[-1]
 
     check_trees_and_commits(made, PROMPTS, last, BOUND)

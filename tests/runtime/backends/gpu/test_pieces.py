@@ -1,9 +1,6 @@
 """A text's steps: as short as they may be, or of lengths that follow from the rows alone."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +14,22 @@ from specbuild.runtime.errors import ExecutionError
 CAPACITY, SHORT, LONG = 100, 8, 24
 
 
-def model(lengths: Any = range(1, LONG + 1), tree: Any = None) -> Any:
+def model(lengths=range(1, LONG + 1), tree=None):
     spec = SimpleNamespace(capacity=CAPACITY, name="target")
     return SimpleNamespace(lengths=lengths, tensors=SimpleNamespace(tree=tree), spec=spec, buckets=(1, 4, SHORT))
 
 
-def chunk(start: int, count: int, logits: int = 1) -> StepInput:
+def chunk(start, count, logits=1):
     rows = range(start, start + count)
     return StepInput(0, start, start, list(rows), rows, None, logits, np.arange(count, dtype=np.float32)[:, None])
 
 
-def steps(start: int, count: int, **how: Any) -> list[tuple[int, int, int]]:
+def steps(start, count, **how):
     """First row, tokens and nodes of each."""
     return [(p.start, len(p.tokens), n) for p, n in pieces(chunk(start, count), model(), **how)]
 
 
-def by_row(start: int, count: int) -> dict[int, int]:
+def by_row(start, count):
     """The nodes of the step that reads each row."""
     found = steps(start, count, by_row=True)
     assert all(first + nodes <= CAPACITY for first, _, nodes in found), "no step reaches beyond the cache"
@@ -40,14 +37,14 @@ def by_row(start: int, count: int) -> dict[int, int]:
 
 
 @given(st.integers(0, CAPACITY - SHORT - 1), st.data())
-def test_a_row_says_how_long_its_step_is(start: int, data: st.DataObject) -> None:
+def test_a_row_says_how_long_its_step_is(start, data):
     """Wherever reading begins and ends."""
     count = data.draw(st.integers(1, CAPACITY - SHORT - start))
     whole = by_row(0, CAPACITY - SHORT)
     assert by_row(start, count) == {row: whole[row] for row in range(start, start + count)}
 
 
-def test_the_first_rows_and_the_last_are_read_in_short_steps() -> None:
+def test_the_first_rows_and_the_last_are_read_in_short_steps():
     """The last one has the logits."""
     assert steps(0, 90, by_row=True) == [(0, 8, 8), (8, 24, 24), (32, 24, 24), (56, 21, 24), (77, 8, 8), (85, 5, 8)]
     made = [piece for piece, _ in pieces(chunk(5, 10), model(), by_row=True)]
@@ -67,7 +64,7 @@ def test_the_first_rows_and_the_last_are_read_in_short_steps() -> None:
         (95, 5, (8, 24), "a tree", [(5, 8)]),
     ],
 )
-def test_the_shortest_step_otherwise(start: int, count: int, lengths: Any, tree: Any, found: Any) -> None:
+def test_the_shortest_step_otherwise(start, count, lengths, tree, found):
     assert [(len(p.tokens), n) for p, n in pieces(chunk(start, count), model(lengths, tree), by_row=False)] == found
     with pytest.raises(ExecutionError, match="do not fit the target's padding"):
         list(pieces(chunk(95, 5), model((8, 24)), by_row=False))

@@ -1,10 +1,7 @@
 """A plan's inputs and outputs are held against what its bundle's manifest says, tensor by tensor."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +16,7 @@ STATES = TensorInfo("FLOAT", (-1, -1, 24))
 
 
 @pytest.mark.parametrize(("attention", "name"), [("native", "standard"), ("plugin", "plugin")])
-def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
+def test_the_lowering_names_the_same_tensors(attention, name):
     lowering = pytest.importorskip(f"specbuild.builder.lower.{name}")
     found = {
         each.format(layer=layer, window=window)
@@ -35,7 +32,7 @@ def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
 @pytest.mark.parametrize("attention", ["native", "plugin"])
 @pytest.mark.parametrize("hidden", [set(), {"hidden"}, {"hidden", "hidden_in"}], ids=len)
 @pytest.mark.parametrize("cache", ["HALF", "BF16", "FLOAT"])
-def test_tensors_as_expected(cache: str, hidden: set[str], attention: str) -> None:
+def test_tensors_as_expected(cache, hidden, attention):
     """A head reads hidden states and writes its own; a target whose manifest has none must not have the outputs."""
     spec = replace(SPEC, hidden=24 * bool(hidden), reads_hidden="hidden_in" in hidden)
     tensors, without = (expected_tensors(each, cache, attention) for each in (spec, SPEC))
@@ -51,7 +48,7 @@ def test_tensors_as_expected(cache: str, hidden: set[str], attention: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["native", "plugin"])
 @given(data=st.data())
-def test_tensors_that_differ(attention: str, data: Any) -> None:
+def test_tensors_that_differ(attention, data):
     """One that is missing, or too many, of another type or shape, or written elsewhere."""
     tensors = expected_tensors(SPEC, "HALF", attention)
     name = data.draw(st.sampled_from(sorted(tensors.keys() - {"past_key.0"})))
@@ -74,7 +71,7 @@ def test_tensors_that_differ(attention: str, data: Any) -> None:
         ("INT8", "auto", "a cache of INT8: build it in fp16"),
     ],
 )
-def test_caches_of_another_type_are_refused(cache: str, record: str, told: str) -> None:
+def test_caches_of_another_type_are_refused(cache, record, told):
     fp8 = expected_tensors(SPEC, "FP8", "plugin")
     assert check_tensors(SPEC, fp8, "plugin", "fp8") == "FP8"
     found = {name: replace(info, dtype=cache) if info.dtype == "FP8" else info for name, info in fp8.items()}
@@ -90,7 +87,7 @@ def test_caches_of_another_type_are_refused(cache: str, record: str, told: str) 
         (16, 32, r"has page_table as .*-1, 4.* not .*-1, 2"),
     ],
 )
-def test_paged_caches_are_the_record_s(built: int, record: int, told: str) -> None:
+def test_paged_caches_are_the_record_s(built, record, told):
     found = expected_tensors(SPEC, "HALF", "plugin", built)
     assert check_tensors(SPEC, found, "plugin", block_size=built) == "HALF"
     if built:

@@ -1,7 +1,5 @@
 """The kernels' C interface is the header's, field by field, and a library of another header is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil
@@ -31,13 +29,13 @@ CODE = re.sub(r"/\*.*?\*/", "", HEADERS, flags=re.DOTALL)
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64, "float": c_float, "double": c_double}
 
 
-def declared(name: str) -> list[tuple[str, Any]]:
+def declared(name):
     """The fields of struct specbuild_<name>, as ctypes has them."""
     found = re.search(rf"struct specbuild_{name} \{{(.*?)\}}", CODE, re.DOTALL)
     assert found
     fields = list[tuple[str, Any]]()
     for declaration in filter(None, map(str.strip, found[1].split(";"))):
-        kind, names = re.fullmatch(r"((?:const |volatile )*\w+)\s*(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
+        kind, names = re.fullmatch(r"((?:const |volatile )*\w+)\s*(.*)", declaration, re.DOTALL).groups()
         for each in names.split(","):
             pointer, plain = "*" in each, re.sub(r"\*|const", "", each).strip()
             if size := re.fullmatch(r"(\w+)\[(\d+)\]", plain):
@@ -48,25 +46,25 @@ def declared(name: str) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", STRUCTS)
-def test_a_struct_has_the_headers_fields(name: str) -> None:
+def test_a_struct_has_the_headers_fields(name):
     """In their order and of their types: two of one size that change places are seen by no size."""
     assert declared(name) == [tuple(field) for field in STRUCTS[name]._fields_]
 
 
-def test_every_struct_and_launcher_of_the_header_is_there() -> None:
+def test_every_struct_and_launcher_of_the_header_is_there():
     assert set(STRUCTS) == set(re.findall(r"typedef struct specbuild_(\w+)", CODE))
     launchers = re.findall(r"int specbuild_(\w+)\(const specbuild_(\w+) \*p, void \*stream\)", CODE)
     assert {name: STRUCTS[struct] for name, struct in launchers} == LAUNCHERS
 
 
 @pytest.mark.parametrize(("enum", "prefix"), [(Dtype, "SPECBUILD_"), (Fault, "SPECBUILD_FAULT_")])
-def test_numbers_have_the_headers_names(enum: Any, prefix: str) -> None:
+def test_numbers_have_the_headers_names(enum, prefix):
     (body,) = re.findall(rf"typedef enum \{{([^}}]*)\}} specbuild_{enum.__name__.lower()};", CODE)
     found = {name.removeprefix(prefix): int(value) for name, value in re.findall(r"(\w+) = (\d+)", body)}
     assert found == {each.name: each.value for each in enum}
 
 
-def compiled(folder: Path, *lines: str) -> Path:
+def compiled(folder, *lines):
     """A library of these lines of C."""
     compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
     source, library = folder / "library.c", folder / "library.so"
@@ -76,7 +74,7 @@ def compiled(folder: Path, *lines: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def library(tmp_path_factory):
     """One of the header, whose walk fails as it is asked to: on a stream CUDA's way, or by its `vocab`."""
     sizes = "".join(f'if (!strcmp(n, "{name}")) return sizeof(specbuild_{name});' for name in STRUCTS)
     path = compiled(
@@ -92,7 +90,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     return KernelLibrary(path)
 
 
-def test_another_header_is_refused(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_header_is_refused(library, monkeypatch, tmp_path):
     """Whichever of its structs it is that has another size; and what is no library at all."""
     for name, struct in STRUCTS.items():
         short = type("Short", (ctypes.Structure,), {"_fields_": [*struct._fields_, ("more", c_int64)]})
@@ -107,14 +105,14 @@ def test_another_header_is_refused(library: KernelLibrary, monkeypatch: pytest.M
         KernelLibrary(tmp_path / "no.so")
 
 
-def test_a_library_without_the_workspaces_is_none(tmp_path: Path) -> None:
+def test_a_library_without_the_workspaces_is_none(tmp_path):
     """Of an older interface, or of anything else."""
     old = compiled(tmp_path, "char *specbuild_error(void) { return 0; }", "long specbuild_struct_size() { return 0; }")
     with pytest.raises(ExecutionError, match=r"is no library of specbuild's kernels: .*specbuild_attention_workspace"):
         KernelLibrary(old)
 
 
-def test_another_struct_is_refused(library: KernelLibrary) -> None:
+def test_another_struct_is_refused(library):
     class Other(ctypes.Structure):
         _fields_ = Attention._fields_
 
@@ -122,7 +120,7 @@ def test_another_struct_is_refused(library: KernelLibrary) -> None:
         library.launch("tree_attention", Other())
 
 
-def test_what_a_launch_found_wrong_is_said(library: KernelLibrary) -> None:
+def test_what_a_launch_found_wrong_is_said(library):
     """Input that is refused is the caller's fault; what CUDA refuses is not."""
     library.launch("walk_tree", Walk(vocab=0))
     with pytest.raises(OptionError, match=r"^out of luck$"):
@@ -131,6 +129,6 @@ def test_what_a_launch_found_wrong_is_said(library: KernelLibrary) -> None:
         library.launch("walk_tree", Walk(), stream=1 << 40)
 
 
-def test_a_workspace_is_asked_of_its_own_kernel_and_may_be_large(library: KernelLibrary) -> None:
+def test_a_workspace_is_asked_of_its_own_kernel_and_may_be_large(library):
     assert library.workspace(Attention(splits=3)) == 48
     assert library.workspace(Choose(best=5)) == (1 << 40) + 5

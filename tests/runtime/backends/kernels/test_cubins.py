@@ -6,7 +6,6 @@ import ctypes
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +44,11 @@ needs_nvrtc = pytest.mark.skipif(
         (("", "a", "x1"), "80", None),
     ],
 )
-def test_binary_compatibility(compiled: tuple[str, ...], device: str, best: str | None) -> None:
+def test_binary_compatibility(compiled, device, best):
     assert best_architecture(compiled, device) == best
 
 
-def records(*without: str) -> dict[str, KernelRecord]:
+def records(*without):
     """A manifest's, a file a launcher."""
     return {
         f"kernels/sm_90/{name}.cubin": KernelRecord("90", [kernel for kernel in kernels if kernel not in without])
@@ -57,7 +56,7 @@ def records(*without: str) -> dict[str, KernelRecord]:
     }
 
 
-def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:
+def test_a_bundle_built_before_is_found(tmp_path):
     """Its kernels of "90a" are a 9.0's, for one is missed by its name alone."""
     old = {file: KernelRecord("90a", record.kernels) for file, record in records("publish", "walk_tree").items()}
     with pytest.raises(ExecutionError, match="no kernel walk_tree for compute capability 90"):
@@ -65,21 +64,19 @@ def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
-def test_without_a_driver(tmp_path: Path) -> None:
+def test_without_a_driver(tmp_path):
     with pytest.raises(ExecutionError, match=r"needs NVIDIA's driver|cuda-bindings|does not start"):
         find_kernels(bundle(tmp_path, records()), "90")
 
 
-def bundle(folder: Path, kernels: dict[str, KernelRecord]) -> Any:
+def bundle(folder, kernels):
     """Of a bundle, what `find_kernels` looks at."""
     return SimpleNamespace(
         folder=folder, manifest=SimpleNamespace(kernels=kernels), read=lambda name: (folder / name).read_bytes()
     )
 
 
-def test_the_installed_library_comes_second(
-    tmp_path: Path, host: KernelLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_installed_library_comes_second(tmp_path, host, monkeypatch):
     monkeypatch.setattr(cubins, "find_library", lambda: host.path)
     found = find_kernels(bundle(tmp_path, records()), "86")
     assert isinstance(found, KernelLibrary)
@@ -103,7 +100,7 @@ def test_the_compiler_lays_structs_out_the_same(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cubin_kernels(tmp_path_factory: pytest.TempPathFactory) -> CubinKernels:
+def cubin_kernels(tmp_path_factory):
     """Compiled for this GPU and loaded, as from a bundle."""
     capability, folder = take_gpu(), tmp_path_factory.mktemp("cubins")
     (name,) = architectures([capability])
@@ -123,7 +120,7 @@ def cubin_kernels(tmp_path_factory: pytest.TempPathFactory) -> CubinKernels:
 @pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
 def test_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
     """A choice with cut-offs over a large vocabulary, and a walk."""
-    kernels = CudaKernels(cubin_kernels)  # type: ignore[arg-type]
+    kernels = CudaKernels(cubin_kernels)
     logits = np.random.default_rng(0).normal(0, 4, 1 << 19)
     choices, _ = simple(kernels, rows(logits), SamplingParams(temperature=0.01, top_k=5), 1)
     assert choices[0, 0, 0] == logits.astype(np.float32).argmax()

@@ -1,20 +1,16 @@
 """The grids are the library's, and so are the refusals."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json
-from collections.abc import Callable
 from ctypes import c_char_p, c_void_p
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Choose, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Choose, Dtype
 from specbuild.runtime.backends.kernels.grids import ATTENTION, KERNELS, Launch, launches, splits, workspace
 from specbuild.runtime.errors import OptionError
 
@@ -53,15 +49,15 @@ NUMBERS = {
 }
 
 
-def everywhere() -> set[str]:
+def everywhere():
     """The kernels that were compiled for every architecture; a row has None where one was not."""
     kernels = json.loads(REPORT.read_text(encoding="utf-8"))["kernels"]
     return {name for name, row in kernels.items() if isinstance(row["registers"], int) or None not in row["registers"]}
 
 
-def accepted(name: str, **changed: int) -> tuple[Any, list[Any]]:
+def accepted(name, **changed):
     """A struct that a launcher takes, every pointer set; and it with the structs inside it."""
-    params: Any = LAUNCHERS[name](**ACCEPTED[name] | changed)
+    params = LAUNCHERS[name](**ACCEPTED[name] | changed)
     parts = [params, *getattr(params, "caches", ())]
     for part in parts:
         for field, kind in part._fields_:
@@ -74,7 +70,7 @@ def accepted(name: str, **changed: int) -> tuple[Any, list[Any]]:
 
 
 @st.composite
-def structs(draw: st.DrawFn) -> tuple[str, Any]:
+def structs(draw):
     """A launcher and a struct, some of whose fields are anything."""
     name = draw(st.sampled_from(sorted(ACCEPTED)))
     params, parts = accepted(name)
@@ -88,12 +84,12 @@ def structs(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
+def noted(host):
     """What the library launches for a struct, without running it."""
     library = ctypes.CDLL(str(host.path))
     library.specbuild_host_launches.restype = c_char_p
 
-    def note(name: str, params: Any) -> list[Launch]:
+    def note(name, params):
         library.specbuild_host_launches()
         library.specbuild_host_dry(1)
         try:
@@ -109,9 +105,7 @@ def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(case=structs())
-def test_grids_refusals_and_workspaces_are_the_librarys(
-    noted: Callable[..., list[Launch]], host: KernelLibrary, case: tuple[str, Any]
-) -> None:
+def test_grids_refusals_and_workspaces_are_the_librarys(noted, host, case):
     name, params = case
     try:
         expected = noted(name, params)
@@ -125,7 +119,7 @@ def test_grids_refusals_and_workspaces_are_the_librarys(
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_type_has_its_kernel(noted: Callable[..., list[Launch]], name: str) -> None:
+def test_every_type_has_its_kernel(noted, name):
     types = range(len(Dtype)) if hasattr(LAUNCHERS[name], "dtype") else [None]
     found = list[Launch]()
     for dtype in types:
@@ -140,7 +134,7 @@ def test_every_type_has_its_kernel(noted: Callable[..., list[Launch]], name: str
 
 
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
-def test_attention_of_every_shape(noted: Callable[..., list[Launch]], host: KernelLibrary, size: int) -> None:
+def test_attention_of_every_shape(noted, host, size):
     """The library's kernel, shared memory, splits and workspace, for few rows and many, in each pair of types."""
     found = set[str]()
     for nodes, dtype, cache in itertools.product((1, 6, 40), (Dtype.F16, Dtype.BF16), (None, Dtype.E4M3)):
@@ -159,7 +153,7 @@ def test_attention_of_every_shape(noted: Callable[..., list[Launch]], host: Kern
     assert found <= everywhere()
 
 
-def test_other_kernels_are_refused() -> None:
+def test_other_kernels_are_refused():
     with pytest.raises(OptionError, match="make_noise is not among"):
         launches("make_noise", LAUNCHERS["make_noise"]())
     with pytest.raises(OptionError, match="walk_tree takes Walk, not Choose"):

@@ -1,9 +1,6 @@
 """Where the compiled kernels' library is looked for."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +9,7 @@ from specbuild.runtime.backends.kernels import library
 
 
 @pytest.mark.parametrize("name", [library.LIBRARY, library.PLUGIN])
-def test_the_installations_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_installations_library(tmp_path, monkeypatch, name):
     monkeypatch.setattr(library, "distribution", lambda _: SimpleNamespace(locate_file=tmp_path.joinpath))
     assert library.find_library(name) is None
     path = tmp_path / "specbuild" / "runtime" / "lib" / name
@@ -22,8 +19,8 @@ def test_the_installations_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (library.find_library() == path) == (name == "libspecbuild_kernels.so")
 
 
-def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> None:
+def test_sources_that_were_never_installed(monkeypatch):
+    def missing(_):
         raise PackageNotFoundError
 
     monkeypatch.setattr(library, "distribution", missing)

@@ -10,7 +10,6 @@ import onnx.parser
 import onnxruntime
 import pytest
 from host_device import HostDevice
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from specbuild.runtime.backends.executor import ModelSpec
@@ -58,7 +57,7 @@ toy (
 """
 
 
-def save(path: Path, cache: int = TensorProto.FLOAT) -> Path:
+def save(path, cache=TensorProto.FLOAT):
     """The graph over caches of a type."""
     name = TensorProto.DataType.Name(cache).lower()
     made = onnx.parser.parse_model(GRAPH.replace("CACHE", name).replace("KIND", str(cache)))
@@ -70,21 +69,19 @@ def save(path: Path, cache: int = TensorProto.FLOAT) -> Path:
 class Toy:
     """The model on a device, and its tensors as arrays."""
 
-    def __init__(
-        self, folder: Path, cache: int = TensorProto.FLOAT, provider: str = "cpu", device: HostDevice | None = None
-    ) -> None:
+    def __init__(self, folder, cache=TensorProto.FLOAT, provider="cpu", device=None):
         self.device = device or HostDevice()
         self.stream = self.device.stream()
         path = save(folder / "toy.onnx", cache)
-        context = RunContext(self.device, self.stream, provider, BATCH, BUCKETS, CHUNK)  # type: ignore
+        context = RunContext(self.device, self.stream, provider, BATCH, BUCKETS, CHUNK)
         self.model: Any = OrtModel(path, SPEC, context)
 
-    def part(self, name: str, *shape: int) -> NDArray[Any]:
+    def part(self, name, *shape):
         """The beginning of a tensor, as if that were its shape."""
         found = self.model.tensors.masks[0] if name == "mask" else getattr(self.model.tensors, name)
         return self.device.array(Tensor(found.address, shape, found.dtype))
 
-    def fill(self, batch: int, nodes: int) -> NDArray[np.float32]:
+    def fill(self, batch, nodes):
         """Some inputs of a step; the logits that it makes of them."""
         rng, size = np.random.default_rng(batch * nodes), (batch, nodes)
         tokens, positions = rng.integers(0, VOCAB, size), rng.integers(0, 99, size)
@@ -95,14 +92,14 @@ class Toy:
         told = 1e-3 * positions + 10 * mask[:, 0].sum(2)
         return (np.eye(VOCAB)[tokens] + told[..., None]).astype(np.float32)
 
-    def check_hidden(self, batch: int, nodes: int) -> None:
+    def check_hidden(self, batch, nodes):
         given, made = (self.part(name, batch, nodes, HIDDEN) for name in ("hidden_in", "hidden"))
         assert given.any()
         np.testing.assert_array_equal(made, 2 * given)
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> Toy:
+def toy(tmp_path):
     return Toy(tmp_path)
 
 
@@ -110,7 +107,7 @@ def toy(tmp_path: Path) -> Toy:
     ("kind", "held", "one"),
     [("FLOAT16", np.float16, 1.0), ("BFLOAT16", np.uint16, 0x3F80), ("FLOAT", np.float32, 1.0)],
 )
-def test_a_step_is_of_all_slots_and_has_all_nodes_logits(tmp_path: Path, kind: str, held: type, one: float) -> None:
+def test_a_step_is_of_all_slots_and_has_all_nodes_logits(tmp_path, kind, held, one):
     """Tensors hold a smaller step at their beginning, and the cache, of the graph's type, is updated in place."""
     toy = Toy(tmp_path, TensorProto.DataType.Value(kind))
     cache = toy.device.array(toy.model.tensors.cache)
@@ -125,7 +122,7 @@ def test_a_step_is_of_all_slots_and_has_all_nodes_logits(tmp_path: Path, kind: s
         assert not cache[1].any(), "values are as they were"
 
 
-def test_a_step_that_fails_says_so_in_one_line(toy: Toy) -> None:
+def test_a_step_that_fails_says_so_in_one_line(toy):
     toy.fill(BATCH, 4)
     toy.part("tokens", BATCH, 4)[:] = 99
     with pytest.raises(ExecutionError, match=r"^ONNX Runtime failed in a step: .*99"):
@@ -135,14 +132,14 @@ def test_a_step_that_fails_says_so_in_one_line(toy: Toy) -> None:
 class Provider:
     """ONNX Runtime's CUDA provider by its CPU's: what sessions and runs are asked, and when a run fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: HostDevice, refuses: int | None = None) -> None:
+    def __init__(self, monkeypatch, device, refuses=None):
         """`device`: where runs are enqueued; `refuses`: the number of the run that fails; None: none."""
         self.sessions: list[dict[str, Any]] = []
         self.runs: list[bool] = []  # whether the host waits for the run
         outer, real = self, onnxruntime.InferenceSession
 
         class Session:
-            def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
+            def __init__(self, graph, options, providers):
                 ((name, asked),) = providers
                 assert name == "CUDAExecutionProvider"
                 fallback = options.get_session_config_entry("session.disable_cpu_ep_fallback")
@@ -150,20 +147,20 @@ class Provider:
                 self.stream = int(asked["user_compute_stream"])
                 self.inner = real(graph, providers=["CPUExecutionProvider"])
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return getattr(self.inner, name)
 
-            def get_providers(self) -> list[str]:
+            def get_providers(self):
                 return ["CUDAExecutionProvider"]
 
-            def io_binding(self) -> Any:
+            def io_binding(self):
                 inner = self.inner.io_binding()
                 bind_input, bind_output = inner.bind_input, inner.bind_output
                 inner.bind_input = lambda name, _, *rest: bind_input(name, "cpu", *rest)
                 inner.bind_output = lambda name, _, *rest: bind_output(name, "cpu", *rest)
                 return inner
 
-            def run_with_iobinding(self, binding: Any, options: Any) -> None:
+            def run_with_iobinding(self, binding, options):
                 outer.runs.append(options.get_run_config_entry("disable_synchronize_execution_providers") != "1")
                 if len(outer.runs) == refuses:
                     raise RuntimeError("no run of this\nmodel")
@@ -176,9 +173,7 @@ class Provider:
 WARM = 2 * len(BUCKETS)  # runs before steps are captured
 
 
-def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(tmp_path, monkeypatch):
     """A graph for each bucket, captured before anything is decoded; a larger graph holds the run."""
     device = HostDevice()
     provider, toy = Provider(monkeypatch, device), Toy(tmp_path, provider="cuda", device=device)
@@ -204,7 +199,7 @@ def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     assert device.uncaptured == []
 
 
-def test_a_prompts_steps_become_graphs_by_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompts_steps_become_graphs_by_slot(tmp_path, monkeypatch):
     """From the third of a length on; whichever node's logits are wanted. A chunk may be longer than any step."""
     device = HostDevice()
     provider, toy = Provider(monkeypatch, device), Toy(tmp_path, provider="cuda", device=device)
@@ -229,9 +224,7 @@ def test_a_prompts_steps_become_graphs_by_slot(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("refuses", [1, WARM + 1])
-def test_where_a_step_cannot_be_captured_steps_are_enqueued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: int
-) -> None:
+def test_where_a_step_cannot_be_captured_steps_are_enqueued(tmp_path, monkeypatch, refuses):
     """Whether the first run fails or the one that is captured; on a stream that nothing has spoilt."""
     device = HostDevice()
     monkeypatch.setattr(device, "graph", fallible(device))
@@ -249,11 +242,11 @@ def test_where_a_step_cannot_be_captured_steps_are_enqueued(
     assert (device.array(toy.model.tensors.cache)[0] == 1).all(), "its first runs leave nothing"
 
 
-def fallible(device: HostDevice) -> Any:
+def fallible(device):
     """`HostDevice.graph`, as a GPU says that something is not captured."""
     graph = device.graph
 
-    def capture(enqueue: Any, stream: int) -> Any:
+    def capture(enqueue, stream):
         try:
             return graph(enqueue, stream)
         except ExecutionError as error:
@@ -263,7 +256,7 @@ def fallible(device: HostDevice) -> Any:
     return capture
 
 
-def test_onnx_runtime_without_cuda_says_what_to_install() -> None:
+def test_onnx_runtime_without_cuda_says_what_to_install():
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
     device = HostDevice()
@@ -271,7 +264,7 @@ def test_onnx_runtime_without_cuda_says_what_to_install() -> None:
         OrtModel(Path("model.onnx"), SPEC, RunContext(device, device.stream(), "cuda", 1, BUCKETS, CHUNK))
 
 
-def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy: Toy, tmp_path: Path) -> None:
+def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy, tmp_path):
     device = HostDevice()
     with pytest.raises(ExecutionError, match=r"^the toy runs on stream 1, not on 2: use that$"):
         toy.model.enqueue(1, toy.stream + 1)

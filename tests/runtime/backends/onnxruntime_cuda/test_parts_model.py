@@ -1,11 +1,7 @@
 """Graphs in turn with TreeAttention's kernel between them: the whole graph's tokens, in one graph's memory."""
 
-from __future__ import annotations
-
 import functools
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,6 @@ from specbuild.builder.lower import parts
 from specbuild.builder.passes import run_portable
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.backends.onnxruntime_cuda.model import RunContext
 from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS
@@ -36,7 +31,7 @@ BOUND = {"rtol": 2e-2, "atol": 2e-2}  # of float16
 
 
 @functools.cache
-def lowered(name: str) -> Any:
+def lowered(name):
     model = torch_model(name)
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
@@ -44,7 +39,7 @@ def lowered(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Both models' parts, as a bundle has them."""
     found = tmp_path_factory.mktemp("parts")
     for name in ("target", "draft"):
@@ -53,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def made(folder: Path, name: str, device: HostDevice, batch_size: int, host: KernelLibrary) -> StandardExecutor:
+def made(folder, name, device, batch_size, host):
     """The model's executor, on a stream of its own."""
     stream, file = device.stream(), GraphFile.at(folder / name / PARTS)
     context = RunContext(device, stream, "cpu", batch_size, BUCKETS, CHUNK)
@@ -61,7 +56,7 @@ def made(folder: Path, name: str, device: HostDevice, batch_size: int, host: Ker
     return StandardExecutor(device, QueuedModel(model, device), stream)
 
 
-def test_layers_of_one_form_are_one_graph(folder: Path) -> None:
+def test_layers_of_one_form_are_one_graph(folder):
     """A weight is stored once, also one that two parts read; no graph has any."""
     target = folder / "target"
     found = json.loads((target / PARTS).read_text())
@@ -71,7 +66,7 @@ def test_layers_of_one_form_are_one_graph(folder: Path) -> None:
     assert max(path.stat().st_size for path in target.glob("part*.onnx")) < 8192
 
 
-def test_logits_are_the_models(folder: Path, host: KernelLibrary) -> None:
+def test_logits_are_the_models(folder, host):
     """A prompt in pieces, then single tokens, in one of two slots."""
     target, text = made(folder, "target", HostDevice(), 2, host), prompt_of(3, 40)
     expected = reference(torch_model("target"), text)
@@ -85,7 +80,7 @@ def test_logits_are_the_models(folder: Path, host: KernelLibrary) -> None:
 @pytest.mark.soak(only=("best:7",))
 @pytest.mark.nightly(only=("topk:2,3",))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7"])
-def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str) -> None:
+def test_tokens_are_plain_decodings(folder, host, tree):
     """Requests that join and leave, greedy and sampled, whatever is drafted for them."""
     texts = []
     for speculation in ("off", tree):
@@ -111,7 +106,7 @@ def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str
         (lambda file: file["attentions"][1].update(cos="input_ids"), "reads what is not there"),
     ],
 )
-def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: Any, message: str) -> None:
+def test_a_file_that_no_build_wrote(folder, host, spoil, message):
     good, device = GraphFile.at(folder / "target" / PARTS), HostDevice()
     content = json.loads(good.data)
     spoil(content)
@@ -120,5 +115,5 @@ def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: An
         PartsModel(parts, spec("target"), RunContext(device, device.stream(), "cpu", 1, BUCKETS, CHUNK))
 
 
-def weight(file: Any) -> Any:
+def weight(file):
     return next(iter(file["weights"].values()))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from host_device import HostDevice
-from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Tensor
@@ -25,21 +22,21 @@ HEADS, HEAD_DIM, VOCAB, CHUNK = 2, 64, 64, 8
 class Bound:
     """A context that notes what it is given; TensorRT wants addresses that are multiples of 256."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.ran: list[tuple[int, ...]] = []
 
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+    def set_input_shape(self, name, shape):
         self.shapes[name] = shape
         return True
 
-    def set_tensor_address(self, name: str, address: int) -> bool:
+    def set_tensor_address(self, name, address):
         assert address % 256 == 0, name
         self.addresses[name] = address
         return True
 
-    def execute_async_v3(self, stream: int) -> bool:
+    def execute_async_v3(self, stream):
         self.ran.append(self.shapes["input_ids"])
         return True
 
@@ -49,7 +46,7 @@ class NoGpu(HostDevice):
 
     current = contextlib.nullcontext()
 
-    def pinned(self, shape: Any, dtype: Any) -> NDArray[Any]:
+    def pinned(self, shape, dtype):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = super().pinned((size + 256,), np.uint8)
         return memory[-memory.ctypes.data % 256 :][:size].view(dtype).reshape(shape)
@@ -61,7 +58,7 @@ class NoPlan:
     scratch_bytes = 256
     spec = ModelSpec("toy", 1, HEADS, HEAD_DIM, VOCAB, 96, CHUNK)
 
-    def __init__(self) -> None:
+    def __init__(self):
         nodes = (((4, 4, 4), (4, 64, 64)), ((5, 8, 8), (0, 0, 0)))
         self.profiles = [{"batch": (1, 1, 3), "pages": (1, 19, 19), "nodes": n, "tree": tree} for n, tree in nodes]
         named = zip(("nodes4", "prompt"), self.profiles, strict=True)
@@ -70,25 +67,25 @@ class NoPlan:
         self.tensors = expected_tensors(self.spec, "HALF", "plugin", 16)
         self.contexts: list[Bound] = []
 
-    def context(self, *_: Any, **__: Any) -> Bound:
+    def context(self, *_, **__):
         self.contexts.append(Bound())
         return self.contexts[-1]
 
-    def call(self, method: Callable[..., bool], *arguments: Any) -> None:
+    def call(self, method, *arguments):
         assert method(*arguments)
 
-    def keep_compiled(self) -> None:
+    def keep_compiled(self):
         self.kept = [list(context.ran) for context in self.contexts]
 
 
-def model_of(plan: NoPlan, device: NoGpu | None = None, pages: tuple[int, ...] = (3, 96, 16, 11)) -> Any:
+def model_of(plan, device=None, pages=(3, 96, 16, 11)):
     """Over pages of its own, or over these."""
     device = device or NoGpu()
     table = PageTable(device, *pages)
-    return TrtModel(plan, plan.spec, device, 3, pages=table)  # type: ignore[arg-type]
+    return TrtModel(plan, plan.spec, device, 3, pages=table)
 
 
-def test_what_it_may_be_asked_has_run_when_what_was_compiled_is_kept() -> None:
+def test_what_it_may_be_asked_has_run_when_what_was_compiled_is_kept():
     """Each bucket of all slots, and of one slot the few lengths that a prompt's chunk is padded to; no others."""
     plan = NoPlan()
     model = model_of(plan)
@@ -99,16 +96,14 @@ def test_what_it_may_be_asked_has_run_when_what_was_compiled_is_kept() -> None:
 
 
 @pytest.mark.parametrize("says", [None, True, False])
-def test_whether_a_graph_may_hold_a_step_is_the_engines_word(
-    monkeypatch: pytest.MonkeyPatch, says: bool | None
-) -> None:
+def test_whether_a_graph_may_hold_a_step_is_the_engines_word(monkeypatch, says):
     """TensorRT-RTX has such a word, TensorRT has none."""
     if says is not None:
         monkeypatch.setattr(Bound, "is_stream_capturable", lambda self, stream: says, raising=False)
     assert model_of(NoPlan()).capturable == (says is not False)
 
 
-def test_pages_are_bound() -> None:
+def test_pages_are_bound():
     """All of the table for a step of all slots, a slot's own row for its prompts; all pages, wherever a slot's lie."""
     plan, device = NoPlan(), NoGpu()
     model = model_of(plan, device)

@@ -19,17 +19,17 @@ ROWS, SLOTS, CAPACITY = 4, 4, 32
 class Texts:
     """A pool, and beside it what each slot's rows hold: who wrote those that are committed, and who those of a page."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.pool, self.count = PagePool(SLOTS, CAPACITY, ROWS, count), count
         self.memory: dict[tuple[int, int], int] = {}
         self.text: list[list[int]] = [[] for _ in range(SLOTS)]  # of rows that are committed
         self.limit = [0] * SLOTS  # of slots that are decoded; 0: idle
         self.number = 0
 
-    def place(self, slot: int, row: int) -> tuple[int, int]:
+    def place(self, slot, row):
         return int(self.pool.table[slot, row // ROWS]), row % ROWS
 
-    def take(self, slot: int, source: int, common: int, most: int) -> bool:
+    def take(self, slot, source, common, most):
         kept = min(len(self.text[source]), len(self.pool.of[source]) * ROWS)
         rows = self.pool.usable(slot, source, min(common, kept, most - 1))
         assert rows <= common
@@ -45,7 +45,7 @@ class Texts:
         assert len(self.pool.of[slot]) == self.pool.needed(most)
         return True
 
-    def write(self, slot: int, rows: int) -> None:
+    def write(self, slot, rows):
         """Commit some rows more; into pages that nobody else has."""
         for row in range(len(self.text[slot]), min(len(self.text[slot]) + rows, self.limit[slot])):
             page = self.place(slot, row)[0]
@@ -55,7 +55,7 @@ class Texts:
             self.memory[self.place(slot, row)] = self.number
             self.text[slot].append(self.number)
 
-    def check(self) -> None:
+    def check(self):
         """What is kept is as it was written; counts are right; nothing leaks."""
         held = Counter(page for pages in self.pool.of for page in pages)
         assert {*held} <= {*range(1, self.count + 1)}
@@ -69,7 +69,7 @@ class Texts:
 
 @settings(max_examples=80)
 @given(st.data(), st.integers(1, 40))
-def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
+def test_pages_are_nobody_elses(data, count):
     texts, slots = Texts(count), st.integers(0, SLOTS - 1)
     for _ in range(data.draw(st.integers(1, 30))):
         slot = data.draw(slots)
@@ -92,12 +92,12 @@ def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
     texts.check()
 
 
-def taken(pool: PagePool, slot: int, most: int, source: int = 0, rows: int = 0) -> list[int]:
+def taken(pool, slot, most, source=0, rows=0):
     assert pool.take(slot, source, rows, most)
     return pool.of[slot]
 
 
-def test_what_may_be_no_number_is_erased_once() -> None:
+def test_what_may_be_no_number_is_erased_once():
     pool = PagePool(3, 32, 4, 8)
     failing = list(taken(pool, 0, 20))
     taken(pool, 1, 12, 0, 8)  # has two of its pages, which are sound
@@ -113,11 +113,11 @@ def test_what_may_be_no_number_is_erased_once() -> None:
 
 
 @pytest.fixture
-def device() -> HostDevice:
+def device():
     return HostDevice()
 
 
-def test_a_page_table_is_copied_when_it_is_old(device: HostDevice) -> None:
+def test_a_page_table_is_copied_when_it_is_old(device):
     table, stream = PageTable(device, 3, 96, 16, 11), device.stream()
     assert not table.stale
     np.testing.assert_array_equal(device.array(table.tensor), 0)
@@ -132,9 +132,7 @@ def test_a_page_table_is_copied_when_it_is_old(device: HostDevice) -> None:
 
 
 @pytest.mark.parametrize(("capacity", "apart"), [(96, 256), (16 * 64, 256), (16 * 65, 512)])
-def test_a_slots_row_of_a_page_table_lies_where_tensorrt_wants_it(
-    device: HostDevice, capacity: int, apart: int
-) -> None:
+def test_a_slots_row_of_a_page_table_lies_where_tensorrt_wants_it(device, capacity, apart):
     """Rows by themselves are as long, in whole 256 bytes."""
     table = PageTable(device, 3, capacity, 16, 3 * capacity // 16)
     for slot in (2, 0):

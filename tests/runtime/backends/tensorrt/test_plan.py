@@ -1,7 +1,5 @@
 """What is checked of a plan before it runs, and what the real TensorRT says of plans that do not load."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -9,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +49,7 @@ RTX_ALONE = {
 }
 
 
-def used() -> set[tuple[str, str]]:
+def used():
     """Every attribute that the sources ask of TensorRT's objects, by the name they give them."""
     found = set()
     for module in (plan, model):
@@ -66,7 +63,7 @@ def used() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["tensorrt_rtx", "tensorrt_lean"])
-def test_the_real_modules_have_what_is_used(name: str) -> None:
+def test_the_real_modules_have_what_is_used(name):
     module = pytest.importorskip(name)
     calls = used()
     assert {owner for owner, _ in calls} == set(NAMES)
@@ -78,7 +75,7 @@ def test_the_real_modules_have_what_is_used(name: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "reason"), [(0, "it is cut off"), (64, "it is cut off"), (4096, "malformed engine")])
-def test_a_damaged_plan_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int, reason: str) -> None:
+def test_a_damaged_plan_is_one_line(tmp_path, capfd, size, reason):
     module = pytest.importorskip("tensorrt_rtx")
     (tmp_path / "target.plan").write_bytes(b"x" * size)
     with pytest.raises(BundleError, match=rf"target\.plan does not load in tensorrt-rtx 1\..*: {reason}; build"):
@@ -86,7 +83,7 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flavour_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(BundleError, match=r"the bundle needs tensorrt-rtx .*: pip install tensorrt-rtx"):
         flavour(RTX)
@@ -100,7 +97,7 @@ def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tensorrt", True, ("1.9.0.0",), "2.0.0.0"),
     ],
 )
-def test_versions(backend: str, compatible: bool, fits: tuple[str, ...], other: str) -> None:
+def test_versions(backend, compatible, fits, other):
     record = replace(RECORD, version_compatible=compatible)
     for installed in fits:
         check_version(BACKENDS[backend], record, installed)
@@ -118,7 +115,7 @@ def test_versions(backend: str, compatible: bool, fits: tuple[str, ...], other: 
         (["86"], "same-compute-capability", "86", "89"),
     ],
 )
-def test_architectures(built: list[str], hardware: str | None, fits: str, other: str) -> None:
+def test_architectures(built, hardware, fits, other):
     record = replace(RECORD, architectures=built, hardware_compatible=hardware)
     check_architecture(RTX, record, fits)
     with pytest.raises(BundleError, match=f"compiled for sm_{(built or ['75'])[0][:2]}.*this GPU is sm_{other}: build"):
@@ -126,7 +123,7 @@ def test_architectures(built: list[str], hardware: str | None, fits: str, other:
 
 
 @pytest.mark.parametrize(("attention", "more"), [("native", []), ("plugin", ["tree"]), ("plugin", ["tree", "pages"])])
-def test_profiles_are_the_record_s(attention: str, more: list[str]) -> None:
+def test_profiles_are_the_record_s(attention, more):
     sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], **{name: [1, 9, 9] for name in more}}
     record = replace(RECORD, attention=attention, profiles={"nodes4": sizes}, block_size=16 * ("pages" in more))
     found = {name: tuple(each) for name, each in sizes.items()}
@@ -159,21 +156,19 @@ def test_profiles_are_the_record_s(attention: str, more: list[str]) -> None:
         ("plugin", "1", {"block_size": 48}, "plugin over pages of 48 rows"),
     ],
 )
-def test_attention_is_this_specbuild_s(
-    attention: str, plugin: str | None, cache: dict[str, Any], named: str | None
-) -> None:
+def test_attention_is_this_specbuild_s(attention, plugin, cache, named):
     refused = pytest.raises(BundleError, match=f"^the plan's attention is {named}") if named else nullcontext()
     with refused:
         check_attention(replace(RECORD, attention=attention, plugin=plugin, **cache))
 
 
-def test_the_plugin_s_version_is_its_source_s() -> None:
+def test_the_plugin_s_version_is_its_source_s():
     source = Path(__file__).parents[4] / "plugins" / "trt"
     found = re.findall(r'kVersion\[\] = "(\w+)"', (source / "plugin.h").read_text(encoding="utf-8"))
     assert found == [PLUGIN_VERSION]
 
 
-def test_a_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_or_none(tmp_path, monkeypatch):
     lean = pytest.importorskip("tensorrt_lean")
     monkeypatch.setattr(plan, "find_library", lambda name: None)
     with pytest.raises(
@@ -189,20 +184,20 @@ def test_a_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.M
 class Streaming:
     """An engine's weights, of which it takes whole `steps` alone."""
 
-    def __init__(self, streamable: int, step: int = 1) -> None:
+    def __init__(self, streamable, step=1):
         self.streamable_weights_size, self._step, self._budget = streamable, step, streamable
 
     @property
-    def weight_streaming_budget_v2(self) -> int:
+    def weight_streaming_budget_v2(self):
         return self._budget
 
     @weight_streaming_budget_v2.setter
-    def weight_streaming_budget_v2(self, budget: int) -> None:
+    def weight_streaming_budget_v2(self, budget):
         if budget % self._step == 0:
             self._budget = budget
 
 
-def test_weights_are_streamed_where_the_plan_was_built_for_it() -> None:
+def test_weights_are_streamed_where_the_plan_was_built_for_it():
     engine = Streaming(1000)
     limit_weights(engine, "model.plan", 0.25)
     assert engine.weight_streaming_budget_v2 == 250

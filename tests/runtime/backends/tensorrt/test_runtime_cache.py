@@ -1,10 +1,5 @@
 """What TensorRT-RTX compiled for a GPU is kept beside the bundle, and read only where nobody else may write it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from specbuild.runtime.backends.tensorrt.runtime_cache import RuntimeCache, cache_path
@@ -13,24 +8,24 @@ from specbuild.runtime.backends.tensorrt.runtime_cache import RuntimeCache, cach
 class Kernels:
     """TensorRT-RTX's cache: what has been compiled, and whether it takes what is given."""
 
-    def __init__(self, takes: bool = True) -> None:
+    def __init__(self, takes=True):
         self.takes, self.held, self.attached = takes, b"", False
 
-    def create_runtime_cache(self) -> Kernels:
+    def create_runtime_cache(self):
         return self
 
-    def set_runtime_cache(self, cache: Kernels) -> bool:
+    def set_runtime_cache(self, cache):
         self.attached = cache is self
         return True
 
-    def deserialize(self, blob: bytes) -> bool:
+    def deserialize(self, blob):
         self.held = blob if self.takes else b""
         return self.takes
 
-    def serialize(self) -> memoryview:
+    def serialize(self):
         return memoryview(self.held)
 
-    def compile(self, kernel: bytes) -> int:
+    def compile(self, kernel):
         """How many kernels had to be compiled."""
         missing = kernel not in self.held
         self.held += kernel if missing else b""
@@ -38,13 +33,13 @@ class Kernels:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     found = cache_path(tmp_path / "x.bundle", "target", "ab" * 32, "89")
     assert found == tmp_path / "x.bundle.rtx-cache" / "target-sm89-abababababababab"
     return found
 
 
-def load(path: Path, takes: bool = True) -> int:
+def load(path, takes=True):
     """Attach, compile, save; how many kernels were compiled."""
     kernels, cache = Kernels(takes), RuntimeCache(path)
     cache.attach(kernels)
@@ -54,7 +49,7 @@ def load(path: Path, takes: bool = True) -> int:
     return compiled
 
 
-def test_a_second_load_compiles_nothing(path: Path) -> None:
+def test_a_second_load_compiles_nothing(path):
     assert load(path) == 2
     written = path.stat()
     assert (written.st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -67,9 +62,7 @@ def test_a_second_load_compiles_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 @pytest.mark.parametrize("which", ["file", "folder"])
-def test_code_that_others_may_write_is_not_read(
-    path: Path, caplog: pytest.LogCaptureFixture, mode: int, which: str
-) -> None:
+def test_code_that_others_may_write_is_not_read(path, caplog, mode, which):
     load(path)
     place = path if which == "file" else path.parent
     place.chmod(mode | 0o100)
@@ -77,7 +70,7 @@ def test_code_that_others_may_write_is_not_read(
     assert caplog.messages == [f"{place} is not this user's alone: compiling anew, chmod go-w or remove it"]
 
 
-def test_a_place_that_cannot_be_written_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_cannot_be_written_is_said(path, caplog):
     path.parent.write_text("no folder")
     assert load(path) == 2
     (line,) = caplog.messages
@@ -85,8 +78,8 @@ def test_a_place_that_cannot_be_written_is_said(path: Path, caplog: pytest.LogCa
     assert line.endswith("): every load compiles anew")
 
 
-def test_tensorrt_rtx_has_such_a_cache() -> None:
-    rtx: Any = pytest.importorskip("tensorrt_rtx")
+def test_tensorrt_rtx_has_such_a_cache():
+    rtx = pytest.importorskip("tensorrt_rtx")
     for kind, names in (
         (rtx.IRuntimeConfig, ("create_runtime_cache", "set_runtime_cache")),
         (rtx.IRuntimeCache, ("serialize", "deserialize")),

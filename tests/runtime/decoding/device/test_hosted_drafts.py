@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -12,7 +10,7 @@ from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_executors import HEAD, _in_float32, torch_model
 from plugin_model import PluginModel
-from small_models import Chain, head_chain, parallel_chain, random_head
+from small_models import head_chain, parallel_chain, random_head
 from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
 
 from specbuild.builder.frontend.attention_layout import Layout, probe
@@ -23,7 +21,6 @@ from specbuild.builder.passes import run_portable
 from specbuild.builder.passes.spread_logits import spread_logits
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnxruntime_cuda.model import OrtModel, RunContext
 from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
@@ -31,13 +28,12 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
-from specbuild.runtime.drafting.proposer import Plan
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
 __all__ = ["_in_float32"]  # a fixture
 KNOWN, PLACES, MASK, WIDTH = list(range(0, VOCAB, 2)), (0, 1), VOCAB - 1, 4 * HEAD
-REQUESTS: list[tuple[int, dict[str, Any]]] = [
+REQUESTS = [
     (3, {}),
     (33, {"temperature": 0.8, "top_p": 0.9}),
     (1, {}),
@@ -45,18 +41,17 @@ REQUESTS: list[tuple[int, dict[str, Any]]] = [
     (12, {"speculation": "off", "temperature": 1.0}),
     (36, {"repetition_penalty": 1.4}),
 ]
-Loops = Callable[..., tuple[DeviceLoop, list[tuple[Sequence, list[int], Tree]]]]
 
 
 @functools.cache
-def head() -> Any:
+def head():
     made = random_head(torch_model("target").config, KNOWN)
     assert made.config.taps == list(PLACES)
     made.embed_tokens.weight.data.copy_(torch_model("target").get_input_embeddings().weight)
     return made
 
 
-def lower_with(lowering: Any, name: str, page_rows: int) -> ir.Model:
+def lower_with(lowering, name, page_rows):
     """target: with taps; head; draft: whose last token is the mask."""
     model = head() if name == "head" else torch_model(name)
     layout = Layout.alike(2, HEAD, (0,)) if name == "head" else probe(model.config, CAPACITY)
@@ -66,30 +61,30 @@ def lower_with(lowering: Any, name: str, page_rows: int) -> ir.Model:
     if name == "head":
         spread_logits(graph.graph, KNOWN, VOCAB)
     paged = (None, page_rows) if lowering is plugin else ()
-    lowered: ir.Model = lowering.lower(graph, "fp32", CAPACITY, *paged)
+    lowered = lowering.lower(graph, "fp32", CAPACITY, *paged)
     return lowered
 
 
 @pytest.fixture(scope="module")
-def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+def loops(host, tmp_path_factory):
     """`loops(lowering, kind)`: a loop of two slots, and what its drafter proposes: to whom, after which text."""
     lowered = functools.cache(lower_with)
 
-    def executor(lowering: Any, name: str, device: HostDevice, pages: PageTable | None) -> StandardExecutor:
+    def executor(lowering, name, device, pages):
         layers, windows = (1, (0,)) if name == "head" else (2, (0, 7))
         hidden = WIDTH if name != "draft" else 0
         sizes = layers, 2, HEAD, VOCAB, CAPACITY, BUCKETS[-1], windows
         spec = ModelSpec(name, *sizes, hidden=hidden, reads_hidden=name == "head")
         stream, graph = device.stream(), lowered(lowering, name, pages.rows if pages else 0)
         if lowering is plugin:
-            model: Any = PluginModel(graph, spec, device, 2, BUCKETS, CHUNK, pages=pages)
+            model = PluginModel(graph, spec, device, 2, BUCKETS, CHUNK, pages=pages)
         else:
             path = tmp_path_factory.mktemp(name) / "model.onnx"
             ir.save(graph, path)
             model = OrtModel(path, spec, RunContext(device, stream, "cpu", 2, BUCKETS, CHUNK))
         return StandardExecutor(device, QueuedModel(model, device), stream)
 
-    def make(lowering: Any, kind: str, ahead: int = 0, rows: int = 0) -> Any:
+    def make(lowering, kind, ahead=0, rows=0):
         device = HostDevice()
         pages = PageTable(device, 2, CAPACITY, rows, 2 * CAPACITY // rows) if rows else None
         target = executor(lowering, "target", device, pages)
@@ -103,18 +98,18 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
         proposer, seen = loop.proposals.proposer, list[tuple[Sequence, list[int], Tree]]()
         grow = proposer.grow
 
-        def noted(plan: Plan) -> None:
+        def noted(plan):
             grow(plan)
             drafted = ((plan.sequences[number], plan.proposals[number].tree) for number in plan.shapes)
             seen.extend((s, list(s.tokens), tree) for s, tree in drafted)
 
-        proposer.grow = noted  # type: ignore[method-assign]
+        proposer.grow = noted
         return loop, seen
 
     return make
 
 
-def requests(tree: str) -> list[Sequence]:
+def requests(tree):
     prompts = [prompt_of(i, length) for i, (length, _) in enumerate(REQUESTS)]
     prompts[-1][:33] = prompts[1]  # which finds its beginning in a cache
     return [
@@ -124,24 +119,24 @@ def requests(tree: str) -> list[Sequence]:
 
 
 @pytest.fixture(scope="module")
-def expected(loops: Loops) -> list[list[int]]:
+def expected(loops):
     target = loops(standard, "parallel")[0].target
     return [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off"))]
 
 
 @functools.cache
-def chain_of(kind: str) -> Chain:
+def chain_of(kind):
     if kind == "eagle3":
         return head_chain(torch_model("target"), head(), PLACES)
     return parallel_chain(torch_model("draft"), MASK)
 
 
-def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
+def truth(loop, expected):
     """Let every other tree be what will be emitted, so that long paths are accepted."""
-    proposer: Any = loop.proposals.proposer
+    proposer = loop.proposals.proposer
     grow, rounds = proposer.grow, [0]
 
-    def told(plan: Plan) -> None:
+    def told(plan):
         rounds[0] += 1
         grow(plan)
         for at in plan.shapes:
@@ -165,9 +160,7 @@ def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     ],
     ids=["standard", "plugin", "pages", "rounds ahead"],
 )
-def test_chains_are_what_the_draft_says(
-    loops: Loops, lowering: Any, kind: str, more: dict[str, int], expected: list[list[int]]
-) -> None:
+def test_chains_are_what_the_draft_says(loops, lowering, kind, more, expected):
     """A resident loop needs the host for every tree, and says so."""
     loop, seen = loops(lowering, kind, **more)
     truth(loop, expected)
@@ -183,7 +176,7 @@ def test_chains_are_what_the_draft_says(
 
 
 @pytest.mark.nightly
-def test_trees_are_the_same_in_both_lowerings(loops: Loops, expected: list[list[int]]) -> None:
+def test_trees_are_the_same_in_both_lowerings(loops, expected):
     found = []
     for lowering in (standard, plugin):
         loop, seen = loops(lowering, "eagle3")

@@ -1,9 +1,6 @@
 """One seed, one text on a device whose kernels compute otherwise for every number of nodes in a step."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 from device_requests import prompt_of, request_of, run
@@ -12,36 +9,34 @@ from shaped_model import executor
 from tiny_models import BUCKETS
 
 from specbuild.runtime.backends.exactness import ExactnessClass
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
 
 BATCH, COUNT = 2, 6
-PROCESSORS: list[dict[str, Any]] = [
+PROCESSORS = [
     {},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.1, "top_k": 12, "repetition_penalty": 1.2},
     {"frequency_penalty": 0.6, "temperature": 0.9},
 ]
-Texts = list[list[int]]
 
 
-def kept_to(nodes: int, prefix_caching: bool = True) -> LoopOptions:
+def kept_to(nodes, prefix_caching=True):
     return LoopOptions(prefix_caching=prefix_caching, exactness=ExactnessClass(BATCH * nodes, nodes))
 
 
 PROMPTS = [prompt_of(i // 2, 3 + 15 * (i // 2)) + prompt_of(90 + i, 2 * (i % 2)) for i in range(COUNT)]
 
 
-def requests(tree: str, texts: Texts) -> list[Sequence]:
+def requests(tree, texts):
     return [
         request_of(text, speculation=tree, seed=i, max_new_tokens=9 + i, **PROCESSORS[i % len(PROCESSORS)])
         for i, text in enumerate(texts)
     ]
 
 
-def decode(host: KernelLibrary, tree: str, options: LoopOptions, order: int | None, **how: Any) -> tuple[Texts, int]:
+def decode(host, tree, options, order, **how):
     """Two turns of every text, and how many drafted tokens were accepted; `order`: its seed, None: one by one."""
     device, ahead = HostDevice(), how.get("ahead", 0)
     target = executor("target", device, BATCH, planted=0.2)
@@ -63,7 +58,7 @@ def decode(host: KernelLibrary, tree: str, options: LoopOptions, order: int | No
 
 
 @pytest.fixture(scope="module")
-def expected(host: KernelLibrary) -> dict[int, Texts]:
+def expected(host):
     """Plain decoding, one after another, no prefix kept, by the nodes of a step."""
     return {nodes: decode(host, "off", kept_to(nodes, False), None)[0] for nodes in (8, BUCKETS[-1])}
 
@@ -73,7 +68,7 @@ def expected(host: KernelLibrary) -> dict[int, Texts]:
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [8, BUCKETS[-1]])
 @pytest.mark.parametrize("tree", ["off", "chain:1", "chain:4", "topk:2,3", "best:7"])
-def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: str, nodes: int) -> None:
+def test_no_text_differs(host, expected, tree, nodes):
     """In batches, in any order, with prefixes that others have left: every other prompt begins as the one before."""
     texts, accepted = decode(host, tree, kept_to(nodes), 0)
     assert texts == expected[nodes]
@@ -87,13 +82,13 @@ def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: 
     [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "looks_up": True}, {"looks_up": True}],
     ids=["resident", "resident without drafts", "lookup", "both drafters"],
 )
-def test_whoever_drafts(host: KernelLibrary, expected: dict[int, Texts], how: dict[str, Any]) -> None:
+def test_whoever_drafts(host, expected, how):
     how = {"tree": "chain:3"} | how
     assert decode(host, options=kept_to(8), order=0, **how)[0] == expected[8]
 
 
 @pytest.mark.slow
-def test_what_was_planted_turns_texts(host: KernelLibrary, expected: dict[int, Texts]) -> None:
+def test_what_was_planted_turns_texts(host, expected):
     """Without a class they differ, and so do those of two classes."""
     assert decode(host, "chain:4", DEFAULTS, 0)[0] != decode(host, "off", DEFAULTS, None)[0]
     assert expected[8] != expected[BUCKETS[-1]]

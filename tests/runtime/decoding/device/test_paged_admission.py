@@ -1,30 +1,22 @@
 """Decoding over paged caches gives plain decoding's tokens: with fewer pages than all slots could have, and shared."""
 
-from __future__ import annotations
-
 import functools
 import threading
-from collections.abc import Sequence as Seq
-from typing import Any
 
 import attention_oracle
 import numpy as np
 import pytest
-from attention_oracle import Case, oracle
-from device import HostKernels
+from attention_oracle import oracle
 from device_requests import again, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
 from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
-from plugin_model import Compute
 from tiny_models import CAPACITY, CHUNK, TEXT
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.engine.scheduler import Scheduler
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.requests.sequence import Sequence
 
 ROWS, EVERY = 16, CAPACITY // 16  # of a page; pages of a whole slot
 LONG = prompt_of(4, 50)
@@ -34,7 +26,7 @@ pytestmark = pytest.mark.slow
 class Paged:
     """A loop over paged caches, and what is written where: of the target no row by two, and no page that two have."""
 
-    def __init__(self, host: KernelLibrary, slots: int, pages: int, ahead: int = 0, **more: Any) -> None:
+    def __init__(self, host, slots, pages, ahead=0, **more):
         """`more`: of `made`, and `names` of the models."""
         self.device = HostDevice()
         self.pages, by = PageTable(self.device, slots, CAPACITY, ROWS, pages), more.pop("by", oracle)
@@ -47,7 +39,7 @@ class Paged:
         self.loop = DeviceLoop(self.target, draft, queue, frozenset(), False, ahead=ahead)
         self.shared = 0
 
-    def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:
+    def compute(self, target, by, case):
         assert case.page_table is not None
         assert case.counts is not None
         assert case.tree_offset is not None
@@ -63,34 +55,34 @@ class Paged:
         self.shared = max(self.shared, *map(self.owners, range(1, self.pages.count + 1)))
         return by(case)
 
-    def owners(self, page: int) -> int:
+    def owners(self, page):
         """How many slots have a page."""
         return sum(page in slot for slot in self.pages.of)
 
-    def begin(self, sequence: Sequence, *free: int) -> Sequence:
+    def begin(self, sequence, *free):
         """Put a sequence into one of these slots, as if it could have one."""
         assert self.pick(sequence, free)
         return sequence
 
-    def pick(self, sequence: Sequence, free: Seq[int]) -> bool:
+    def pick(self, sequence, free):
         """Whether a sequence gets one of these slots; asked once, for the slot then has its pages."""
         slot = self.loop.pick(sequence, free)
         if slot is not None:
             sequence.slot = slot
         return slot is not None
 
-    def finish(self, *sequences: Sequence) -> None:
+    def finish(self, *sequences):
         while active := [s for s in sequences if not s.finish_reason]:
             self.loop.round(active)
 
 
-def plain(*done: Sequence) -> list[list[int]]:
+def plain(*done):
     """The same requests one by one, without speculation, over a linear cache."""
     loop = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset())
     return [s.output for s in run(loop, [again(s, speculation="off") for s in done])]
 
 
-def check_plain(*done: Sequence) -> None:
+def check_plain(*done):
     assert [(s.error, s.output) for s in done] == [(None, output) for output in plain(*done)]
 
 
@@ -99,7 +91,7 @@ def check_plain(*done: Sequence) -> None:
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])
-def test_tokens_are_plain_decodings(host: KernelLibrary, tree: str, pages: int, ahead: int) -> None:
+def test_tokens_are_plain_decodings(host, tree, pages, ahead):
     """With six pages hardly two requests fit at once; they are started in turn."""
     paged = Paged(host, 3, pages, ahead)
     done = run(paged.loop, requests(tree))
@@ -110,7 +102,7 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, tree: str, pages: int, 
 
 
 @pytest.mark.nightly
-def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> None:
+def test_rounds_by_themselves_end_where_the_pages_do(host):
     """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
     paged = Paged(host, 2, EVERY, 32, names=("target", "target"))
     paged.device.ahead = 99
@@ -120,7 +112,7 @@ def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
-def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
+def test_prefixes_are_shared_by_page(host, tree):
     """Of a long text, while it is decoded, by those that begin as it does, in whole pages and not."""
     paged = Paged(host, 4, 12)
     first, *others = (
@@ -148,7 +140,7 @@ def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     assert paged.shared >= 3
 
 
-def test_salts_share_no_pages(host: KernelLibrary) -> None:
+def test_salts_share_no_pages(host):
     """While the first text is decoded, and in the pages that it has left; within a salt they are shared."""
     paged, salts = Paged(host, 3, 3 * EVERY), ("a", "b", None, "a")
     *batch, last = (
@@ -169,7 +161,7 @@ def test_salts_share_no_pages(host: KernelLibrary) -> None:
     check_plain(*batch, last)
 
 
-def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -> None:
+def test_a_text_that_lost_pages_is_read_from_what_is_left(host):
     """Four pages were kept of it; the other text takes three that are free, and two of them."""
     paged, asked = Paged(host, 2, EVERY), {"speculation": "chain:4", "max_new_tokens": 6}
     (first,) = run(paged.loop, [request_of(LONG, **asked)])
@@ -184,9 +176,9 @@ def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -
 @pytest.mark.soak(only=("",))
 @pytest.mark.nightly
 @pytest.mark.parametrize("fp8", ["", ", fp8"])
-def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:
+def test_the_kernel_over_pages(host, host_kernels, fp8):
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
-    by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
+    by = functools.partial(attention_oracle.run, host_kernels)
     target = made("target", HostDevice(), 1, "fp16" + fp8, by=by)
     wanted = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
     paged = Paged(host, 2, 7, precision="fp16" + fp8, by=by)
@@ -196,7 +188,7 @@ def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, f
     assert paged.target.cache_bytes == target.cache_bytes * 8 // EVERY
 
 
-def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
+def test_nothing_of_a_sequence_that_failed_is_left(host):
     """Its neighbour has two of its pages, and goes on; the next one gets the others, without NaN."""
     paged, spoiled = Paged(host, 2, 11), list[int]()
     first, second, third = (
@@ -210,7 +202,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
     assert second.metrics.num_cached_tokens == 32
     executors = paged.target, paged.loop.draft_executor
 
-    def spoil(nodes: int) -> None:
+    def spoil(nodes):
         if not spoiled and len(second.output) > 1:
             spoiled.extend(page for page in paged.pages.of[first.slot] if page not in paged.pages.of[second.slot])
             slots, vocab = paged.target.batch_size, paged.target.spec.vocab_size
@@ -219,7 +211,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
             for executor in executors:
                 paged.device.array(executor.model.tensors.cache)[:, spoiled] = np.nan
 
-    paged.target.model.spoil = spoil  # type: ignore[attr-defined]
+    paged.target.model.spoil = spoil
     while not first.finish_reason:
         paged.loop.round([first, second])
     assert (type(first.error), len(spoiled)) == (ExecutionError, 3)
@@ -232,7 +224,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
         assert np.isfinite(paged.device.array(executor.model.tensors.cache)).all()
 
 
-def test_a_queue_in_turn(host: KernelLibrary) -> None:
+def test_a_queue_in_turn(host):
     """Through the scheduler: whoever has too few pages waits, and so do those behind it; one goes before it began."""
     longest = request_of(LONG, speculation="chain:4", max_new_tokens=30)
     scheduler, asked = Scheduler(Paged(host, 3, EVERY).loop, 3, 16), [longest, *requests("chain:4")]
@@ -251,7 +243,7 @@ def test_a_queue_in_turn(host: KernelLibrary) -> None:
     assert starts == sorted(starts)
 
 
-def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
+def test_what_never_fits_is_refused(host):
     paged = Paged(host, 2, 4)
     assert paged.loop.page_tokens == 64
     paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=6))
@@ -263,7 +255,7 @@ def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
     linear.check(request_of(LONG, speculation="off", max_new_tokens=TEXT))
 
 
-def test_logits_for_measuring_are_a_linear_cache_s(host: KernelLibrary) -> None:
+def test_logits_for_measuring_are_a_linear_cache_s(host):
     linear, paged = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), Paged(host, 1, EVERY)
     for _ in range(2):
         found, wanted = (each.logits(LONG, 9, 16) for each in (paged.loop, linear))

@@ -1,9 +1,6 @@
 """`auto`, limits and a tuned table on a device: plain decoding's tokens, and the decisions that the table implies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +11,12 @@ from tiny_models import BUCKETS
 from tuned_device import LARGE, SMALL, Tuned
 
 from specbuild.runtime import Limits
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.cost_model import CostModel
 
 pytestmark = pytest.mark.slow
 
 
-def told(sequence: Sequence) -> Any:
+def told(sequence):
     return sequence.metrics.speculative_decoding
 
 
@@ -31,9 +26,7 @@ def told(sequence: Sequence) -> Any:
 @pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("draft", ["target", "draft"])
-def test_tokens_are_plain_decodings(
-    host: KernelLibrary, folder: Path, times: dict[str, Any], ahead: int, temperature: float, draft: str
-) -> None:
+def test_tokens_are_plain_decodings(host, folder, times, ahead, temperature, draft):
     made = Tuned(host, folder, times, ("target", draft), ahead=ahead, batch_size=2, looks_up=True)
     done = run(made.loop, made.requests(3, 20 if temperature else 40, temperature=temperature))
     check_plain(folder, done)
@@ -45,9 +38,7 @@ def test_tokens_are_plain_decodings(
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
-def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(
-    host: KernelLibrary, folder: Path, ahead: int, times: dict[str, Any]
-) -> None:
+def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(host, folder, ahead, times):
     """The target itself in full steps, every round; its opposite now and then after a few rounds, a token at a time."""
     for hostile in (False, True):
         made = Tuned(host, folder, times, ("target", "target"), ahead=ahead, hostile=hostile)
@@ -65,7 +56,7 @@ def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(
 
 
 @pytest.mark.slow
-def test_a_continuation_stops_the_device_only_if_it_pays_well(host: KernelLibrary, folder: Path) -> None:
+def test_a_continuation_stops_the_device_only_if_it_pays_well(host, folder):
     made = Tuned(host, folder, LARGE, ("target",), ahead=32, looks_up=True)
     repeats = {"logit_bias": dict.fromkeys([17, 4, 29, 61, 8, 2, 55, 90, 31], 30.0)}
     (done,) = run(made.loop, made.requests(tokens=60, **repeats))
@@ -75,11 +66,11 @@ def test_a_continuation_stops_the_device_only_if_it_pays_well(host: KernelLibrar
 
 
 @pytest.mark.slow
-def test_steps_of_rounds_are_timed_by_what_they_ran(host: KernelLibrary, folder: Path) -> None:
+def test_steps_of_rounds_are_timed_by_what_they_ran(host, folder):
     told = list[tuple[Any, ...]]()
 
     class Recording(CostModel):
-        def record(self, *step: Any) -> None:
+        def record(self, *step):
             told.append(step)
 
     cost = Recording(table_of(LARGE, 1, most=BUCKETS[-1]), 1, padded=True)
@@ -90,7 +81,7 @@ def test_steps_of_rounds_are_timed_by_what_they_ran(host: KernelLibrary, folder:
 
 
 @pytest.mark.slow
-def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host: KernelLibrary, folder: Path) -> None:
+def test_limits_count_who_drafts_and_what_ends_beside_others_keeps_its_rows(host, folder):
     """Its slot is released after the others' rounds began, which must neither write there nor end by that."""
     by_size = Limits(num_speculative_tokens_per_batch_size={"1-1": 7, "2-9": 0})
     made = Tuned(host, folder, LARGE, ("target", "target"), by_size, 32, batch_size=2)

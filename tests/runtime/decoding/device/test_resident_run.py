@@ -1,39 +1,24 @@
 """Rounds that follow each other on a device: the tokens are plain decoding's, however far ahead the device is."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from device_requests import Made, check_plain, plain, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from tiny_models import TEXT
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.requests.sequence import Sequence
 
 BOTH = ("target", "draft")
 
 
-def resident(
-    host: KernelLibrary,
-    folder: Path,
-    batch_size: int = 2,
-    names: tuple[str, ...] = BOTH,
-    rounds: int = 32,
-    ahead: int = 0,
-    looks_up: bool = False,
-) -> Made:
+def resident(host, folder, batch_size=2, names=BOTH, rounds=32, ahead=0, looks_up=False):
     """`ahead`: turns that the device takes before the host looks at the first."""
     made = Made(host, folder, batch_size, names, looks_up, rounds=rounds)
     made.device.ahead = ahead
     return made
 
 
-def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
+def batch(tree, count=2, **fields):
     """Requests of different lengths, greedy and sampled ones with penalties."""
     sampled = {"temperature": 0.9, "frequency_penalty": 0.6, "repetition_penalty": 1.2, "top_p": 0.95}
     return [
@@ -47,7 +32,7 @@ def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
 @pytest.mark.slow(but=("chain:3-2-9",))
 @pytest.mark.parametrize(("rounds", "ahead"), [(32, 40), (3, 0), (3, 2), (2, 9)])
 @pytest.mark.parametrize("tree", ["chain:3", "best:7"])
-def test_tokens_are_plain_decodings(host: KernelLibrary, folder: Path, tree: str, rounds: int, ahead: int) -> None:
+def test_tokens_are_plain_decodings(host, folder, tree, rounds, ahead):
     """Prompts join and leave; with a ring shorter than their texts, and a device that is lazy or far ahead."""
     made = resident(host, folder, rounds=rounds, ahead=ahead)
     done = run(made.loop, batch(tree, 4, max_new_tokens=21))
@@ -58,7 +43,7 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, folder: Path, tree: str
 
 
 @pytest.mark.slow
-def test_what_needs_the_host_is_done_round_by_round(host: KernelLibrary, folder: Path) -> None:
+def test_what_needs_the_host_is_done_round_by_round(host, folder):
     """Log-probabilities; and the text's own continuation, for which the device is stopped."""
     made = resident(host, folder)
     done = run(made.loop, batch("chain:3", 2, logprobs=2))
@@ -73,17 +58,17 @@ def test_what_needs_the_host_is_done_round_by_round(host: KernelLibrary, folder:
 
 @pytest.mark.slow(but=("32-99",))
 @pytest.mark.parametrize(("rounds", "ahead"), [(0, 0), (32, 0), (32, 99)])
-def test_a_fault_ends_its_sequence_alone(host: KernelLibrary, folder: Path, rounds: int, ahead: int) -> None:
+def test_a_fault_ends_its_sequence_alone(host, folder, rounds, ahead):
     """A shape that its graph has no room for, as if memory had been overwritten."""
     made, wanted = resident(host, folder, rounds=rounds, ahead=ahead), batch("chain:3", 3, max_new_tokens=20)
     steps, growths = [0], made.device.array(made.loop.rounds.slots.at["growths"])
 
-    def spoil(nodes: int) -> None:
+    def spoil(nodes):
         steps[0] += 1
         if steps[0] > 5 and wanted[0].slot == 0 and not wanted[0].finish_reason:
             growths[0].view(np.int32)[0] = 99
 
-    made.target.model.spoil = spoil  # type: ignore[attr-defined]
+    made.target.model.spoil = spoil
     first, *others = run(made.loop, wanted)
     assert "fault CAPACITY" in str(first.error)
     assert 0 < len(first.output) < 20
@@ -94,9 +79,7 @@ def test_a_fault_ends_its_sequence_alone(host: KernelLibrary, folder: Path, roun
 @pytest.mark.slow(but=("chain:3-a perfect draft",))
 @pytest.mark.parametrize("names", [("target", "target"), ("target",)], ids=["a perfect draft", "alone"])
 @pytest.mark.parametrize("tree", ["off", "chain:3"])
-def test_one_launch_does_many_rounds_and_none_past_a_text(
-    host: KernelLibrary, folder: Path, names: tuple[str, ...], tree: str
-) -> None:
+def test_one_launch_does_many_rounds_and_none_past_a_text(host, folder, names, tree):
     """However far ahead the device is, near the cache's end too: all rounds but the prompts' and the first are its."""
     made = resident(host, folder, 2, names, ahead=99)
     lengths = (22, 13)
@@ -110,13 +93,11 @@ def test_one_launch_does_many_rounds_and_none_past_a_text(
 
 
 @pytest.mark.parametrize("lack", ["loops", "capture", "publish"])
-def test_without_what_it_needs_it_is_the_device_loop(
-    host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch, lack: str
-) -> None:
+def test_without_what_it_needs_it_is_the_device_loop(host, folder, monkeypatch, lack):
     """Graphs of loops, models that graphs can hold, or the kernel that publishes; a note says so, where it is known."""
     launch = HostQueue.launch
 
-    def lacking(self: HostQueue, name: str, *more: Any) -> None:
+    def lacking(self, name, *more):
         if name == "publish":
             raise ExecutionError("no kernel publish")
         launch(self, name, *more)
@@ -133,7 +114,7 @@ def test_without_what_it_needs_it_is_the_device_loop(
     assert bool(made.loop.notes) is (lack != "loops")
 
 
-def test_a_host_that_reads_out_of_order(host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_reads_out_of_order(host, folder, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(OptionError, match="needs an x86_64 host, this is aarch64"):
         resident(host, folder)
@@ -141,11 +122,11 @@ def test_a_host_that_reads_out_of_order(host: KernelLibrary, folder: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path, ahead: int) -> None:
+def test_the_device_stops_when_nobody_is_left(host, folder, ahead):
     """Two leave one after the other, or the loop is closed in the middle of rounds."""
     for closed in (False, True):
         made, wanted = resident(host, folder, ahead=ahead), batch("chain:3", 2, max_new_tokens=40)
-        own: Any = made.loop.resident
+        own = made.loop.resident
         for slot, sequence in enumerate(wanted):
             sequence.slot = slot
         while not own.running:
@@ -161,8 +142,8 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path,
         assert not own.running
 
 
-def test_a_device_that_ends_early_is_reported(host: KernelLibrary, folder: Path) -> None:
+def test_a_device_that_ends_early_is_reported(host, folder):
     made = resident(host, folder, 1)
-    made.device.reached = lambda *_: False  # type: ignore[method-assign]
+    made.device.reached = lambda *_: False
     with pytest.raises(ExecutionError, match=r"the loop on the device ended before round .*: report it"):
         run(made.loop, batch("chain:3", 1))

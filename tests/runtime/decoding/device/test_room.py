@@ -1,23 +1,16 @@
 """A tree is drafted where caches and models have room for it, and a sequence gets all rows it may ever write."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from device_requests import Made, prompt_of, request_of
 from tiny_models import BUCKETS, TEXT
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.room import Room
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import TreeSpec
 
 
-def executor_of(max_positions: int = 1000, max_rows: int = 64, rows: int = 100) -> Any:
+def executor_of(max_positions=1000, max_rows=64, rows=100):
     """As much of an executor as is asked: slot 0 has `rows`, and each further one ten less."""
     return SimpleNamespace(
         spec=SimpleNamespace(max_positions=max_positions),
@@ -27,7 +20,7 @@ def executor_of(max_positions: int = 1000, max_rows: int = 64, rows: int = 100) 
     )
 
 
-def ask(tree: str, tokens: int = 10, slot: int = 0, max_new_tokens: int = 30) -> Sequence:
+def ask(tree, tokens=10, slot=0, max_new_tokens=30):
     sequence = request_of(prompt_of(1, tokens), speculation=tree, max_new_tokens=max_new_tokens)
     sequence.slot, sequence.cached = slot, tokens - 1
     return sequence
@@ -44,7 +37,7 @@ def ask(tree: str, tokens: int = 10, slot: int = 0, max_new_tokens: int = 30) ->
     ],
 )
 @pytest.mark.parametrize("tokens", [1, 25])
-def test_rows_that_a_sequence_may_ever_write(tree: str, drafted: int, alone: int, tokens: int) -> None:
+def test_rows_that_a_sequence_may_ever_write(tree, drafted, alone, tokens):
     """Its longest text and a tree behind it, whatever the round's shape is and however much is there already."""
     sequence = ask(tree, tokens, max_new_tokens=30)
     sequence.budget = None
@@ -54,12 +47,12 @@ def test_rows_that_a_sequence_may_ever_write(tree: str, drafted: int, alone: int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["best:5", "best:7"])
-def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tree: str) -> None:
+def test_a_tree_that_just_fits_is_drafted(host, folder, tree):
     """Without a fault, in models' own caches; with one token more nothing is. What is verified always fits."""
     drafted = dict[int, int]()
     for more in (0, 1):
         made = Made(host, folder, 1)
-        room: Callable[..., int] = made.loop.proposals.room.free_rows
+        room = made.loop.proposals.room.free_rows
         spec = TreeSpec.parse(tree)
         left = room(ask(tree, 1), spec, [spec])
         sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it

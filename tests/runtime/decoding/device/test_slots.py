@@ -1,38 +1,33 @@
 """What a device knows of its sequences is what the host wrote, and nothing is sent twice."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from device_requests import prompt_of, request_of
 from host_device import HostDevice
 from tiny_models import VOCAB
 
 from specbuild.runtime.decoding.device.slots import Slots
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.controller import Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 
 @pytest.fixture
-def device() -> HostDevice:
+def device():
     return HostDevice()
 
 
 @pytest.fixture
-def stream(device: HostDevice) -> int:
+def stream(device):
     return device.stream()
 
 
-def decoding(slot: int, **fields: Any) -> Sequence:
+def decoding(slot, **fields):
     """A sequence in a slot, whose prompt of five tokens is in the cache but for the last one."""
     sequence = request_of(prompt_of(slot, 5), seed=100 + slot, **{"speculation": "off"} | fields)
     sequence.slot, sequence.cached = slot, 4
     return sequence
 
 
-def test_what_is_known_is_not_sent_again(device: HostDevice, stream: int) -> None:
+def test_what_is_known_is_not_sent_again(device, stream):
     """From a sequence's second round on the device's own state is newer than the host's."""
     slots, sequence = Slots(device, 2, VOCAB), decoding(1)
     tree = Tree(sequence.tokens[-1:])
