@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,11 @@ import specbuild  # noqa: F401 - before ONNX Runtime, whose telemetry it turns o
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+# A shell's job in the background ignores these, and so would the commands that tests end by them.
+for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
 
 TIERS = ("fast", "slow", "nightly", "soak")
 SKIPS = (  # what CI's machine lacks
