@@ -59,6 +59,8 @@ def outcome(model_type: str) -> str:
         return WRONG
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         return f"no tiny configuration could be made: {str(error).splitlines()[0][:80]}"
+    except RuntimeError as error:
+        return f"{WRONG}, or cannot be computed: {str(error).splitlines()[0][:80]}"
     return ""
 
 
