@@ -68,6 +68,15 @@ def test_other_precisions_keep_the_blocks_that_they_can_hold(precision, wide, tm
         assert torch.equal(each.whole().restored(), model.weights[f"{name}.weight"].read())
 
 
+@pytest.mark.slow
+def test_a_kept_target_may_have_a_quantized_draft(wide, tmp_path):
+    path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
+    asked = {"draft": str(wide), "draft_precision": "int8", "max_batch_size": 1, "max_seq_len": 64}
+    report = build(BuildConfig(str(path), tmp_path / "b", precision="keep:dynamic", **asked))
+    assert set(report["quality"]["models"]) == {"draft"}
+    assert Bundle.open(tmp_path / "b").manifest.precision == "keep:dynamic"
+
+
 def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide, tmp_path):
     path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
     default = BuildConfig(str(path), tmp_path / "b")
