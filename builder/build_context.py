@@ -10,10 +10,10 @@ from pathlib import Path
 
 from .codegen.tensorrt import capacity_of
 from .config.build_config import BuildConfig
+from .config.progress import Progress as Detail
 from .prepare import Sources
 
 Progress = Callable[[str], None]
-Detail = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
-from .build_context import BuildContext, Detail, Progress, Stages
+from .build_context import BuildContext, Progress, Stages
 from .bundle_writer import (
     Kernels,
     make_manifest,
@@ -37,6 +37,7 @@ from .codegen import nvrtc
 from .codegen.tensorrt import check_machine
 from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compile_target, runs_quantized
 from .config.build_config import BuildConfig
+from .config.progress import Progress as Detail
 from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
 from .frontend.vocabulary import reference_logits

@@ -209,8 +209,7 @@ def _packed_floats(numbers: NDArray[np.float32], turned: bool) -> NDArray[np.uin
 
 
 def _floats(weight: ir.Value, turned: bool) -> NDArray[np.uint8]:
-    numbers = numbers_of(weight)
-    return pack_floats(numbers if turned else numbers.T)
+    return _packed_floats(numbers_of(weight), not turned)
 
 
 def _look_up(graph: ir.Graph, node: ir.Node, panels: list[ir.Value]) -> None:
