@@ -22,7 +22,8 @@ def test_ray_is_not_imported_until_it_is_asked_for():
     code = """
 import sys
 from specbuild.cli import ray_flags, serve
-from specbuild.serve import prefixes, ray_options, remote_bundle, server
+from specbuild.serve.http import server
+from specbuild.serve.ray import options as ray_options, prefixes, remote_bundle
 given = {str(option.name): None for option in ray_flags.OPTIONS} | {"use_ray": True}
 options = ray_flags.taken(given)
 if ray_options.find_spec("ray"):

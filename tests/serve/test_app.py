@@ -23,7 +23,7 @@ def test_a_completion_is_the_engines(client, engine):
 def test_a_chat_is_the_engines(client, engine):
     (want,) = engine.generate(Chat(SAID), SamplingParams(max_new_tokens=12))
     message = client.ask(CHATS)["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": want.text}
+    assert message == {"role": "assistant", "content": want.text, "refusal": None}
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "loop"}]
     assert client.choice(CHATS, messages=[{"role": "user", "content": parts}])["text"] == want.text
     assert client.choice(CHATS, chat_template_kwargs={"prefix": "class "})["text"] != want.text
