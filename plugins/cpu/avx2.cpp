@@ -45,6 +45,8 @@ struct Avx2 {
   }
   static Ints either(Ints x, Ints y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   static Ints minus(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+  static Ints plus(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+  static Ints multiply(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
   // Sums are added in this order: or the compiler adds products first, and keeps sums in memory.
   static Ints now(Ints sum) {
     asm("" : "+x"(sum.a), "+x"(sum.b));
@@ -55,10 +57,6 @@ struct Avx2 {
   }
   static Ints multiply_bytes(Ints codes, Ints x) { return {_mm256_maddubs_epi16(codes.a, x.a), _mm256_maddubs_epi16(codes.b, x.b)}; }
   static Ints add_shorts(Ints x, Ints y) { return now({_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}); }
-  static Ints add_pairs(Ints sum, Ints shorts) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(shorts.a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(shorts.b, ones))};
-  }
   static Floats to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static Floats times(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
   static Floats fma(Floats x, Floats y, Floats z) {

@@ -38,12 +38,11 @@ struct Avx512 {
   }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
+  static Ints plus(Ints x, Ints y) { return _mm512_add_epi32(x, y); }
+  static Ints multiply(Ints x, Ints y) { return _mm512_mullo_epi32(x, y); }
   static Ints dot_pairs(Ints sum, Ints x, Ints y) { return _mm512_add_epi32(sum, _mm512_madd_epi16(x, y)); }
   static Ints multiply_bytes(Ints codes, Ints x) { return _mm512_maddubs_epi16(codes, x); }
   static Ints add_shorts(Ints x, Ints y) { return _mm512_add_epi16(x, y); }
-  static Ints add_pairs(Ints sum, Ints shorts) {
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(shorts, _mm512_set1_epi16(1)));
-  }
   static Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
   static Floats times(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }

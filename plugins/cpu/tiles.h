@@ -63,20 +63,26 @@ struct Bytes {
   }
 };
 
-// Bytes, of codes below 64: products are added in pairs of 16 bits, as many of them as these can hold.
+// Bytes, of codes below 64: products are added in pairs of 16 bits, as many of them as these can hold. Both of a pair
+// are multiplied by `factors`, 16 bits each, when they are added to the sums.
 template <class V>
 struct Shorts {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
   static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
 
-  template <int kBits, int kRows, int kFour = 0>
+  template <int kBits, int kRows>
   __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+    add_multiples<kBits, kRows>(sums, codes, high, x, V::broadcast(0x00010001));
+  }
+
+  template <int kBits, int kRows, int kFour = 0>
+  __attribute__((always_inline)) static void add_multiples(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x, typename V::Ints factors) {
     constexpr int kFours = group(kBits) / 4, kHeld = kBits == 6 ? 2 : 4, kEnd = kFour + kHeld < kFours ? kFour + kHeld : kFours;
     typename V::Ints products[kRows];
     multiply<kBits, kRows, kFour, kEnd, true>(products, codes, high, x);
-    for (int row = 0; row < kRows; ++row) sums[row] = V::add_pairs(sums[row], products[row]);
-    if constexpr (kEnd < kFours) add<kBits, kRows, kEnd>(sums, codes, high, x);
+    for (int row = 0; row < kRows; ++row) sums[row] = V::dot_pairs(sums[row], products[row], factors);
+    if constexpr (kEnd < kFours) add_multiples<kBits, kRows, kEnd>(sums, codes, high, x, factors);
   }
 
   template <int kBits, int kRows, int kFour, int kEnd, bool kFirst>
@@ -245,21 +251,93 @@ void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* 
   for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
 }
 
+template <class V>
+typename V::Ints pairs(typename V::Ints low, typename V::Ints high) {
+  return V::either(V::both(low, 0xffff), V::template left<16>(high));
+}
+
+// Adds a block's products with its scales, which are whole numbers.
 template <class V, class X, int kBits, int kRows>
+__attribute__((always_inline)) inline void add_block(typename V::Ints* sums, int block, const uint8_t*& codes, Words& words, typename V::Ints scales) {
+  constexpr int kGroup = group(kBits);
+  constexpr bool kAtOnce = std::is_same_v<X, Shorts<V>>;
+  typename V::Ints products[kRows];
+  if constexpr (kAtOnce) scales = pairs<V>(scales, scales);
+  else for (auto& each : products) each = V::broadcast(0);
+  for (int k = 0; k < block; k += kGroup, codes += 2 * kBits * kGroup, words.at += kGroup / 4 * X::kWords) {
+    fetch(codes, 2 * kBits * kGroup);
+    if constexpr (kAtOnce) X::template add_multiples<kBits, kRows>(sums, codes, high_bits<V, kBits>(codes), words, scales);
+    else X::template add<kBits, kRows>(products, codes, high_bits<V, kBits>(codes), words);
+  }
+  if constexpr (!kAtOnce)
+    for (int row = 0; row < kRows; ++row) sums[row] = V::plus(sums[row], V::multiply(products[row], scales));
+}
+
+// A tile whose numbers have one scale for each step: its sums are whole numbers until the step's end.
+template <class V, class X, int kBits, int kRows>
+void tile_by_steps(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
+  const int64_t row_words = w.inner / 4 * X::kWords;
+  const uint8_t* codes = w.codes + panel * w.panel_bytes();
+  Words words{x.words, first * row_words, row_words, w.center()};
+  typename V::Floats totals[kRows];
+  for (auto& total : totals) total = V::broadcast(0.0f);
+  const int64_t stride = w.blocks();
+  for (int64_t step = 0, its = first * stride; step < w.steps(); ++step) {  // `its`: the first row's pair of blocks
+    const Places places(w, panel, step);
+    fetch(places.scales, kColumns * w.bytes_of(places.blocks));
+    typename V::Ints sums[kRows], negative[kRows];
+    for (int row = 0; row < kRows; ++row) sums[row] = V::broadcast(0);
+    for (int64_t block = 0; block < places.blocks; ++block)
+      add_block<V, X, kBits, kRows>(sums, w.block, codes, words, V::signed_bytes(places.scales + block * kColumns));
+    const uint8_t* const factors = w.minimum_bits ? places.minima : places.scales;
+    for (int row = 0; row < kRows; ++row) negative[row] = V::broadcast(0);
+    for (int64_t block = 0; block < places.blocks; block += 2, ++its) {
+      const auto even = V::signed_bytes(factors + block * kColumns);
+      const auto odd = block + 1 < places.blocks ? V::signed_bytes(factors + (block + 1) * kColumns) : even;
+      const auto both = pairs<V>(even, odd);
+      for (int row = 0; row < kRows; ++row)
+        negative[row] = V::dot_pairs(negative[row], both, V::broadcast(x.offsets[its + row * stride]));
+    }
+    const auto steps = V::load(Factors<V>::numbers(places.step));
+    for (int row = 0; row < kRows; ++row) {
+      typename V::Floats sum;
+      if (w.minimum_bits) {
+        sum = V::times(V::load(Factors<V>::numbers(places.minimum_step)), V::to_float(negative[row]));
+        sum = V::fma(steps, V::to_float(sums[row]), sum);
+      } else {
+        sum = V::times(steps, V::to_float(V::plus(sums[row], V::template left<kBits - 1>(negative[row]))));
+      }
+      totals[row] = V::fma(V::broadcast(x.scales[(first + row) * stride + step]), sum, totals[row]);
+    }
+  }
+  for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
+}
+
+template <class V, class X, int kBits, bool kBySteps, int kRows>
 void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  for (; first + kRows <= last; first += kRows) tile<V, X, kBits, kRows>(w, panel, x, first, y);
-  if constexpr (kRows > 1) {
-    if (first < last) tiles<V, X, kBits, kRows - 1>(w, panel, x, first, last, y);
+  for (; first + kRows <= last; first += kRows) {
+    if constexpr (kBySteps) tile_by_steps<V, X, kBits, kRows>(w, panel, x, first, y);
+    else tile<V, X, kBits, kRows>(w, panel, x, first, y);
+  }
+  if constexpr (kRows > 1) {  // 7 rows and 5 take two tiles: compiling takes long
+    if (first < last) tiles<V, X, kBits, kBySteps, (kRows > 4 ? kRows - 2 : kRows - 1)>(w, panel, x, first, last, y);
   }
 }
 
-template <class V, class X>
-void tiles_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  const auto all = w.bits == 4   ? tiles<V, X, 4, V::kRows>
-                   : w.bits == 5 ? tiles<V, X, 5, V::kRows>
-                   : w.bits == 6 ? tiles<V, X, 6, V::kRows>
-                                 : tiles<V, X, 8, V::kRows>;
-  all(w, panel, x, first, last, y);
+template <class V, class X, int kBits, bool kBySteps>
+void all_tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
+  tiles<V, X, kBits, kBySteps, V::kRows>(w, panel, x, first, last, y);
+}
+
+// What computes tiles of these codes: by bytes, if the instructions multiply such codes so, or else by pairs.
+template <class V, int kBits>
+auto tiles_for(bool by_steps, Rounding rounding) {
+  using Wide = Parts<V, Pairs<V>>;
+  using Narrow = std::conditional_t<V::kByteBits == 8, Bytes<V>, std::conditional_t<kBits <= V::kByteBits, Shorts<V>, Wide>>;
+  return rounding == Rounding::kNone    ? all_tiles<V, Parts<V, Numbers<V>>, kBits, false>
+         : by_steps                     ? all_tiles<V, Narrow, kBits, true>
+         : rounding == Rounding::kBits8 ? all_tiles<V, Narrow, kBits, false>
+                                        : all_tiles<V, Wide, kBits, false>;
 }
 
 // Weights in float32: sums over k, in order, from `begin` to `end`; y has those before.
@@ -290,13 +368,12 @@ void panel_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int
       float_tiles<V, V::kRows>(w, panel, static_cast<const float*>(x.words), first, last, k, k + kInnerOfFloats < w.inner ? k + kInnerOfFloats : w.inner, y);
     return;
   }
-  if (rounding == Rounding::kNone) return tiles_of<V, Parts<V, Numbers<V>>>(w, panel, x, first, last, y);
-  if constexpr (V::kByteBits == 8) {
-    if (rounding == Rounding::kBits8) return tiles_of<V, Bytes<V>>(w, panel, x, first, last, y);
-  } else if constexpr (V::kByteBits == 6) {
-    if (rounding == Rounding::kBits8 && w.bits <= 6) return tiles_of<V, Shorts<V>>(w, panel, x, first, last, y);
-  }
-  tiles_of<V, Parts<V, Pairs<V>>>(w, panel, x, first, last, y);
+  const bool steps = by_steps(w, rounding);
+  const auto all = w.bits == 4   ? tiles_for<V, 4>(steps, rounding)
+                   : w.bits == 5 ? tiles_for<V, 5>(steps, rounding)
+                   : w.bits == 6 ? tiles_for<V, 6>(steps, rounding)
+                                 : tiles_for<V, 8>(steps, rounding);
+  all(w, panel, x, first, last, y);
 }
 
 // Rounds to the nearest, halves to even; |x| < 2^22.
@@ -312,25 +389,33 @@ inline void put(int16_t* words, int64_t k, int32_t number) {
   words[(k & ~int64_t{3}) + kPlaces[k & 3]] = static_cast<int16_t>(number);
 }
 
-// Returns the sum of the numbers.
-template <class Word>
-int32_t round_block(const float* x, int64_t begin, int size, float limit, Word* words, float* scale) {
+// What numbers are multiplied with before they are rounded, and what one of them then stands for.
+struct Scale {
+  float inverse, scale;
+};
+
+// The largest of the numbers becomes `limit`. Numbers that are not finite become 0, and their scale NaN.
+inline Scale scale_of(const float* x, int64_t size, float limit) {
   int32_t largest = 0;  // floats of one sign are ordered as their bits
-  for (int k = 0; k < size; ++k) {
+  for (int64_t k = 0; k < size; ++k) {
     int32_t bits;
-    std::memcpy(&bits, x + begin + k, 4);
+    std::memcpy(&bits, x + k, 4);
     bits &= 0x7fffffff;
     largest = bits > largest ? bits : largest;
   }
   float bound;
   std::memcpy(&bound, &largest, 4);
-  const bool finite = largest < 0x7f800000, tiny = bound < 1e-30f;
-  const float inverse = !finite || tiny ? 0.0f : limit / bound;
-  *scale = !finite ? NAN : tiny ? 0.0f : bound / limit;
+  if (largest >= 0x7f800000) return {0.0f, NAN};
+  return bound < 1e-30f ? Scale{0.0f, 0.0f} : Scale{limit / bound, bound / limit};
+}
+
+// Returns the sum of the numbers.
+template <class Word>
+int32_t round_block(const float* x, int64_t begin, int size, float inverse, Word* words) {
   int32_t total = 0;
-  for (int k = 0; k < size; ++k) {
-    const int32_t number = finite ? static_cast<int32_t>(nearest(x[begin + k] * inverse)) : 0;
-    put(words, begin + k, number);
+  for (int64_t k = begin; k < begin + size; ++k) {
+    const int32_t number = inverse ? static_cast<int32_t>(nearest(x[k] * inverse)) : 0;
+    put(words, k, number);
     total += number;
   }
   return total;
@@ -339,9 +424,31 @@ int32_t round_block(const float* x, int64_t begin, int size, float limit, Word* 
 template <class Word>
 void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Word* words, const Rows& to) {
   for (int64_t block = 0; block < rows * w.blocks(); ++block) {
-    const int32_t sum = round_block(x, block * w.block, w.block, limit, words, to.scales + block);
+    const Scale scale = scale_of(x + block * w.block, w.block, limit);
+    const int32_t sum = round_block(x, block * w.block, w.block, scale.inverse, words);
+    to.scales[block] = scale.scale;
     to.sums[block] = static_cast<float>(sum);
     to.offsets[block] = -w.center() * sum;
+  }
+}
+
+// Rounds with one scale for each step, to 8 bits.
+template <class Word>
+void round_by_steps(const Weights& w, const float* x, int64_t rows, Word* words, const Rows& to) {
+  for (int64_t row = 0, block = 0; row < rows; ++row) {
+    float* scales = to.scales + row * w.blocks();
+    int32_t* pairs = to.offsets + row * w.blocks();
+    for (int64_t step = 0; step < w.steps(); ++step) {
+      const int64_t blocks = w.blocks_of(step);
+      const Scale scale = scale_of(x + block * w.block, blocks * w.block, 127.0f);
+      *scales++ = scale.scale;
+      for (int64_t its = 0; its < blocks; ++its, ++block) {
+        const int32_t sum = -round_block(x, block * w.block, w.block, scale.inverse, words);
+        if (its % 2 == 0) *pairs = sum & 0xffff;
+        else *pairs++ |= static_cast<int32_t>(static_cast<uint32_t>(sum) << 16);
+      }
+      if (blocks % 2) ++pairs;
+    }
   }
 }
 
@@ -358,10 +465,11 @@ template <class V>
 void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, void* words, const Rows& to) {
   if (rounding == Rounding::kNone) return sum_rows(w, x, rows, to);
   const float limit = rounding == Rounding::kBits8 ? 127.0f : 32767.0f;
-  if (rounding == Rounding::kBits8 && w.bits <= V::kByteBits)
-    round_rows(w, x, rows, limit, static_cast<int8_t*>(words), to);
-  else
-    round_rows(w, x, rows, limit, static_cast<int16_t*>(words), to);
+  auto* const bytes = static_cast<int8_t*>(words);
+  auto* const shorts = static_cast<int16_t*>(words);
+  const bool in_bytes = rounding == Rounding::kBits8 && w.bits <= V::kByteBits;
+  if (by_steps(w, rounding)) return in_bytes ? round_by_steps(w, x, rows, bytes, to) : round_by_steps(w, x, rows, shorts, to);
+  in_bytes ? round_rows(w, x, rows, limit, bytes, to) : round_rows(w, x, rows, limit, shorts, to);
 }
 
 template <class V>
