@@ -158,9 +158,9 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
 _KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
 _DEFAULTS = {  # by kind, and whether it is for a CPU
-    ("int8", True): Scheme("int8", "fp32", 32, activations="wide"),
+    ("int8", True): Scheme("int8", "fp32", 32, activations="wide", scale_bits=16),
     ("int8", False): Scheme("int8", "fp16"),
-    ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="wide"),
+    ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="wide", scale_bits=16),
     ("int4", False): Scheme("int4", "fp16", 128, method="gptq"),
     ("fp8", False): Scheme("fp8", "fp16", activations="static"),
 }

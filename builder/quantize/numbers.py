@@ -225,13 +225,20 @@ def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
     return scales.to(dtype).clamp(min=low).float()
 
 
+def _of_blocks(scales: Tensor, scheme: Scheme) -> Tensor:
+    """Round blocks' scales as they are stored, never to 0 and to nothing infinite."""
+    if scheme.scale_bits == 32:
+        return _in_dtype(scales, scheme)
+    return _in_dtype(scales.clamp(max=torch.finfo(torch.float16).max), replace(scheme, dtype="fp16"))
+
+
 def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
     """Return scales and zero points `[…]` of blocks `[…, size]`; zero points are None for the middle code."""
     levels = (1 << scheme.bits) - 1
     if scheme.symmetric:
-        return _in_dtype(blocks.abs().amax(-1) / (levels // 2), scheme), None
+        return _of_blocks(blocks.abs().amax(-1) / (levels // 2), scheme), None
     low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-    scales = _in_dtype((high - low) / levels, scheme)
+    scales = _of_blocks((high - low) / levels, scheme)
     return scales, (-low / scales).round().clamp(0, levels)
 
 
