@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.drafting.lookup import longest
-from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.model import Draft, ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH, string_of
-from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, walk
+from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, Tree, TreeSpec, walk
 from specbuild.runtime.speculation.tree_growth import Growth
 
 BINS = 8  # bins of the calibration
@@ -105,22 +105,24 @@ class Record:
         return gaps / len(self.likelihoods)
 
 
-def replay(drafter: ModelDrafter, sequence: Sequence, rest: Seq[int], every: bool) -> list[Record]:
+def replay(drafter: ModelDrafter, sequence: Sequence, shape: TreeSpec, rest: Seq[int], every: bool) -> list[Record]:
     """Draft trees along a known text, as if it were being decoded, and return what would have been accepted.
 
     Args:
         drafter: The draft model.
         sequence: The text before the first tree; it grows by the tokens of `rest`.
+        shape: The shape of the trees.
         rest: The token ids that follow. No tree begins at the last BEST_DEPTH of them.
         every: Whether a tree is drafted at every token, or only where rounds with such trees would begin.
     """
     found, at = list[Record](), 0
     while at < len(rest) - BEST_DEPTH:
-        (tree,), record = drafter.propose([sequence]), Record()
-        growth = drafter.growth(sequence.slot)
+        growth, record = Growth(shape, Tree([sequence.tokens[-1]])), Record()
+        drafter.grow([Draft(sequence, growth)])
+        tree = growth.tree()
         accepted = [node for node, _ in walk(tree, lambda node: rest[at + tree.depths[node]])]  # noqa: B023
-        note(record, growth, [growth.kept[node] for node in accepted])
-        drafter.commit(sequence, [0])
+        note(record, growth, [growth.nodes[node] for node in accepted])
+        drafter.commit(sequence.slot, growth, [0])
         found.append(record)
         for token in rest[at : at + (1 if every else len(accepted))]:
             sequence.emit(token, frozenset())
@@ -139,7 +141,7 @@ def begun(records: Seq[Record], nodes: int) -> list[Record]:
 
 def note(record: Record, growth: Growth, path: Seq[int]) -> None:
     """Add to the record what was accepted of a tree; `path`: the accepted nodes in its pool, the root first."""
-    ranks = {node: rank for rank, node in enumerate(sorted(growth.kept[1:], key=lambda n: -growth.scores[n]))}
+    ranks = {node: rank for rank, node in enumerate(sorted(growth.nodes[1:], key=lambda n: -growth.scores[n]))}
     record.depths.append(growth.depth)
     record.orders.append((len(ranks), [ranks[node] for node in path[1:]]))
     taken, children = set(path), dict[int, int]()

@@ -12,7 +12,7 @@ from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.validation import auto_tree
 from specbuild.runtime.speculation.controller import Controller
-from specbuild.runtime.speculation.tree import BEST_DEPTH
+from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
 
 from .chances import Record, replay
 
@@ -106,7 +106,7 @@ class Decoder:
         sequence = self._request(prompt, tree, text.params.temperature)
         sequence.emit(text.output[0], frozenset())
         with self._loop.borrowed(self._loop.target.spec.capacity):
-            records = replay(drafter, sequence, text.output[1:], every)
+            records = replay(drafter, sequence, TreeSpec.parse(tree), text.output[1:], every)
             drafter.release(0)
         return records
 

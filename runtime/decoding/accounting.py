@@ -5,29 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
-from specbuild.runtime.backends.executor import Executor
-from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.cost_model import CostModel
 
-
-class CountingLoop(Protocol):
-    """A loop with the statistics that an account adds to."""
-
-    tally: RunStats
-    cost: CostModel | None
-
-    @property
-    def target(self) -> Executor:
-        """The target's executor."""
-        ...
-
-    @property
-    def draft_executor(self) -> Executor | None:
-        """The draft's executor; None if no model drafts."""
-        ...
+from .loop import Loop
 
 
 class _State(NamedTuple):
@@ -56,7 +38,7 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
 
     __slots__ = ("_before", "_loop", "_sequences", "_states")
 
-    def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
+    def __init__(self, loop: Loop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
 
     def __enter__(self) -> Self:
@@ -66,13 +48,9 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             return
-        tally, (total, draft, verify) = self._loop.tally, _clock(self._loop)
-        total, draft, verify = total - self._before[0], draft - self._before[1], verify - self._before[2]
-        tally.rounds += 1
-        tally.emitted += sum(len(s.output) - was.emitted for s, was in zip(self._sequences, self._states, strict=True))
-        tally.total += total
-        tally.draft += draft
-        tally.verify += verify
+        total, draft, verify = (now - then for now, then in zip(_clock(self._loop), self._before, strict=True))
+        emitted = sum(len(s.output) - was.emitted for s, was in zip(self._sequences, self._states, strict=True))
+        self._loop.tally.add(rounds=1, emitted=emitted, total=total, draft=draft, verify=verify)
         self._bill(total)
 
     def _bill(self, total: float) -> None:
@@ -92,14 +70,10 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
         drafts = any(now.drafts > was.drafts for was, now in zip(before, states, strict=True))
         token = self._plain(decoding) / decoding if drafts else 0.0
         for own, sequence, was, now in zip(rows, self._sequences, before, states, strict=True):
-            metrics, emitted = sequence.metrics, now.emitted - was.emitted
-            metrics.busy_time += second * own
-            if not (drafts and was.decodes):
-                metrics.plain_time += second * own
-            elif decoding < len(states):
-                metrics.plain_time += second + max(emitted - 1, 0) * token
-            else:
-                metrics.plain_time += emitted * token
+            emitted, plain = now.emitted - was.emitted, second * own
+            if drafts and was.decodes:
+                plain = emitted * token if decoding == len(states) else second + max(emitted - 1, 0) * token
+            sequence.metrics.bill(second * own, plain)
 
     def _plain(self, decoding: int) -> float:
         """Return the seconds of a round of so many sequences without drafts; NaN without a timing table."""
@@ -107,7 +81,7 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
         return self._loop.cost.of_round(decoding, sampled).plain if self._loop.cost else math.nan
 
 
-def _clock(loop: CountingLoop) -> tuple[float, float, float]:
+def _clock(loop: Loop) -> tuple[float, float, float]:
     """Return the time now, and the draft's and the target's seconds so far."""
     draft = loop.draft_executor
     return time.perf_counter(), draft.seconds if draft else 0.0, loop.target.seconds

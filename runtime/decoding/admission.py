@@ -8,7 +8,7 @@ from copy import copy
 import numpy as np
 
 from specbuild.runtime.backends.executor import Executor, share_rows
-from specbuild.runtime.drafting.model import KeepsRows
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.sequence import Sequence
 
 
@@ -18,25 +18,25 @@ class Admission:
     page_tokens: int | None = None  # tokens that all pages hold together; None: each slot has rows of its own
 
     def __init__(
-        self, target: Executor, drafts: KeepsRows | None, prefix_caching: bool = True, generated: bool = True
+        self, target: Executor, proposer: Proposer, prefix_caching: bool = True, generated: bool = True
     ) -> None:
         """Start with empty slots.
 
         Args:
             target: Executor whose slots are assigned.
-            drafts: Holder of the draft's cache, which has the same slots; None: there is no drafter.
+            proposer: Holds the draft's cache, which has the same slots.
             prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
             generated: Whether it also reuses rows of decoded tokens, whose bits may differ from those of prefilled
                 ones.
         """
         self._generated = generated
-        self._target, self._drafts, self._prefix_caching = target, drafts, prefix_caching
+        self._target, self._proposer, self._prefix_caching = target, proposer, prefix_caching
         self._last: list[Sequence | None] = [None] * target.batch_size  # the last sequence of each slot
 
-    def beside(self, drafts: KeepsRows | None) -> Admission:
-        """Return the same slots for another loop over the same target, with other drafts."""
+    def beside(self, proposer: Proposer) -> Admission:
+        """Return the same slots for another loop over the same target, with another drafter."""
         other = copy(self)
-        other._drafts = drafts
+        other._proposer = proposer
         return other
 
     def check(self, sequence: Sequence) -> None:
@@ -68,9 +68,9 @@ class Admission:
     def _admit(self, sequence: Sequence, slot: int, source: int, rows: int) -> None:
         """Give a slot to a sequence whose text begins with the first `rows` rows of slot `source`."""
         share_rows(self._target, slot, source, rows)
-        if self._drafts:
-            self._drafts.keep(slot, source, rows)
-        self._last[slot], sequence.cached, sequence.metrics.num_cached_tokens = sequence, rows, rows
+        self._proposer.keep(slot, source, rows)
+        self._last[slot] = sequence
+        sequence.enter(rows)
 
     def common(self, sequence: Sequence, slot: int) -> int:
         """Return how many cached rows of a slot a sequence can reuse; not its last token's, whose logits are needed."""
@@ -83,14 +83,10 @@ class Admission:
         return int(differing[0]) if len(differing) else limit
 
     def _continues(self, sequence: Sequence, slot: int) -> bool:
-        """Return whether a prompt repeats every token that a slot has left of the prompt before it."""
-        last = self._last[slot]
-        length = min(self.kept(slot), last.metrics.num_prompt_tokens) if last else 0
-        return (
-            last is not None
-            and length > 0
-            and np.array_equal(sequence.text.history[:length], last.text.history[:length])
-        )
+        """Return whether a prompt repeats every cached token of the slot's last prompt."""
+        if not (last := self._last[slot]) or not (length := min(self.kept(slot), last.metrics.num_prompt_tokens)):
+            return False
+        return np.array_equal(sequence.text.history[:length], last.text.history[:length])
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; erase it if its last sequence failed."""
@@ -101,8 +97,8 @@ class Admission:
     def _erase(self, slot: int) -> None:
         """Erase a slot in both caches, so that nothing a failed sequence wrote reaches the next one."""
         self._target.erase(slot)  # first: the target's stream moves rows of both caches
-        if self._drafts and self._drafts.executor:
-            self._drafts.executor.erase(slot)
+        if draft := self._proposer.executor:
+            draft.erase(slot)
 
     def borrow(self, slot: int, rows: int) -> None:
         """Reserve a free slot for a text of `rows` tokens that belongs to no sequence, until it is released."""
@@ -111,8 +107,7 @@ class Admission:
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         self._target.commit(slot, (), self.kept(slot))
-        if self._drafts:
-            self._drafts.release(slot)
+        self._proposer.release(slot)
 
     def kept(self, slot: int) -> int:
         """Return how many rows of a slot's cache later sequences may reuse."""
@@ -127,5 +122,5 @@ class Admission:
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        held = [(last, last.text.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
-        return [(last.params.cache_salt, rows.tolist()) for last, rows in held]
+        texts = [(last, last.text.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
+        return [(last.params.cache_salt, rows.tolist()) for last, rows in texts]

@@ -59,7 +59,7 @@ class Loop(ABC):
 
     Attributes:
         target: The target's executor.
-        proposer: What proposes the trees; None: every round is plain decoding.
+        proposer: What proposes the trees.
         emission: What emits tokens.
         planner: What limits the drafts; its limits may change between rounds.
         reader: What prefills.
@@ -74,7 +74,7 @@ class Loop(ABC):
     def __init__(
         self,
         target: Executor,
-        proposer: Proposer | None,
+        proposer: Proposer,
         emission: Emission,
         planner: Planner,
         reader: Reader,
@@ -112,7 +112,7 @@ class Loop(ABC):
     @property
     def draft_executor(self) -> Executor | None:
         """The draft's executor; None if no model drafts."""
-        return self.proposer.executor if self.proposer else None
+        return self.proposer.executor
 
     @property
     def notes(self) -> list[str]:
@@ -169,5 +169,4 @@ class Loop(ABC):
 
     def fresh_drafter(self) -> ModelDrafter | None:
         """Return a host drafter of the same draft model that has seen no text yet; None if no model drafts."""
-        model = self.proposer.model if self.proposer else None
-        return model.again() if model else None
+        return self.proposer.model.again() if self.proposer.model else None

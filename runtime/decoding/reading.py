@@ -15,30 +15,36 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
+from specbuild.runtime.speculation.timing_table import Times
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
 from .error_isolation import isolate_errors
 
 Logits = NDArray[np.float32]
-SCORED = 32  # tokens of a prompt in a step at most if their log-probabilities are wanted: others wait for them
+PACE = 2.0  # a step that prefills beside others takes at most so many times as long as if all decoded: they wait
 
 
 class Reader:
     """Prefills chunks of at most `chunk` tokens, `lone_chunk` of a lone sequence, `scored` where all have logits."""
 
     def __init__(
-        self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None, scored: int = SCORED
+        self,
+        target: Executor,
+        emission: Emission,
+        chunk: int,
+        lone_chunk: int | None = None,
+        scored: int | None = None,
     ) -> None:
         self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
-        self._scored = min(scored, SCORED)
+        self._scored = min(chunk, scored or chunk)
 
-    def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
+    def chunks(self, prompts: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
         """Return the next chunks of prompts that share `rows` rows of a step evenly, as far as each has tokens."""
         max_nodes = self._lone_chunk if alone else self.chunk
-        sizes = [max_nodes if s.params.prompt_logprobs is None else min(self._scored, max_nodes) for s in reading]
-        wanted = [min(sequence.pending, size) for sequence, size in zip(reading, sizes, strict=True)]
-        return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(reading, fair(wanted, rows), strict=True)]
+        limits = [max_nodes if s.params.prompt_logprobs is None else min(self._scored, max_nodes) for s in prompts]
+        sizes = fair([min(s.pending, limit) for s, limit in zip(prompts, limits, strict=True)], rows)
+        return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(prompts, sizes, strict=True)]
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Prefill a chunk of each prompt in a step without drafts; a prompt that ends here emits its first token."""
@@ -52,7 +58,7 @@ class Reader:
     def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""
         count, start = sequence.params.prompt_logprobs, sequence.cached
-        sequence.cached += len(chunk)
+        sequence.cache(start + len(chunk))
         self._target.commit(sequence.slot, (), sequence.cached)
         if count is not None:
             if not start:
@@ -74,18 +80,26 @@ class Reader:
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
             wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
-            given = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
-            yield self._target.step([given])[0].copy()
+            chunk = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
+            yield self._target.step([chunk])[0].copy()
 
 
-def fair(wanted: Seq[int], rows: int) -> list[int]:
-    """Divide `rows` evenly among chunks that want so many each; what one leaves goes to others. At least 1 each."""
-    given, left = [0] * len(wanted), rows
-    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+def pace(times: Times, sequences: int, prompts: int) -> int:
+    """Return how many rows prompts may fill beside others that decode; drafts, which pay for themselves, not counted.
+
+    The table is not corrected here: it never falls with rows.
+    """
+    return times.rows_within(sequences, PACE) - (sequences - prompts)
+
+
+def fair(sizes: Seq[int], rows: int) -> list[int]:
+    """Divide `rows` evenly among chunks of at most such sizes; what one leaves goes to others. At least 1 each."""
+    shares, free = [0] * len(sizes), rows
+    order = sorted(range(len(sizes)), key=lambda at: sizes[at])
     for number, at in enumerate(order):
-        given[at] = max(min(wanted[at], left // (len(order) - number)), 1)
-        left -= given[at]
-    return given
+        shares[at] = max(min(sizes[at], free // (len(order) - number)), 1)
+        free -= shares[at]
+    return shares
 
 
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.proposal import Proposal
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
-from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
-from specbuild.runtime.speculation.tree_growth import Growth, GrowthRule
+from specbuild.runtime.speculation.tree_growth import Growth
 
-from .model import DraftInput, ModelDrafter
+from .model import Draft, ModelDrafter
 
 
 class EagleDrafter(ModelDrafter):
@@ -25,47 +23,35 @@ class EagleDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, executor: Executor, chunk: int, target: Executor, tokens: NDArray[np.int64] | None = None
+        self, executor: Executor, chunk: int, target: Executor, tokens: NDArray[np.int64] | None = None, **options: Any
     ) -> None:
-        super().__init__(executor, chunk, tokens=tokens)
-        self.executor: Executor = executor
+        super().__init__(executor, chunk, tokens, **options)
         self._target = target
 
-    def again(self) -> Self:
-        """See `ModelDrafter.again`."""
-        return type(self)(self.executor, self._chunk, self._target, self._tokens)
-
-    def grow(self, asked: Seq[tuple[Sequence, TreeSpec, GrowthRule | None]]) -> list[Growth]:
+    def grow(self, drafts: Seq[Draft]) -> None:
         """See `ModelDrafter.grow`; a text of one token has no hidden state yet, and gets the root alone."""
-        grown = iter(super().grow([each for each in asked if len(each[0].tokens) > 1]))
-        return [
-            next(grown) if len(sequence.tokens) > 1 else Growth(shape, Tree(sequence.tokens[-1:]))
-            for sequence, shape, _ in asked
-        ]
+        super().grow([draft for draft in drafts if len(draft.sequence.tokens) > 1])
 
-    def _behind(self, text: DraftInput) -> int:
-        return len(text.tokens) - 1 - self.cached[text.slot]
+    def _behind(self, draft: Draft) -> int:
+        return super()._behind(draft) - 1
 
-    def _chain(self, text: DraftInput, logits: int) -> StepInput:
-        start = self.cached[text.slot]
-        stop = min(len(text.tokens) - 1, start + self._chunk)
-        self.cached[text.slot] = stop
-        hidden = self._target.hidden(text.slot)[start:stop]
-        return StepInput(
-            text.slot, start, start, text.tokens[start + 1 : stop + 1], range(start, stop), None, logits, hidden
-        )
+    def _chain(self, draft: Draft, logits: int) -> StepInput:
+        slot, tokens = draft.sequence.slot, draft.sequence.tokens
+        start = self.cached[slot]
+        stop = self.cached[slot] = min(len(tokens) - 1, start + self._chunk)
+        hidden = self._target.hidden(slot)[start:stop]
+        return StepInput(slot, start, start, tokens[start + 1 : stop + 1], range(start, stop), None, logits, hidden)
 
-    def _level(self, text: DraftInput) -> StepInput:
-        step_input, growth = super()._level(text), text.growth
+    def _level(self, draft: Draft) -> StepInput:
+        step_input, growth = super()._level(draft), draft.growth
         above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the last committed row
-        step_input.hidden = self.executor.hidden(text.slot)[step_input.committed + np.array(above)]
+        step_input.hidden = self.executor.hidden(draft.sequence.slot)[step_input.committed + np.array(above)]
         return step_input
 
-    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+    def commit(self, slot: int, growth: Growth, path: Seq[int]) -> None:
         """Forget the drafted rows, which are recomputed; see the class."""
-        self._growth.pop(sequence.slot, None)
-        self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
+        self.release(slot)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `KeepsRows.keep`; the last row is not kept, as it depends on the token after it."""
+        """See `ModelDrafter.keep`; the last row is not kept, as it depends on the token after it."""
         super().keep(slot, source, max(rows - 1, 0))

@@ -10,13 +10,16 @@ from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Token
 from specbuild.runtime.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.errors import BundleError
+from specbuild.runtime.speculation.cost_model import CostModel
 
 from .eagle3 import EagleDrafter
 from .model import ModelDrafter
 from .pard import PardDrafter
 
 
-def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int) -> ModelDrafter:
+def drafter_of(
+    bundle: Bundle, draft: Executor, target: Executor, chunk: int, cost: CostModel | None = None
+) -> ModelDrafter:
     """Return the drafter for the kind of a bundle's draft.
 
     Args:
@@ -24,16 +27,17 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int) ->
         draft: Executor of the draft.
         target: Executor of the target, whose hidden states an EAGLE-3 head reads.
         chunk: Maximum nodes of a text in a step of the draft.
+        cost: Records what its steps take; None: nothing does.
 
     Raises:
         BundleError: If the token ids of the draft's columns are invalid.
     """
     record, tokens = bundle.manifest.models["draft"], _tokens(bundle)
     if record.kind == "eagle3":
-        return EagleDrafter(draft, chunk, target, tokens)
+        return EagleDrafter(draft, chunk, target, tokens, cost=cost)
     if record.mask_token is not None:
-        return PardDrafter(draft, chunk, record.mask_token, tokens)
-    return ModelDrafter(draft, chunk, tokens)
+        return PardDrafter(draft, chunk, record.mask_token, tokens, cost=cost)
+    return ModelDrafter(draft, chunk, tokens, cost=cost)
 
 
 def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
 
-from .model import DraftInput, ModelDrafter
+from .model import Draft, ModelDrafter
 
 
 class PardDrafter(ModelDrafter):
@@ -19,35 +20,29 @@ class PardDrafter(ModelDrafter):
     A level's candidates are the same below every node of the level above. The masks' rows are not kept.
     """
 
-    def __init__(self, executor: Executor, chunk: int, mask: int, tokens: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, executor: Executor, chunk: int, mask: int, tokens: NDArray[np.int64] | None = None, **options: Any
+    ) -> None:
         """`mask`: id of the token that stands for one not known yet."""
-        super().__init__(executor, chunk, tokens=tokens)
+        super().__init__(executor, chunk, tokens, **options)
         self._mask = mask
 
-    def again(self) -> Self:
-        """See `ModelDrafter.again`."""
-        return type(self)(self.executor, self._chunk, self._mask, self._tokens)
-
-    def _grow(self, growing: list[DraftInput]) -> None:
-        """Grow all levels of all texts' trees from one step."""
-        for text, rows in zip(growing, self._catch_up(growing) if growing else [], strict=True):
-            growth = text.growth
+    def _grow(self, drafts: Seq[Draft]) -> None:
+        """Grow all levels of all trees from one step."""
+        for draft, rows in zip(drafts, self._catch_up(drafts) if drafts else [], strict=True):
+            growth = draft.growth
             while not growth.done:
                 row = rows[growth.depth]
-                growth.grow(*self._children(text, np.repeat(row[None], len(growth.frontier), axis=0)))
+                growth.grow(*self._children(draft, np.repeat(row[None], len(growth.frontier), axis=0)))
 
-    def _behind(self, text: DraftInput) -> int:
-        return super()._behind(text) + self._masks(text)
+    def _behind(self, draft: Draft) -> int:
+        return super()._behind(draft) + masks(draft.growth.spec.depth)
 
-    def _last(self, text: DraftInput) -> StepInput:
-        step_input, masks = super()._chain(text, 1), self._masks(text)
-        tokens, count = [*step_input.tokens, *[self._mask] * masks], len(step_input.tokens) + masks
-        positions = range(step_input.start, step_input.start + count)
-        return replace(step_input, tokens=tokens, positions=positions, logits=1 + masks)
-
-    @staticmethod
-    def _masks(text: DraftInput) -> int:
-        return masks(text.growth.spec.depth)
+    def _last(self, draft: Draft) -> StepInput:
+        step_input, count = super()._chain(draft, 1), masks(draft.growth.spec.depth)
+        tokens = [*step_input.tokens, *[self._mask] * count]
+        positions = range(step_input.start, step_input.start + len(tokens))
+        return replace(step_input, tokens=tokens, positions=positions, logits=1 + count)
 
 
 def masks(levels: int) -> int:

@@ -6,54 +6,38 @@ request leaves speculation to its controller, all sequences of a round are decid
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.prediction import CERTAIN
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH
-from specbuild.runtime.speculation.controller import MAX_CONTINUATION, Decision, Guess, Proposal, Round
+from specbuild.runtime.speculation.controller import MAX_CONTINUATION, Round, SequenceController
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
-from specbuild.runtime.speculation.sessions import TextDrafter
+from specbuild.runtime.speculation.proposal import Continuation, Decision, Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth
 
 from .lookup import continuation, longest
-from .model import ModelDrafter
+from .model import Draft, ModelDrafter
 
 ONE = TreeSpec.parse("chain:1")
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """Tokens that may follow a text, where they come from, and how many tokens before them match; 0: there are none."""
-
-    drafter: TextDrafter
-    matched: int
-    tokens: Seq[int]
-
-
 NO_CONTINUATION = Continuation("lookup", 0, ())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A round's proposals, and which of them the draft model has to grow.
+    """A round's sequences that draft, and what each proposes; `round`: the decisions, None if nothing was decided.
 
-    Attributes:
-        sequences: The sequences that draft.
-        proposals: Theirs, in order; the root alone where a tree is still to be grown.
-        shapes: By the index of a sequence, the shape of the tree to grow for it.
-        decided: Indices of the sequences that `round` decides, in its order.
-        round: The decisions; None if no controller was asked.
+    A proposal with a shape is the root alone, below which the model has to grow a tree.
     """
 
     sequences: Seq[Sequence]
     proposals: list[Proposal]
-    shapes: dict[int, TreeSpec] = field(default_factory=dict)
-    decided: list[int] = field(default_factory=list)
-    round: Round | None = None
+    round: Round | None
 
 
 class Proposer:
@@ -76,76 +60,67 @@ class Proposer:
     def propose(self, sequences: Seq[Sequence], step: int = 0, limits: Limits = NO_LIMITS) -> list[Proposal]:
         """Return a proposal for each sequence; see `plan`."""
         plan = self.plan(sequences, step, limits)
-        self.grow(plan)
+        self.grow(plan, range(len(sequences)))
         return plan.proposals
 
     def plan(self, sequences: Seq[Sequence], step: int = 0, limits: Limits = NO_LIMITS) -> Plan:
         """Decide what each sequence drafts.
 
         Args:
-            sequences: The sequences that draft.
+            sequences: The sequences that draft, with their budgets.
             step: Sequences in the round's step, those that only decode or prefill included; 0: these alone.
             limits: The operator's limits.
         """
-        plan, candidates = Plan(sequences, [Proposal(Tree([s.tokens[-1]])) for s in sequences]), list[Candidate]()
-        continuations = list[Continuation]()
-        for index, sequence in enumerate(sequences):
-            if not (budget := sequence.budget):
-                continue
-            if forced := self._forced(sequence):
-                plan.proposals[index] = forced
-            elif sequence.controller is None:
-                self._of_shape(plan, index, sequence, budget.shape)
-            else:
-                known = self._continuation(sequence, min(budget.nodes, MAX_CONTINUATION))
-                unread = len(sequence.tokens) - 1 - self.model.cached[sequence.slot] if self.model else 0
-                plan.decided.append(index)
-                continuations.append(known)
-                candidates.append(
-                    sequence.controller.candidate(
-                        known.drafter, known.matched, budget.nodes, budget.shape, max(unread, 0)
-                    )
-                )
-        if controllers := [each for index in plan.decided if (each := sequences[index].controller)]:
-            sampled = any(controller.sampled for controller in controllers)
-            cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
-            plan.round = Round([*zip(controllers, candidates, strict=True)], cost, limits)
-            for index, known, decision in zip(plan.decided, continuations, plan.round.decisions, strict=True):
-                self._decided(plan, index, known, decision)
-        return plan
+        proposals = [self._undecided(sequence) for sequence in sequences]
+        candidates = dict[int, tuple[SequenceController, Candidate]]()
+        for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True)):
+            if (text := proposal.continuation) and (controller := sequence.controller) and sequence.budget:
+                backlog = self.model.backlog(sequence) if self.model else 0
+                candidate = controller.candidate(text, sequence.budget.nodes, sequence.budget.shape, backlog)
+                candidates[index] = controller, candidate
+        if not candidates:
+            return Plan(sequences, proposals, None)
+        controllers = [controller for controller, _ in candidates.values()]
+        sampled = any(controller.sampled for controller in controllers)
+        cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
+        decided = Round(candidates, cost, limits)
+        for index, decision in decided.decisions.items():
+            proposals[index] = self._decided(sequences[index], proposals[index], decision)
+        return Plan(sequences, proposals, decided)
 
-    def grow(self, plan: Plan) -> None:
-        """Grow the trees that a plan leaves to the model on the host, and cut them to what is worth verifying."""
-        if not (self.model and plan.shapes):
+    def grow(self, plan: Plan, indices: Collection[int]) -> None:
+        """Grow the trees of some of a plan's sequences on the host, and cut them to what is worth verifying."""
+        shapes = {index: shape for index in indices if (shape := plan.proposals[index].shape)}
+        if not (self.model and shapes):
             return
-        decided = {index: number for number, index in enumerate(plan.decided) if index in plan.shapes}
-        asked = []
-        for index, shape in plan.shapes.items():
-            sequence, rule = plan.sequences[index], None
+        drafts, decided = dict[int, Draft](), plan.round.decisions if plan.round else ()
+        for index, shape in shapes.items():
+            sequence, root, rule = plan.sequences[index], plan.proposals[index].tree, None
             if plan.round and index in decided and sequence.budget:
-                rule = plan.round.rule(decided[index], len(plan.shapes))
                 shape = shape.within(sequence.budget.nodes) or ONE
-            asked.append((sequence, shape, rule))
-        trees = dict(zip(plan.shapes, self.model.grow(asked), strict=True))
-        counts = plan.round.cut({number: trees[index] for index, number in decided.items()}) if plan.round else {}
-        for index, growth in trees.items():
-            proposal = plan.proposals[index]
-            proposal.tree, proposal.grown = growth.tree(counts[decided[index]] if index in decided else None), True
-            if index in decided:
-                proposal.chances = growth.chances()
+                rule = plan.round.rule(index, len(shapes))
+            drafts[index] = Draft(sequence, Growth(shape, root, rule))
+        self.model.grow([*drafts.values()])
+        counts = plan.round.cut({i: drafts[i].growth for i in drafts if i in decided}) if plan.round else {}
+        for index, draft in drafts.items():
+            tree, growth = draft.growth.tree(counts.get(index)), draft.growth
+            chances = growth.chances() if index in decided else ()
+            plan.proposals[index] = replace(
+                plan.proposals[index], tree=tree, chances=chances, shape=None, growth=growth
+            )
 
     def commit(self, sequence: Sequence, proposal: Proposal, path: Seq[int]) -> None:
-        """Note the accepted nodes of the tree just proposed; `path`: the nodes, the root first."""
-        if self.model and proposal.grown:
-            self.model.commit(sequence, path)
+        """Note the accepted nodes of a tree; `path`: the nodes, the root first."""
+        if self.model and proposal.growth:
+            self.model.commit(sequence.slot, proposal.growth, path)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `KeepsRows.keep`; only the model has rows."""
+        """See `ModelDrafter.keep`."""
         if self.model:
             self.model.keep(slot, source, rows)
 
     def release(self, slot: int) -> None:
-        """See `KeepsRows.release`."""
+        """See `ModelDrafter.release`."""
         if self.model:
             self.model.release(slot)
 
@@ -154,23 +129,26 @@ class Proposer:
         if self.model:
             self.model.close()
 
-    def _forced(self, sequence: Sequence) -> Proposal | None:
-        """Return the tokens about which the constraint leaves no choice, as a chain, or None."""
-        budget = sequence.budget
-        if not sequence.sampler.foresees or not budget:
-            return None
-        found = sequence.sampler.follow((), (), min(budget.shape.nodes, budget.nodes))
-        decision = Decision("forced", len(found)) if sequence.controller else None
-        return Proposal(Tree.chain([sequence.tokens[-1], *found]), decision) if found else None
+    def _undecided(self, sequence: Sequence) -> Proposal:
+        """Return the root with how its text goes on, if its controller decides; else what the sequence drafts.
 
-    def _of_shape(self, plan: Plan, index: int, sequence: Sequence, shape: TreeSpec) -> None:
-        """Plan a tree of the shape that a request names: a continuation that is certain, else the model's."""
-        known = self._continuation(sequence, shape.longest_chain)
-        if self.model and known.matched < CERTAIN:
-            plan.shapes[index] = shape
-        else:
-            tree = Tree.chain([sequence.tokens[-1], *known.tokens])
-            plan.proposals[index].tree = constrained(sequence, tree, shape.nodes)
+        That is what its constraint leaves no choice about, a continuation that is certain, or the model's tree.
+        """
+        root, budget, controller = sequence.tokens[-1], sequence.budget, sequence.controller
+        if not budget:
+            return Proposal(Tree([root]))
+        if sequence.sampler.foresees:
+            forced = sequence.sampler.follow((), (), min(budget.shape.nodes, budget.nodes))
+            if forced:
+                return Proposal(Tree.chain([root, *forced]), Decision("forced", len(forced)) if controller else None)
+        if controller:
+            return Proposal(
+                Tree([root]), continuation=self._continuation(sequence, min(budget.nodes, MAX_CONTINUATION))
+            )
+        text = self._continuation(sequence, budget.shape.longest_chain)
+        if self.model and text.matched < CERTAIN:
+            return Proposal(Tree([root]), shape=budget.shape)
+        return Proposal(Tree.chain([root, *legal(sequence, text.tokens, budget.shape.nodes)]))
 
     def _continuation(self, sequence: Sequence, count: int) -> Continuation:
         """Return what the prediction or, if more tokens match, the text itself goes on with, unless that is forbidden.
@@ -179,57 +157,41 @@ class Proposer:
             sequence: The sequence.
             count: Maximum tokens.
         """
-        text, known = sequence.text, NO_CONTINUATION
+        text, best = sequence.text, NO_CONTINUATION
         if not self.looks_up:
-            return known
+            return best
         if text.prediction and (tokens := text.prediction.continuation(count)):
-            known = Continuation("prediction", min(text.prediction.matched, MAX_MATCH), tokens)
-        if known.matched < MAX_MATCH:
+            best = Continuation("prediction", min(text.prediction.matched, MAX_MATCH), tokens)
+        if best.matched < MAX_MATCH:
             start, matched = longest(text.string)
-            if matched > known.matched:
-                known = Continuation("lookup", matched, continuation(text.tokens, start, count))
-        if known.tokens and sequence.sampler.foresees:
-            first = [known.tokens[0]]
-            return known if sequence.sampler.follow((), first, 1) == first else NO_CONTINUATION
-        return known
+            if matched > best.matched:
+                best = Continuation("lookup", matched, continuation(text.tokens, start, count))
+        first = list(best.tokens[:1])
+        return best if legal(sequence, first, 1) == first else NO_CONTINUATION
 
-    def _decided(self, plan: Plan, index: int, known: Continuation, decision: Decision) -> None:
-        """Put a decision into the plan."""
-        sequence, proposal = plan.sequences[index], plan.proposals[index]
-        controller, budget = sequence.controller, sequence.budget
+    def _decided(self, sequence: Sequence, proposal: Proposal, decision: Decision) -> Proposal:
+        """Return a decided proposal: the root alone, a continuation, or the shape of the tree to grow."""
+        text, controller, budget = proposal.continuation, sequence.controller, sequence.budget
+        assert text
         assert controller
         assert budget
-        proposal.decision = decision
-        if known.matched:
-            chance = controller.chances.continuation(known.matched, 1)[0]
-            proposal.guess = Guess(known.drafter, known.tokens[0], chance)
-        if decision.kind == known.drafter:
-            tokens = known.tokens[: decision.nodes]
-            proposal.tree = constrained(sequence, Tree.chain([sequence.tokens[-1], *tokens]), budget.nodes)
-            same = _common(tokens, proposal.tree.tokens[1:])
-            chances = controller.chances.continuation(known.matched, same)
-            proposal.chances = [*chances, *[0.0] * (len(proposal.tree) - same)]
-        elif decision.kind != "plain":
-            plan.shapes[index] = ONE if decision.kind == "probe" else budget.shape
+        if decision.kind in ("model", "probe"):
+            return replace(proposal, decision=decision, shape=ONE if decision.kind == "probe" else budget.shape)
+        if decision.kind == "plain":
+            return replace(proposal, decision=decision)
+        drafted = text.tokens[: decision.nodes]
+        tokens = legal(sequence, drafted, budget.nodes)
+        by_chance = next((i for i, (a, b) in enumerate(zip(drafted, tokens, strict=False)) if a != b), len(tokens))
+        chances = controller.chances.continuation(text.matched, min(by_chance, len(drafted)))
+        chances += [0.0] * (1 + len(tokens) - len(chances))
+        return replace(proposal, tree=Tree.chain([*proposal.tree.tokens, *tokens]), decision=decision, chances=chances)
 
 
-def constrained(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
-    """Return a tree without what its constraint forbids, each branch extended by forced tokens, up to `nodes`."""
-    if not sequence.sampler.foresees or len(tree) == 1:
-        return tree
-    grown, children = Tree(tree.tokens[:1]), dict[tuple[int, int], int]()
-    limit, inner = max(nodes, len(tree) - 1), {*tree.parents}
-    for leaf in (node for node in range(len(tree)) if node not in inner):
-        node = 0
-        for token in sequence.sampler.follow((), tree.path(leaf), limit):
-            if (node, token) not in children:
-                if len(grown) > limit:
-                    break
-                children[node, token] = grown.add(token, node)
-            node = children[node, token]
-    return grown
+def legal(sequence: Sequence, tokens: Seq[int], nodes: int) -> list[int]:
+    """Return the tokens that a sequence's constraint allows after its text, and those that it forces after them.
 
-
-def _common(one: Seq[int], other: Seq[int]) -> int:
-    """Return how many first tokens two chains share."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    `nodes`: maximum tokens that it adds up to.
+    """
+    if not sequence.sampler.foresees or not tokens:
+        return list(tokens)
+    return sequence.sampler.follow((), tokens, max(nodes, len(tokens)))

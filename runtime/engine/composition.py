@@ -78,8 +78,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Controller
         if _drafts(bundle, options):
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
             undo.callback(draft.close)
-            model = drafter_of(bundle, draft, target, PROMPT_CHUNK)
-            model.cost = controller.cost if controller else None
+            model = drafter_of(bundle, draft, target, PROMPT_CHUNK, controller.cost if controller else None)
         undo.pop_all()
     proposer = Proposer(model, options.drafter != "model")
     chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -132,6 +134,11 @@ class RequestMetrics:
     plain_time: float = 0.0
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
 
+    def bill(self, busy: float, plain: float) -> None:
+        """Add its share of a round's seconds, and what plain decoding would have taken instead."""
+        self.busy_time += busy
+        self.plain_time += plain
+
     @property
     def queue_time(self) -> float:
         """Seconds from submission to the slot, or to the end if it never got one."""
@@ -197,6 +204,18 @@ class RunStats:
     def sum(cls, parts: Iterable[RunStats]) -> RunStats:
         """Return the sum of `parts`, field by field; all zeros if there are none."""
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+    def add(self, **amounts: float) -> None:
+        """Add to fields by their names."""
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) + amount)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds that pass inside to a part; nothing if it raises."""
+        began = time.perf_counter()
+        yield
+        self.add(**{part: time.perf_counter() - began})
 
     def since(self, before: RunStats) -> RunStats:
         """Return what was added since `before`, an earlier snapshot."""

@@ -9,7 +9,6 @@ from specbuild.runtime.errors import ExecutionError, SpecbuildError, message_of
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.controller import SequenceController
-from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .detokenizer import Detokenizer
@@ -46,10 +45,11 @@ class DraftBudget:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a text ended; `stop`: the stop string or stop token that ended it, if one did."""
+    """Why a text ended; `stop`: the stop string or stop token that ended it, if one did; `error`: what it failed of."""
 
     reason: str
     stop: str | int | None = None
+    error: SpecbuildError | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +70,6 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # one per token read, None for the first
     ending: Ending | None = None
-    error: SpecbuildError | None = None
 
     def __post_init__(self) -> None:
         tree = self.request.tree
@@ -90,6 +89,11 @@ class Sequence:
     def finish_reason(self) -> str | None:
         """Why the text ended; None: it goes on."""
         return self.ending.reason if self.ending else None
+
+    @property
+    def error(self) -> SpecbuildError | None:
+        """What it failed of; None: nothing."""
+        return self.ending.error if self.ending else None
 
     @property
     def shape(self) -> TreeSpec | None:
@@ -126,17 +130,17 @@ class Sequence:
         """Note when the caller handed it over; `now`: seconds on the scheduler's clock."""
         self.metrics.submitted = now
 
-    def set_budget(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
-        """Set the budget of the next round: none during prefill, and if only one more token fits.
+    def enter(self, rows: int) -> None:
+        """Note that a slot's cache holds the first `rows` tokens of its text already."""
+        self.cached = self.metrics.num_cached_tokens = rows
 
-        Args:
-            limits: The operator's limits.
-            batch: Number of sequences that draft in the round, this one included.
-            max_nodes: Maximum nodes of its part of a step, root included.
-        """
-        tree, left = self.request.tree if self.drafts else None, self.request.max_tokens - len(self.tokens) - 1
-        shape = tree and tree.within(limits.max_nodes(batch, min(max_nodes - 1, tree.nodes)))
-        self.budget = DraftBudget(limits.max_nodes(batch, min(max_nodes - 1, left)), shape) if shape else None
+    def cache(self, rows: int) -> None:
+        """Note that the rows of its first `rows` tokens are committed."""
+        self.cached = rows
+
+    def set_budget(self, budget: DraftBudget | None) -> None:
+        """Set the budget of the next round; None: it drafts nothing."""
+        self.budget = budget
 
     def emit(self, token: int, eos: frozenset[int], begins: bool = True) -> None:
         """Append a token; set `finish_reason` if it ends the text.
@@ -173,4 +177,4 @@ class Sequence:
             cause = error
             error = ExecutionError(f"decoding failed, {type(cause).__name__}: {message_of(cause)}")
             error.__cause__ = cause
-        self.error, self.ending = error, Ending("error")
+        self.ending = Ending("error", error=error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .timing_table import MAX_CHANCE
 
@@ -43,10 +45,6 @@ class Acceptance:
         """Return what another sequence begins with."""
         return Acceptance(PRIOR * self.ratio, PRIOR)
 
-    def reached(self, chances: Sequence[float]) -> list[float]:
+    def path(self, chances: Sequence[float]) -> list[float]:
         """Return the chance that each token of a chain is accepted with all before it, by its calibrated chance."""
-        found, reached = list[float](), 1.0
-        for chance in chances:
-            reached *= min(chance * self.ratio, MAX_CHANCE)
-            found.append(reached)
-        return found
+        return [*accumulate((min(chance * self.ratio, MAX_CHANCE) for chance in chances), operator.mul)]

@@ -29,24 +29,24 @@ class Candidate:
     """The drafts that a sequence may choose from.
 
     Attributes:
-        reached: Chance that each token of its text's continuation is accepted, with all before it.
-        brought: Tokens that trees of the draft model bring, by their levels, from 0; `[0]` without a model.
-        room: Maximum nodes.
+        path: Chance that each token of its text's continuation is accepted, with all before it.
+        trees: Accepted tokens of the draft model's trees, by their levels, from 0; `[0]` without a model.
+        nodes: Maximum nodes.
         branches: Whether trees have side branches.
-        unread: Tokens of its text that the draft model has not run.
+        backlog: Tokens of its text that the draft model has not read.
         drafter: Where the continuation comes from.
     """
 
-    reached: Sequence[float]
-    brought: Sequence[float] = (0.0,)
-    room: int = 0
+    path: Sequence[float]
+    trees: Sequence[float] = (0.0,)
+    nodes: int = 0
     branches: bool = True
-    unread: int = 0
+    backlog: int = 0
     drafter: TextDrafter = "lookup"
 
     def size(self, levels: int) -> int:
         """Return how many nodes of a tree of so many levels are verified, about."""
-        return min((NODES_A_LEVEL if self.branches else 1) * levels, self.room)
+        return min((NODES_A_LEVEL if self.branches else 1) * levels, self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
     nothing = plain(candidates, cost)
     texts = best = _continuations(candidates, cost, nothing)
     before = 0.0
-    for levels in range(1, max((len(each.brought) for each in candidates), default=0)):
+    for levels in range(1, max((len(each.trees) for each in candidates), default=0)):
         if cost.model.padded and levels & (levels - 1):
             continue  # a device has a graph for each number of levels
         grown = _trees(levels, candidates, texts, best.goodput, cost)
@@ -89,7 +89,7 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
 
 def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Allocation) -> Allocation:
     """Return the best allocation of continuations alone: tokens are taken in order of their chance."""
-    tokens = [(chance, number) for number, each in enumerate(candidates) for chance in each.reached[: each.room]]
+    tokens = [(chance, number) for number, each in enumerate(candidates) for chance in each.path[: each.nodes]]
     tokens = sorted((each for each in tokens if each[0] >= UNLIKELY), key=lambda each: -each[0])
     best, expected, nodes = nothing, nothing.tokens, list(nothing.nodes)
     for count, (chance, number) in enumerate(tokens, 1):
@@ -104,14 +104,14 @@ def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate
     """Return `texts` with trees of so many levels wherever they bring more than their seconds at `rate` tokens."""
     nodes, grown, expected = list(texts.nodes), [0] * len(candidates), float(cost.sequences)
     for number, each in enumerate(candidates):
-        text = sum(each.reached[: nodes[number]])
-        depth = min(levels, len(each.brought) - 1)
+        text = sum(each.path[: nodes[number]])
+        depth = min(levels, len(each.trees) - 1)
         size = each.size(depth)
-        further = cost.row * (size - nodes[number]) + cost.reading(each.unread)
-        if size > 0 and each.brought[depth] - text > rate * further:
-            nodes[number], grown[number], text = size, depth, each.brought[depth]
+        further = cost.row * (size - nodes[number]) + cost.reading(each.backlog)
+        if size > 0 and each.trees[depth] - text > rate * further:
+            nodes[number], grown[number], text = size, depth, each.trees[depth]
         expected += text
-    unread = [each.unread for each, depth in zip(candidates, grown, strict=True) if depth]
+    unread = [each.backlog for each, depth in zip(candidates, grown, strict=True) if depth]
     seconds = cost.verify(sum(nodes), max(nodes)) + (cost.draft(max(grown), unread) if unread else 0.0)
     return Allocation(tuple(nodes), tuple(grown), expected, seconds)
 

@@ -25,14 +25,14 @@ class GrowthRule:
         log_ratio: Logarithm of its accepted over its expected tokens.
         rate: Tokens that a second is worth.
         cost: The round's prices.
-        sharing: Trees that grow in the same draft steps.
+        trees: Trees that grow in the same draft steps.
     """
 
     chances: Chances
     log_ratio: float
     rate: float
     cost: RoundCost
-    sharing: int = 1
+    trees: int = 1
 
     def expands(self, scores: Sequence[float]) -> int:
         """Return how many nodes of a level, by their log chances, have children that are worth a draft step."""
@@ -40,31 +40,38 @@ class GrowthRule:
         gain, best, count = 0.0, 0.0, 0
         for size, score in enumerate(scores, 1):
             gain += max(step * math.exp(score) - row, 0.0)
-            worth = gain - self.rate * self.cost.level(size * self.sharing) / self.sharing
-            if worth > best:
-                best, count = worth, size
+            profit = gain - self.rate * self.cost.level(size * self.trees) / self.trees
+            if profit > best:
+                best, count = profit, size
         return count
 
 
 @dataclass(slots=True)
 class Growth:
-    """A tree while it grows: the pool of kept candidates, and which of them the draft has run.
+    """A tree while it grows: the pool of candidates, and which of them the draft has run.
 
     Pool index 0 is the root. `rows[i]`: the cache row of node i, counted from the committed rows; −1 until it is run.
+    `calibrated[i]`: its log chance if its parent is accepted; −inf for a token that a constraint forces.
     """
 
     spec: TreeSpec
     pool: Tree
     rule: GrowthRule | None = None  # how far to grow; the scores are then log chances
     scores: list[float] = field(default_factory=lambda: [0.0])
-    calibrated: list[float] = field(default_factory=lambda: [0.0])  # log chance if the parent is accepted
+    calibrated: list[float] = field(default_factory=lambda: [0.0])
     rows: list[int] = field(default_factory=lambda: [-1])
     frontier: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
     run: int = 0  # nodes that have a row
-    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
-    kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
-    forced: set[int] = field(default_factory=set)  # pool nodes whose tokens the constraint forces
+    visible: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
+    nodes: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
+
+    def _add(self, token: int, parent: int, score: float, calibrated: float) -> int:
+        """Add a candidate to the pool, and return its index."""
+        self.scores.append(score)
+        self.calibrated.append(calibrated)
+        self.rows.append(-1)
+        return self.pool.add(token, parent)
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
@@ -75,10 +82,8 @@ class Growth:
         level = []
         for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
             if score > -np.inf:
-                level.append(self.pool.add(int(tokens.flat[index]), self.frontier[index // self.spec.branch]))
-                self.scores.append(score)
-                self.calibrated.append(float(own.flat[index]))
-                self.rows.append(-1)
+                parent = self.frontier[index // self.spec.branch]
+                level.append(self._add(int(tokens.flat[index]), parent, score, float(own.flat[index])))
         self.depth += 1
         best = set(self.best())
         self.frontier = [node for node in level if node in best][: self.spec.expand]
@@ -101,13 +106,9 @@ class Growth:
         inner = {*self.pool.parents}
         for leaf in [node for node in self.best()[1:] if node not in inner]:
             node, path = leaf, self.pool.path(leaf)
-            found = follow((), path, min(depth, self.spec.nodes)) if len(path) < depth else path
-            for token in found[len(path) :] if found[: len(path)] == path else ():
-                node = self.pool.add(token, node)
-                self.scores.append(self.scores[leaf])
-                self.calibrated.append(0.0)
-                self.rows.append(-1)
-                self.forced.add(node)
+            tokens = follow((), path, min(depth, self.spec.nodes)) if len(path) < depth else path
+            for token in tokens[len(path) :] if tokens[: len(path)] == path else ():
+                node = self._add(token, node, self.scores[leaf], -math.inf)
 
     def ranked(self) -> list[float]:
         """Return the chances of as many nodes as the tree may have, the likeliest first."""
@@ -121,21 +122,20 @@ class Growth:
 
     def tree(self, nodes: int | None = None) -> Tree:
         """Return the final tree, of its best `nodes` nodes; this remembers their places in the pool."""
-        self.kept = self.best(nodes)
-        if len(self.kept) == len(self.pool):
+        self.nodes = self.best(nodes)
+        if len(self.nodes) == len(self.pool):
             return self.pool
-        tree, index = Tree([self.pool.tokens[0]]), {0: 0}
-        for node in self.kept[1:]:
+        tree, index = Tree(self.pool.tokens[:1]), {0: 0}
+        for node in self.nodes[1:]:
             index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
         return tree
 
     def chances(self) -> list[float]:
         """Return, by node of the final tree, the calibrated chance that a child is accepted; 0 if it is forced."""
-        index, found = {node: place for place, node in enumerate(self.kept)}, [0.0] * len(self.kept)
-        for node in self.kept[1:]:
-            if node not in self.forced:
-                found[index[self.pool.parents[node]]] += math.exp(self.calibrated[node])
-        return found
+        index, chances = {node: place for place, node in enumerate(self.nodes)}, [0.0] * len(self.nodes)
+        for node in self.nodes[1:]:
+            chances[index[self.pool.parents[node]]] += math.exp(self.calibrated[node])
+        return chances
 
     def place(self) -> NDArray[np.bool_] | None:
         """Give the frontier its rows; return which rows after the committed ones its nodes see, or None for a chain."""
@@ -145,16 +145,15 @@ class Growth:
             self.run += 1
         if self.spec.width == 1:
             return None
-        size = self.run
-        if self.seen is None:
+        if self.visible is None:
             limit = self.spec.expand * self.spec.depth
-            self.seen = np.zeros((limit, limit), dtype=np.bool_)
+            self.visible = np.zeros((limit, limit), dtype=np.bool_)
         for node in self.frontier:
             row, above = self.rows[node], self.rows[self.pool.parents[node]]
             if above >= 0:
-                self.seen[row] = self.seen[above]
-            self.seen[row, row] = True
-        return self.seen[first:size, :size]
+                self.visible[row] = self.visible[above]
+            self.visible[row, row] = True
+        return self.visible[first : self.run, : self.run]
 
 
 def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

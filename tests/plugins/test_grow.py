@@ -82,7 +82,7 @@ def grow_both(kernels, texts, seed, values, holes):
             assert (a["tree_parents"][b] == -1).all()
             continue
         growth.tree()
-        kept, count = sorted(growth.kept), len(growth.kept)  # the host puts the likeliest branch first
+        kept, count = sorted(growth.nodes), len(growth.nodes)  # the host puts the likeliest branch first
         assert made.tree(b) == in_levels(growth.pool, kept)
         assert a["tree_nodes"][b].tolist() == kept + [-1] * (made.sizes["nodes"] - count)
         rows = [growth.rows[node] for node in kept[1:]]

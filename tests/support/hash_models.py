@@ -19,7 +19,7 @@ from specbuild.runtime import Bundle, Engine, LoadOptions, RequestMetrics, TreeS
 from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.model import Draft, ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests import sequence as requests
@@ -28,6 +28,8 @@ from specbuild.runtime.requests.prediction import Prediction
 from specbuild.runtime.requests.text import Text
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.tree import Tree
+from specbuild.runtime.speculation.tree_growth import Growth
 
 VOCAB = 12
 
@@ -274,6 +276,13 @@ def hash_engine() -> Iterator[Callable[..., Engine]]:
     for engine in engines:
         engine.gate.open()
         engine.close()
+
+
+def growths(drafter: ModelDrafter, *sequences: Sequence) -> list[Growth]:
+    """How trees of the shapes that sequences ask for grow together."""
+    drafts = [Draft(s, Growth(s.shape, Tree([s.tokens[-1]]))) for s in sequences if s.shape]
+    drafter.grow(drafts)
+    return [draft.growth for draft in drafts]
 
 
 @pytest.fixture

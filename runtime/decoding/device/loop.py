@@ -162,12 +162,12 @@ class DeviceLoop(Loop):
             raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(result.fault).name}: report it")
         drafts = sequence.drafts and sequence.shape
         path = self.emission.emit(sequence, self._choices(result))
-        sequence.cached = root + len(path)
+        sequence.cache(root + len(path))
         self.target.commit(sequence.slot, (), sequence.cached)
         if self.rounds.grower and proposal.shape:  # the draft may have no row of the last accepted node
             self.rounds.grower.commit(sequence, root + max(len(result.tokens) - 1, 1))
-        elif proposal.grown:  # trees that the device grows may overwrite drafted rows: keep the root alone
-            self.proposals.proposer.commit(sequence, proposal, path if self.proposals.hosted else [0])
+        elif proposal.growth:  # trees that the device grows may overwrite drafted rows: keep the root alone
+            self.proposer.commit(sequence, proposal, path if self.proposals.hosted else [0])
         if drafts:
             self.planner.record(replace(result, path=path))
 
@@ -187,13 +187,13 @@ class DeviceLoop(Loop):
         """Stop the rounds that the device runs by itself, and emit what was not read yet."""
         for results in resident.drain():
             self._emit(results)
-            self.tally.rounds += 1
+            self.tally.add(rounds=1)
 
     def release(self, slot: int) -> None:
         """See `Loop.release`; later steps write their padding behind the rows that the slot keeps."""
         if self.resident and self.resident.leave(slot):  # nobody is left to emit for
             with suppress(SpecbuildError):  # a device that failed says so in the next round
-                self.tally.rounds += len(list(self.resident.drain()))
+                self.tally.add(rounds=len(list(self.resident.drain())))
         super().release(slot)
         self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # a draft step of two nodes begins a row earlier
 
@@ -204,7 +204,7 @@ class DeviceLoop(Loop):
 
     def sibling(self, looks_up: bool = True) -> DeviceLoop:
         """See `Loop.sibling`; it shares memory and graphs."""
-        other, proposer = copy(self), Proposer(self.proposals.proposer.model, looks_up)
+        other, proposer = copy(self), Proposer(self.proposer.model, looks_up)
         other.tally, other.proposer = RunStats(), proposer
         other.proposals = replace(self.proposals, proposer=proposer)
         return other

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.drafting.proposer import ONE, Plan, Proposer
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import PLAIN, Proposal
+from specbuild.runtime.speculation.proposal import PLAIN, Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .room import Room
@@ -39,27 +39,26 @@ class Proposals:
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
         roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
         plan = self.proposer.plan(roomy, len(sequences), self.planner.now)
-        self._leave_to_device(plan, shapes)
-        self.proposer.grow(plan)
+        self.proposer.grow(plan, self._trees(plan, shapes))
         proposals = {s.slot: proposal for s, proposal in zip(roomy, plan.proposals, strict=True)}
         return [(s, proposals.get(s.slot) or Proposal(Tree([s.tokens[-1]]))) for s in sequences]
 
-    def _leave_to_device(self, plan: Plan, shapes: Seq[TreeSpec]) -> None:
-        """Give the device the trees that the host does not grow, and drop those that have no room."""
-        for number, shape in list(plan.shapes.items()):
-            sequence, proposal = plan.sequences[number], plan.proposals[number]
+    def _trees(self, plan: Plan, shapes: Seq[TreeSpec]) -> list[int]:
+        """Fit a plan's trees to the device and the room, and return the indices of those that the host grows."""
+        indices = list[int]()
+        for index, (sequence, proposal) in enumerate(zip(plan.sequences, plan.proposals, strict=True)):
+            if not (shape := proposal.shape):
+                continue
             on_host = self.hosted or sequence.sampler.matcher is not None
             spec = shape if on_host else self._device_shape(proposal, shape)
-            fits = self.room.fits(sequence, spec, shapes)
-            if fits and on_host:
-                continue
-            del plan.shapes[number]
-            if fits:
-                proposal.shape = spec
+            if not self.room.fits(sequence, spec, shapes):
+                plan.proposals[index] = replace(proposal, shape=None, decision=proposal.decision and PLAIN)
+            elif on_host:
+                indices.append(index)
+            else:
                 chances = sequence.controller.chances.below(spec.depth) if sequence.controller else []
-                proposal.chances = [*chances, 0.0]
-            elif proposal.decision:
-                proposal.decision = PLAIN
+                plan.proposals[index] = replace(proposal, shape=spec, chances=[*chances, 0.0])
+        return indices
 
     def _device_shape(self, proposal: Proposal, shape: TreeSpec) -> TreeSpec:
         """Return the shape of a tree that the device grows: as deep as decided, with all nodes of its step."""

@@ -16,7 +16,7 @@ from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.decoding.round_result import RoundResult
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.proposal import Proposal
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .graphs import Graphs
@@ -76,7 +76,7 @@ class ResidentRun:
         if not all(_continues(sequence, proposal, running[id(sequence)].shape) for sequence, proposal in plan):
             return False
         # The next entry is judged by what its text says now.
-        self._plan = [(s, replace(running[id(s)], guess=proposal.guess)) for s, proposal in plan]
+        self._plan = [(s, replace(running[id(s)], continuation=proposal.continuation)) for s, proposal in plan]
         return True
 
     def launch(self, plan: Plan) -> None:
@@ -164,7 +164,9 @@ class ResidentRun:
         plan, self._plan = self._plan, ()
         self.ring.stop()
         self._target.wait()
-        unread = [(sequence, replace(proposal, guess=None)) for sequence, proposal in plan]  # nobody saw the texts
+        unread = [
+            (sequence, replace(proposal, continuation=None)) for sequence, proposal in plan
+        ]  # nobody saw the texts
         while self._next < self.ring.published[0]:
             yield self._read(unread)
         if self._faulty:

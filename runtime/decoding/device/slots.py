@@ -17,7 +17,7 @@ from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import tree_masks, words
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.proposal import Proposal
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .memory import Block

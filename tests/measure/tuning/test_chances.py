@@ -17,7 +17,7 @@ def grown():
     """A root with children 1, 2, 3 and a child 4 of 1; node 3 is in the pool and not in the tree."""
     pool = Tree([0, 11, 12, 13, 14], [-1, 0, 0, 0, 1], [0, 1, 1, 1, 2])
     scores = [0.0, -0.2, -1.0, -3.0, -0.5]
-    return Growth(TreeSpec.parse("best:3"), pool, scores=scores, rows=[-1] * 5, kept=[0, 1, 2, 4])
+    return Growth(TreeSpec.parse("best:3"), pool, scores=scores, rows=[-1] * 5, nodes=[0, 1, 2, 4])
 
 
 def test_a_tree_is_noted_where_it_was_reached():

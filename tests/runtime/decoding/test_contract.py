@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from constraints import OneOf, family
 from device_requests import Made, Words, again, check_plain, plain, prompt_of, request_of, requests, run
+from hash_models import growths
 from host_device import HostDevice
 from small_grammars import END as GRAMMAR_END
 from small_grammars import grammar
@@ -363,7 +364,7 @@ def test_a_fresh_drafter_knows_of_no_text(make):
         assert (fresh.executor, fresh.cached) == (made.loop.draft_executor, [0])
         (sequence,) = enter([request_of(prompt_of(0, 6), speculation="chain:3")])
         sequence.cached = 5
-        trees += fresh.propose([sequence])
+        trees += [growth.tree() for growth in growths(fresh, sequence)]
     assert trees[0] == trees[1]
     assert len(trees[0]) == 4
     assert make(1, ALONE).loop.fresh_drafter() is None

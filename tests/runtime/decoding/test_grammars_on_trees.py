@@ -15,7 +15,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.sampling.constraint import tree_masks
 from specbuild.runtime.sampling.grammar import Free
 from specbuild.runtime.sampling.min_tokens import MinTokens
-from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.proposal import Proposal
 from specbuild.runtime.speculation.tree import Tree
 
 EOS = frozenset({END})

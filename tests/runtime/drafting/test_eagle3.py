@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 from device_requests import run
-from hash_models import VOCAB, HashExecutor, HashModel, plain_text, sequence_of
+from hash_models import VOCAB, HashExecutor, HashModel, growths, plain_text, sequence_of
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
@@ -113,12 +113,12 @@ def test_a_common_beginning_keeps_a_row_less(make, common, kept):
     other[common:] = [9, 8, 9, 8, 9][: 5 - common]
     for slot, tokens in enumerate((text, other)):
         read(target, slot, tokens)
-    drafter.propose([sequence_of(text, SamplingParams(speculation="chain:3"), slot=0)])
+    growths(drafter, sequence_of(text, SamplingParams(speculation="chain:3"), slot=0))
     drafter.release(0)
     drafter.keep(1, 0, common)
     head.steps.clear()
-    (tree,) = drafter.propose([sequence_of(other, SamplingParams(speculation="chain:3"), slot=1)])
-    assert tree == wanted(head.model, other, "chain:3")
+    (growth,) = growths(drafter, sequence_of(other, SamplingParams(speculation="chain:3"), slot=1))
+    assert growth.tree() == wanted(head.model, other, "chain:3")
     assert (head.steps[0][0].slot, head.steps[0][0].start) == (1, kept)
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hash_models import HashExecutor, HashModel, sequence_of
+from hash_models import HashExecutor, HashModel, growths, sequence_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -48,8 +48,8 @@ def test_every_kind_has_its_drafter(make, kind):
 def test_a_mask_is_the_record_s(make):
     model = HashModel(1)
     drafter = drafter_of(make("parallel"), HashExecutor(model), HashExecutor(model), 8)
-    (tree,) = drafter.propose([sequence_of([1, 2], SamplingParams(speculation="chain:3"))])
-    assert tree.tokens[1:] == [int(model([1, 2, *[11] * masks]).argmax()) for masks in range(3)]
+    (growth,) = growths(drafter, sequence_of([1, 2], SamplingParams(speculation="chain:3")))
+    assert growth.tree().tokens[1:] == [int(model([1, 2, *[11] * masks]).argmax()) for masks in range(3)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -58,8 +58,8 @@ def test_columns_are_the_tokens_that_the_file_names(make, kind, temperature):
     names, model = [3, 7, 1, 0, 2, 4, 6, 5, 11, 10, 9, 8], HashModel(1)
     drafter = drafter_of(make(kind, names), HashExecutor(model), HashExecutor(model), 8)
     sequence = sequence_of([1, 2], SamplingParams(speculation="chain:1", temperature=temperature, seed=2))
-    (tree,) = drafter.propose([sequence])
-    assert tree.tokens[1] == sequence.sampler.choose(model([1, 2])[np.argsort(names)], 1, ())
+    (growth,) = growths(drafter, sequence)
+    assert growth.tree().tokens[1] == sequence.sampler.choose(model([1, 2])[np.argsort(names)], 1, ())
 
 
 NO_TOKENS = st.one_of(

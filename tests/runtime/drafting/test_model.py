@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from device_requests import run
-from hash_models import HashExecutor, HashModel, plain_text, sequence_of
+from hash_models import HashExecutor, HashModel, growths, plain_text, sequence_of
 
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -80,13 +80,12 @@ def test_a_draft_catches_up_with_what_it_did_not_see():
         for slot, prompt in enumerate(([1] * 11, [2, 3]))
     )
     for _ in range(2):
-        trees = drafter.propose([long, short])
-        for sequence, tree in zip((long, short), trees, strict=True):
+        for sequence, growth in zip((long, short), growths(drafter, long, short), strict=True):
             tokens = list(sequence.tokens)
             while len(tokens) < len(sequence.tokens) + 3:
                 tokens.append(int(HashModel(5)(tokens).argmax()))
-            assert tree.tokens == tokens[len(sequence.tokens) - 1 :]
-            drafter.commit(sequence, [0])
+            assert growth.tree().tokens == tokens[len(sequence.tokens) - 1 :]
+            drafter.commit(sequence.slot, growth, [0])
         short.emit(7, frozenset())
         for token in range(9):  # eight of them without the draft
             long.emit(token, frozenset())
@@ -94,6 +93,6 @@ def test_a_draft_catches_up_with_what_it_did_not_see():
     drafter.keep(0, 1, 2)  # of [2, 3, …]
     other = sequence_of([2, 3, 6], SamplingParams(speculation="chain:3"), slot=0)
     executor.steps.clear()
-    (tree,) = drafter.propose([other])
-    assert tree.tokens[1] == int(HashModel(5)([2, 3, 6]).argmax())
+    (growth,) = growths(drafter, other)
+    assert growth.tree().tokens[1] == int(HashModel(5)([2, 3, 6]).argmax())
     assert executor.steps[0][0].start == 2

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hash_models import HashExecutor, HashModel, sequence_of
+from hash_models import HashExecutor, HashModel, growths, sequence_of
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.drafting.pard import PardDrafter
@@ -10,11 +10,6 @@ from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 MASK, CHUNK = 12, 8
-
-
-def drafted(drafter, sequence):
-    (tree,) = drafter.propose([sequence])
-    return tree
 
 
 def levels(model, text, depth):
@@ -28,7 +23,8 @@ def test_a_tree_is_the_best_of_what_the_masks_say(shape, length):
     """However many chunks the text before it takes."""
     model, text, spec = HashModel(length), [token % 11 for token in range(length)], TreeSpec.parse(shape)
     sequence = sequence_of(text, SamplingParams(speculation=shape))
-    assert drafted(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence) == wanted(model, text, spec)
+    (growth,) = growths(PardDrafter(HashExecutor(model), CHUNK, MASK), sequence)
+    assert growth.tree() == wanted(model, text, spec)
 
 
 def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind():
@@ -38,12 +34,12 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind():
     drafter = PardDrafter(executor, CHUNK, MASK)
     sequence = sequence_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="chain:4"))
     for emitted in ([5], [6, 7], [8, 9, 10, 1, 2]):
-        tree = drafted(drafter, sequence)
-        assert tree.tokens[1:] == [int(row.argmax()) for row in levels(model, sequence.tokens, 4)]
+        (growth,) = growths(drafter, sequence)
+        assert growth.tree().tokens[1:] == [int(row.argmax()) for row in levels(model, sequence.tokens, 4)]
         run = len(sequence.tokens)
         for token in emitted:
             sequence.emit(token, frozenset())
-        drafter.commit(sequence, [0, 1][: len(emitted)])
+        drafter.commit(sequence.slot, growth, [0, 1][: len(emitted)])
         assert [token for _, token in executor.rows[0][:run]] == sequence.tokens[:run]
         assert executor.rows[0][run] == (-1, -1)
     (first,), *others = executor.steps
@@ -52,7 +48,7 @@ def test_a_tree_costs_one_step_and_its_masks_leave_no_row_behind():
     assert first.logits == 4, "of the root, and of each mask"
     assert [step.start for (step,) in others] == [3, 4]
     again = drafter.again()
-    drafted(again, sequence)
+    growths(again, sequence)
     assert (type(again), executor.steps[3][0].start) == (PardDrafter, 0)
 
 

@@ -27,12 +27,12 @@ def reached(chances):
 def test_no_other_lengths_of_continuations_bring_more(chances, row, padded):
     """Of all lengths, unless a token is too unlikely to be weighed or the gain is within the margin."""
     cost = prices(row, sequences=len(chances), padded=padded)
-    candidates = [Candidate(reached(each), room=9) for each in chances]
+    candidates = [Candidate(reached(each), nodes=9) for each in chances]
     found, nothing = allocate(candidates, cost), plain(candidates, cost)
     best = nothing.goodput
     for lengths in itertools.product(*(range(len(each) + 1) for each in chances)):
         if any(lengths):
-            brought = sum(sum(each.reached[:n]) for each, n in zip(candidates, lengths, strict=True))
+            brought = sum(sum(each.path[:n]) for each, n in zip(candidates, lengths, strict=True))
             seconds = cost.verify(sum(lengths), max(lengths))
             best = max(best, (len(chances) + brought) / seconds)
     assert found.goodput <= best * (1 + 1e-9)
@@ -52,7 +52,7 @@ def test_a_tree_is_cut_where_its_next_node_does_not_pay(chances, texts, row):
 
 
 def test_nodes_go_to_the_sequence_that_is_sure():
-    sure, unsure = Candidate(reached([0.95] * 6), room=9), Candidate(reached([0.2] * 6), room=9)
+    sure, unsure = Candidate(reached([0.95] * 6), nodes=9), Candidate(reached([0.2] * 6), nodes=9)
     found = allocate([unsure, sure], prices(1.0, sequences=2))
     assert found.nodes[0] < found.nodes[1]
 
@@ -60,12 +60,12 @@ def test_nodes_go_to_the_sequence_that_is_sure():
 @pytest.mark.parametrize(("level", "drafts"), [(0.3, True), (30.0, False)])
 def test_the_model_is_asked_where_it_is_cheap(level, drafts):
     tree = [0.0, *itertools.accumulate(reached([0.8] * 6))]
-    found = allocate([Candidate([], tree, room=12)], prices(0.5, level))
+    found = allocate([Candidate([], tree, nodes=12)], prices(0.5, level))
     assert (found.levels[0] > 1) is drafts
     assert sum(found.nodes) <= 12
 
 
 def test_a_speedup_that_the_operator_asks_for_is_promised_or_nothing_is_drafted():
-    candidate = Candidate(reached([0.6, 0.5]), room=9)
+    candidate = Candidate(reached([0.6, 0.5]), nodes=9)
     assert allocate([candidate], prices(0.1)).nodes[0]
     assert not allocate([candidate], prices(0.1), min_speedup=3.0).nodes[0]

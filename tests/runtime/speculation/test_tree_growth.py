@@ -93,8 +93,8 @@ def test_a_tree_of_any_shape_is_a_brute_force_s(spec, seed, hopeless):
     considered, kept = brute_force(model, spec)
     assert [tuple(growth.pool.path(node)) for node in range(1, len(growth.pool))] == considered
     assert paths(tree) == kept
-    assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
-    assert [growth.pool.depths[node] for node in growth.kept] == tree.depths
+    assert [growth.pool.tokens[node] for node in growth.nodes] == tree.tokens
+    assert [growth.pool.depths[node] for node in growth.nodes] == tree.depths
 
 
 def test_equal_scores_keep_the_order_in_which_they_came():
@@ -118,8 +118,8 @@ def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf():
         growth.prolong(follow, depth)
         tree = growth.tree()
         assert len(tree) <= nodes + 1
-        assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
-        assert all(growth.rows[node] == -1 for node in growth.forced)
+        assert [growth.pool.tokens[node] for node in growth.nodes] == tree.tokens
+        assert growth.rows == [-1] * len(growth.pool)
         return paths(tree)
 
     everything = {(5,), (5, 7), (5, 7, 8), (6,), (6, 9), (4,)}
@@ -129,4 +129,4 @@ def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf():
     illegal = Growth(TreeSpec.parse("topk:2,1"), Tree([0]))
     illegal.grow(np.array([[5, 6]]), np.array([[-0.2, -2.0]]))
     illegal.prolong(lambda path, guess, count: [9, 9, 9], 9)
-    assert (len(illegal.pool), illegal.forced) == (3, set())
+    assert len(illegal.pool) == 3

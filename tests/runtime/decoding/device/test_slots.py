@@ -6,7 +6,7 @@ from host_device import HostDevice
 from tiny_models import VOCAB
 
 from specbuild.runtime.decoding.device.slots import Slots
-from specbuild.runtime.speculation.controller import Proposal
+from specbuild.runtime.speculation.proposal import Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 
