@@ -10,8 +10,9 @@ from typing import Any
 
 from specbuild.runtime import Bundle, RunStats, TreeSpec
 from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.cpu.machine import processor
 from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
-from specbuild.runtime.speculation.timing_table import FILE, processor
+from specbuild.runtime.speculation.timing_table import FILE
 
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup

@@ -97,9 +97,10 @@ class Decoder:
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
         """Return what would have been accepted of such trees in a plainly decoded text; see `chances.replay`."""
-        text, drafter = decoded.text, self._loop.fresh_drafter()
-        if not drafter:
+        text, model = decoded.text, self._loop.proposer.model
+        if not model:
             return []
+        drafter = model.again()
         if self._loop.target.spec.hidden:
             self._loop.logits(text.tokens[:-1])  # computes the hidden states that the draft head reads
         prompt = text.tokens[: text.metrics.num_prompt_tokens]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from copy import copy
 
 import numpy as np
 
@@ -32,12 +31,6 @@ class Admission:
         self._generated = generated
         self._target, self._proposer, self._prefix_caching = target, proposer, prefix_caching
         self._last: list[Sequence | None] = [None] * target.batch_size  # the last sequence of each slot
-
-    def beside(self, proposer: Proposer) -> Admission:
-        """Return the same slots for another loop over the same target, with another drafter."""
-        other = copy(self)
-        other._proposer = proposer
-        return other
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that could never get a slot."""

@@ -37,7 +37,6 @@ class HostLoop(Loop):
         chunk: int,
         eos: frozenset[int],
         options: LoopOptions = DEFAULTS,
-        admission: Admission | None = None,
     ) -> None:
         """Make a loop over loaded models.
 
@@ -47,19 +46,18 @@ class HostLoop(Loop):
             chunk: Maximum tokens of a prompt in a step.
             eos: Token ids that end a text.
             options: How the loop decodes.
-            admission: Slots that another loop over the same target uses as well; None: new ones.
         """
         self._options, emission, proposer = options, Emission(eos), proposer or Proposer(looks_up=False)
         max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         reader = Reader(target, emission, chunk, options.lone_chunk)
-        slots = admission or Admission(target, proposer, options.prefix_caching)
-        super().__init__(target, proposer, emission, Planner(options.limits, max_nodes), reader, slots, options)
+        admission = Admission(target, proposer, options.prefix_caching)
+        super().__init__(target, proposer, emission, Planner(options.limits, max_nodes), reader, admission, options)
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
         with account(self, sequences), nvtx.range("round"):
             self.admission.enter(sequences)
-            proposals = self.draft(sequences)
+            proposals = self.propose(sequences)
             logits = self.verify(sequences, [proposal.tree for proposal in proposals])
             for sequence, proposal, rows in zip(sequences, proposals, logits, strict=True):
                 with isolate_errors(sequence):
@@ -69,7 +67,7 @@ class HostLoop(Loop):
                     else:
                         self.reader.accept(sequence, proposal.tree, rows)
 
-    def draft(self, sequences: Seq[Sequence]) -> list[Proposal]:
+    def propose(self, sequences: Seq[Sequence]) -> list[Proposal]:
         """Return what each sequence adds to the step: a drafted tree, its last token, or a chunk of its prompt."""
         drafting = self.planner.drafting(sequences)
         drafts = self.proposer.propose(drafting, len(sequences), self.planner.now) if drafting else []
@@ -111,12 +109,6 @@ class HostLoop(Loop):
             self.proposer.commit(sequence, proposal, path)
             tokens = sequence.tokens[root + 1 :]
             self.planner.record(RoundResult(sequence, proposal, len(proposal.tree) - 1, path, tokens))
-
-    def sibling(self, looks_up: bool = True) -> HostLoop:
-        """See `Loop.sibling`."""
-        proposer = Proposer(self.fresh_drafter(), looks_up)
-        slots = self.admission.beside(proposer)
-        return HostLoop(self.target, proposer, self.reader.chunk, self.emission.eos, self._options, slots)
 
     def close(self) -> None:
         """See `Loop.close`."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
@@ -92,13 +91,15 @@ class Loop(ABC):
         Raises what drafting or the step itself raises, which concerns all sequences.
         """
 
-    @abstractmethod
     def sibling(self, looks_up: bool = True) -> Self:
         """Return another loop over the same models, for measuring; only one of them may have sequences at a time.
 
         Args:
             looks_up: Whether it drafts continuations from the text itself.
         """
+        other = copy(self)
+        other.proposer, other.tally = Proposer(self.proposer.model, looks_up), RunStats()
+        return other
 
     @abstractmethod
     def close(self) -> None:
@@ -124,11 +125,6 @@ class Loop(ABC):
         """Bytes of the target's and the draft's caches."""
         return sum(executor.cache_bytes for executor in (self.target, self.draft_executor) if executor)
 
-    @property
-    def page_tokens(self) -> int | None:
-        """Tokens that all pages hold together; None: each slot has rows of its own."""
-        return self.admission.page_tokens
-
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed, or could never get a slot."""
         self.planner.check(sequence)
@@ -141,14 +137,6 @@ class Loop(ABC):
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         self.admission.release(slot)
-
-    def cached_tokens(self) -> tuple[int, ...]:
-        """Return, by slot, how many cached tokens a text with the same prefix skips in prefill; from any thread."""
-        return self.admission.cached_tokens()
-
-    def cached_texts(self) -> list[tuple[str | None, list[int]]]:
-        """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        return self.admission.cached_texts()
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
@@ -166,7 +154,3 @@ class Loop(ABC):
             yield
         finally:
             self.release(0)
-
-    def fresh_drafter(self) -> ModelDrafter | None:
-        """Return a host drafter of the same draft model that has seen no text yet; None if no model drafts."""
-        return self.proposer.model.again() if self.proposer.model else None

@@ -15,10 +15,10 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput, share_rows
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.tree import BEST_BRANCH
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likelihoods
 
 DrafterName = Literal["model", "ngram"]
-PATIENCE = 4  # tokens outside top-p that the draft skips before it stops looking for children
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class ModelDrafter:
         tokens = np.zeros((len(logits), branch), dtype=np.int64)
         scores = np.full(tokens.shape, -np.inf)
         for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
-            ranked = sampler.drafted(row, position, growth.pool.path(node), PATIENCE, branch)
+            ranked = sampler.drafted(row, position, growth.pool.path(node), BEST_BRANCH, branch)
             for j, (token, score) in enumerate(islice(ranked, branch)):
                 tokens[i, j], scores[i, j] = token, score
         return tokens, likelihoods(scores)  # under noise, a guess at how likely the target chooses the same

@@ -14,7 +14,7 @@ from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.prediction import CERTAIN
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH
-from specbuild.runtime.speculation.controller import MAX_CONTINUATION, Round, SequenceController
+from specbuild.runtime.speculation.controller import Round, SequenceController
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
 from specbuild.runtime.speculation.proposal import Continuation, Decision, Proposal
@@ -25,6 +25,7 @@ from .lookup import continuation, longest
 from .model import Draft, ModelDrafter
 
 ONE = TreeSpec.parse("chain:1")
+MAX_CONTINUATION = 2 * MAX_MATCH  # tokens
 NO_CONTINUATION = Continuation("lookup", 0, ())
 
 

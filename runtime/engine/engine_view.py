@@ -73,7 +73,7 @@ class EngineView:
     @property
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """The `cache_salt` and the token ids of each text in a slot's cache."""
-        return self._loop.cached_texts()
+        return self._loop.admission.cached_texts()
 
     @property
     def usage(self) -> Usage:

@@ -212,7 +212,7 @@ class Scheduler(Driver):
         """Return how full queue, slots and caches are; `cache_tokens`: all slots' capacity for the longest texts."""
         self._home.check()
         with self._locked():
-            kept = (0,) * self.slots if self._freed else self._loop.cached_tokens()
+            kept = (0,) * self.slots if self._freed else self._loop.admission.cached_tokens()
             return Usage(
                 waiting=len(self.waiting) + len(self.overflow),
                 to_come=len(self._promised),
@@ -221,7 +221,7 @@ class Scheduler(Driver):
                 max_waiting=self.max_waiting,
                 cache_tokens=sum(handle.sequence.cached for handle in self.active),
                 reusable_tokens=sum(kept[slot] for slot in self.free),
-                cache_capacity_tokens=min(self._loop.page_tokens or cache_tokens, cache_tokens),
+                cache_capacity_tokens=min(self._loop.admission.page_tokens or cache_tokens, cache_tokens),
                 dropped_results=self._observer.dropped if self._observer else 0,
             )
 

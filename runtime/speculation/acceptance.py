@@ -11,8 +11,8 @@ from itertools import accumulate
 from .timing_table import MAX_CHANCE
 
 PRIOR = 4.0  # tokens that the prior weighs
-MAX_RATIO = 2.0  # a drafter that does better than this has not been calibrated by such texts
-MEMORY = 0.9  # weight that a round's counts keep for the next one
+MAX_RATIO = 4.0  # what is further off its calibration, or a step off its table, says something else
+MEMORY = 0.9  # weight that what was recorded keeps beside what comes next
 
 
 @dataclass(slots=True)

@@ -13,14 +13,13 @@ from itertools import accumulate
 
 from .cost_model import CostModel, RoundCost
 from .draft_limits import NO_LIMITS, Limits
-from .goodput import UNLIKELY, Candidate, allocate, cut
+from .goodput import Candidate, allocate, cut
 from .proposal import PLAIN, Continuation, Decision, Proposal
 from .sessions import Backoff, Session, Sessions
-from .timing_table import Chances
+from .timing_table import UNLIKELY, Chances
 from .tree import TreeSpec
 from .tree_growth import Growth, GrowthRule
 
-MAX_CONTINUATION = 24  # tokens of a text's continuation
 HOPE = 1.25  # how much better than calibrated a draft model might do; one that would not pay even so is never tried
 
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .acceptance import MAX_RATIO, MEMORY
+from .sessions import PROBES
 from .timing_table import Times, TimingTable, seconds_at
 
-STEPS = 8  # steps over which a correction is averaged
 FRESH = 48  # steps of other shapes after which a shape is mostly forgotten
-LARGEST_RATIO = 4.0  # a step further off the table says something else of the machine: it was suspended, say
-READING_ROUNDS = 16  # rounds over which a draft model pays for reading a text that it has not run
 
 Part = Literal["verify", "draft"]
 
@@ -30,13 +29,13 @@ class _Average:
     weight: float = 0.0
     last: int = 0
 
-    def trust(self, step: int) -> float:
+    def freshness(self, step: int) -> float:
         """Return how much it still says at a later step, 0 to 1."""
         return math.exp((self.last - step) / FRESH)
 
     def record(self, ratio: float, step: int) -> None:
         """Add a step's log ratio."""
-        self.weight = min(self.weight * self.trust(step) + 1, STEPS)
+        self.weight = min(self.weight * self.freshness(step) + 1, 1 / (1 - MEMORY))
         self.value, self.last = self.value + (ratio - self.value) / self.weight, step
 
 
@@ -65,16 +64,13 @@ class CostModel:
         return self.table.at(self.batch_size, sampled)
 
     def record(self, part: Part, rows: int, seconds: float, steps: int = 1) -> None:
-        """Record what `steps` steps of `rows` rows took together.
-
-        A shape's first step binds buffers, and does not count.
-        """
+        """Record what `steps` steps of `rows` rows took together."""
         times = self.times()
         table = times.verify if part == "verify" else times.draft
         expected = steps * (times.once if part == "draft" and times.once else seconds_at(table, rows))
         if not self.corrected or not (1e-9 < seconds < 1e9 and expected > 1e-12):  # else the clock is wrong
             return
-        ratio = math.log(min(max(seconds / expected, 1 / LARGEST_RATIO), LARGEST_RATIO))
+        ratio = math.log(min(max(seconds / expected, 1 / MAX_RATIO), MAX_RATIO))
         shape = self._shapes.get((part, _shape(rows)))
         if shape is None:
             self._shapes[part, _shape(rows)] = _Average()  # a shape's first step binds buffers, and does not count
@@ -92,12 +88,11 @@ class CostModel:
     def factor(self, part: Part, rows: int) -> float:
         """Return what the table's seconds of a step of `rows` rows are multiplied with."""
         shape = _shape(rows)
-        if (found := self._factors.get((part, shape))) is None:
-            average, unknown = self._shapes.get((part, shape)), min(self._all.value, 0.0)
-            trust = average.trust(self._steps) if average and average.weight else 0.0
-            found = math.exp(unknown + trust * ((average.value if average else 0.0) - unknown))
-            self._factors[part, shape] = found
-        return found
+        if (factor := self._factors.get((part, shape))) is None:
+            average, unknown = self._shapes.get((part, shape)) or _Average(), min(self._all.value, 0.0)
+            fresh = average.freshness(self._steps) if average.weight else 0.0
+            factor = self._factors[part, shape] = math.exp(unknown + fresh * (average.value - unknown))
+        return factor
 
     def of_round(self, sequences: int, sampled: bool = False) -> RoundCost:
         """Return the prices of one round.
@@ -144,18 +139,18 @@ class RoundCost:
         seconds = seconds_at(self.times.verify, last) - seconds_at(self.times.verify, first)
         return seconds / (last - first) * self.model.factor("verify", last)
 
-    def draft(self, levels: int, unread: Sequence[int]) -> float:
-        """Return the seconds of growing `levels` levels for some sequences; each has `unread` tokens to read first."""
+    def draft(self, levels: int, backlogs: Sequence[int]) -> float:
+        """Return the seconds of growing `levels` levels for sequences of which the model has `backlogs` to read."""
         if not levels:
             return 0.0
-        times, count = self.times, len(unread)
+        times, count = self.times, len(backlogs)
         step = self.level(count) if not times.once else 0.0
-        return times.once * self.model.factor("draft", count) + levels * step + sum(map(self.reading, unread))
+        return times.once * self.model.factor("draft", count) + levels * step + sum(map(self.reading, backlogs))
 
-    def reading(self, unread: int) -> float:
-        """Return a round's share of the seconds in which the draft model reads so many tokens of a text."""
+    def reading(self, backlog: int) -> float:
+        """Return a round's share of the seconds in which the draft model reads so many tokens: it is used for some."""
         seconds = self.times.draft
-        return (seconds_at(seconds, 1 + unread) - seconds_at(seconds, 1)) / READING_ROUNDS
+        return (seconds_at(seconds, 1 + backlog) - seconds_at(seconds, 1)) / PROBES[0]
 
     def level(self, rows: int) -> float:
         """Return the seconds of one level of draft trees, in a step of `rows` rows."""

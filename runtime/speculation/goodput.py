@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
 
 from .cost_model import RoundCost
 from .sessions import TextDrafter
+from .timing_table import UNLIKELY
 
 MARGIN = 0.1  # tokens by which each drafting sequence must beat plain decoding's one: chances and costs are estimates
-UNLIKELY = 0.05  # a token less likely than this is not weighed
 NODES_A_LEVEL = 2  # nodes of a tree's level that are verified in the end, about
 
 
@@ -74,69 +71,70 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
     """Return the allocation of most goodput, or `plain` if none beats that by MARGIN and `min_speedup`."""
     nothing = plain(candidates, cost)
     texts = best = _continuations(candidates, cost, nothing)
-    before = 0.0
+    goodput = 0.0
     for levels in range(1, max((len(each.trees) for each in candidates), default=0)):
         if cost.model.padded and levels & (levels - 1):
             continue  # a device has a graph for each number of levels
-        grown = _trees(levels, candidates, texts, best.goodput, cost)
-        if grown.goodput < before:
+        trees = _trees(levels, candidates, texts, best.goodput, cost)
+        if trees.goodput < goodput:
             break
-        best, before = max(best, grown, key=lambda each: each.goodput), grown.goodput
+        best, goodput = max(best, trees, key=lambda each: each.goodput), trees.goodput
     drafting = sum(nodes > 0 for nodes in best.nodes)
-    needed = nothing.goodput * max(min_speedup, 1 + MARGIN * drafting / cost.sequences)
-    return best if best.goodput >= needed else nothing
+    least = nothing.goodput * max(min_speedup, 1 + MARGIN * drafting / cost.sequences)
+    return best if best.goodput >= least else nothing
 
 
 def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Allocation) -> Allocation:
-    """Return the best allocation of continuations alone: tokens are taken in order of their chance."""
-    tokens = [(chance, number) for number, each in enumerate(candidates) for chance in each.path[: each.nodes]]
-    tokens = sorted((each for each in tokens if each[0] >= UNLIKELY), key=lambda each: -each[0])
-    best, expected, nodes = nothing, nothing.tokens, list(nothing.nodes)
-    for count, (chance, number) in enumerate(tokens, 1):
-        expected, nodes[number] = expected + chance, nodes[number] + 1
-        seconds = cost.verify(count, max(nodes))
-        if expected > best.goodput * seconds:
-            best = Allocation(tuple(nodes), nothing.levels, expected, seconds)
-    return best
+    """Return the best allocation of continuations alone."""
+    paths = [[chance for chance in each.path[: each.nodes] if chance >= UNLIKELY] for each in candidates]
+    nodes = cut(paths, (), nothing.tokens, 0.0, cost, nothing.goodput)
+    if not any(nodes):
+        return nothing
+    tokens = nothing.tokens + sum(sum(path[:count]) for path, count in zip(paths, nodes, strict=True))
+    return Allocation(tuple(nodes), nothing.levels, tokens, cost.verify(sum(nodes), max(nodes)))
 
 
 def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate: float, cost: RoundCost) -> Allocation:
     """Return `texts` with trees of so many levels wherever they bring more than their seconds at `rate` tokens."""
-    nodes, grown, expected = list(texts.nodes), [0] * len(candidates), float(cost.sequences)
+    nodes, depths, tokens = list(texts.nodes), [0] * len(candidates), float(cost.sequences)
     for number, each in enumerate(candidates):
-        text = sum(each.path[: nodes[number]])
-        depth = min(levels, len(each.trees) - 1)
+        accepted, depth = sum(each.path[: nodes[number]]), min(levels, len(each.trees) - 1)
         size = each.size(depth)
-        further = cost.row * (size - nodes[number]) + cost.reading(each.backlog)
-        if size > 0 and each.trees[depth] - text > rate * further:
-            nodes[number], grown[number], text = size, depth, each.trees[depth]
-        expected += text
-    unread = [each.backlog for each, depth in zip(candidates, grown, strict=True) if depth]
-    seconds = cost.verify(sum(nodes), max(nodes)) + (cost.draft(max(grown), unread) if unread else 0.0)
-    return Allocation(tuple(nodes), tuple(grown), expected, seconds)
+        seconds = cost.row * (size - nodes[number]) + cost.reading(each.backlog)
+        if size > 0 and each.trees[depth] - accepted > rate * seconds:
+            nodes[number], depths[number], accepted = size, depth, each.trees[depth]
+        tokens += accepted
+    backlogs = [each.backlog for each, depth in zip(candidates, depths, strict=True) if depth]
+    seconds = cost.verify(sum(nodes), max(nodes)) + cost.draft(max(depths), backlogs)
+    return Allocation(tuple(nodes), tuple(depths), tokens, seconds)
 
 
 def cut(
-    trees: Sequence[Sequence[float]], texts: Sequence[int], tokens: float, spent: float, cost: RoundCost
+    trees: Sequence[Sequence[float]],
+    texts: Sequence[int],
+    tokens: float,
+    seconds: float,
+    cost: RoundCost,
+    goodput: float = 0.0,
 ) -> list[int]:
-    """Return how many nodes of each grown tree to verify for most goodput.
+    """Return how many nodes of each tree or continuation to verify: they are taken in order of chance.
 
     Args:
         trees: The chance of each node, the likeliest first.
         texts: Nodes of each continuation that is verified beside them.
         tokens: Tokens that the round brings without the trees.
-        spent: Seconds that growing them took.
+        seconds: What growing them took.
         cost: The round's prices.
+        goodput: What the round has without them, if not what verifying the continuations brings.
     """
-    chances = np.concatenate([np.asarray(each, dtype=np.float64) for each in trees])
-    whose = np.repeat(np.arange(len(trees)), [len(each) for each in trees])
-    order = np.argsort(-chances, kind="stable")
     beside, longest = sum(texts), max(texts, default=0)
-    counts, best, rate = [0] * len(trees), [0] * len(trees), tokens / (spent + cost.verify(beside, longest))
-    expected = accumulate(chances[order].tolist())
-    for count, (number, more) in enumerate(zip(whose[order].tolist(), expected, strict=True), 1):
-        counts[number] += 1
-        seconds = spent + cost.verify(beside + count, max(longest, *counts))
-        if tokens + more > rate * seconds:
-            best, rate = counts.copy(), (tokens + more) / seconds
+    rate = goodput or tokens / (seconds + cost.verify(beside, longest))
+    counts, best = [0] * len(trees), [0] * len(trees)
+    nodes = [(chance, tree) for tree, chances in enumerate(trees) for chance in chances]
+    for count, (chance, tree) in enumerate(sorted(nodes, key=lambda node: -node[0]), 1):
+        tokens, counts[tree] = tokens + chance, counts[tree] + 1
+        longest = max(longest, counts[tree])
+        took = seconds + cost.verify(beside + count, longest)
+        if tokens > rate * took:
+            best, rate = counts.copy(), tokens / took
     return best

@@ -43,39 +43,27 @@ class Backoff:
         self.rounds = max(self.rounds // 2, PROBES[0]) if accepted else min(2 * self.rounds, PROBES[1])
 
 
-class _Shared:
-    """The acceptance and backoff that an engine's sequences share; greedy and sampled ones have one each."""
+class Session:
+    """How drafters have fared in a session, or in all of an engine's together, which is the others' prior.
 
-    def __init__(self) -> None:
-        self.backoff, self._lock = Backoff(), threading.Lock()
-        self._drafters: dict[Drafter, Acceptance] = {drafter: Acceptance() for drafter in get_args(Drafter)}
+    A request that names no session has one for itself, whose backoff is the engine's.
+    """
+
+    def __init__(self, prior: Session | None = None, backoff: Backoff | None = None) -> None:
+        self.backoff, self._prior, self._lock = backoff or Backoff(), prior, threading.Lock()
+        self.drafters = prior.priors() if prior else {drafter: Acceptance() for drafter in get_args(Drafter)}
 
     def record(self, drafter: Drafter, accepted: int, chances: Sequence[float]) -> None:
-        """See `Acceptance.record`."""
+        """Record a round's trials, for the session and its prior; see `Acceptance.record`."""
         with self._lock:
-            self._drafters[drafter].record(accepted, chances)
+            self.drafters[drafter].record(accepted, chances)
+        if self._prior:
+            self._prior.record(drafter, accepted, chances)
 
     def priors(self) -> dict[Drafter, Acceptance]:
         """Return what a sequence or session begins with, by drafter."""
         with self._lock:
-            return {drafter: each.prior() for drafter, each in self._drafters.items()}
-
-
-@dataclass(slots=True)
-class Session:
-    """How drafters have fared in a session. A request that names none has one for itself."""
-
-    shared: _Shared
-    backoff: Backoff
-    drafters: dict[Drafter, Acceptance] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.drafters = self.shared.priors()
-
-    def record(self, drafter: Drafter, accepted: int, chances: Sequence[float]) -> None:
-        """Record a round's trials, for the session and as a prior of others; see `Acceptance.record`."""
-        self.drafters[drafter].record(accepted, chances)
-        self.shared.record(drafter, accepted, chances)
+            return {drafter: each.prior() for drafter, each in self.drafters.items()}
 
 
 @dataclass(slots=True)
@@ -92,14 +80,14 @@ class Sessions:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shared = {sampled: _Shared() for sampled in (False, True)}
+        self._engine = {sampled: Session() for sampled in (False, True)}
         self._entries, self._clock, self._lock = OrderedDict[str, _Entry](), clock, threading.Lock()
 
     def of(self, name: str | None, sampled: bool) -> Session:
         """Return the session of that name, now the most recently used; without a name, a new one that nobody shares."""
-        shared = self._shared[sampled]
+        engine = self._engine[sampled]
         if name is None:
-            return Session(shared, shared.backoff)
+            return Session(engine, engine.backoff)
         with self._lock:
             now = self._clock()
             while self._entries and now - next(iter(self._entries.values())).used >= MAX_AGE:
@@ -109,5 +97,5 @@ class Sessions:
             if len(self._entries) > MAX_SESSIONS:
                 self._entries.popitem(last=False)
             if sampled not in entry.sessions:
-                entry.sessions[sampled] = Session(shared, Backoff())
+                entry.sessions[sampled] = Session(engine)
             return entry.sessions[sampled]

@@ -7,11 +7,9 @@ calibration's texts.
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,8 +21,10 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "timings.json"
 SCHEMA = 2
-MIN_CHANCE, MAX_CHANCE = 1e-6, 0.98  # of a drafted token
-_CPUINFO = Path("/proc/cpuinfo")
+UNLIKELY = (
+    0.05  # a token that is accepted less often is not weighed, and none is believed to be more often than the rest
+)
+MIN_CHANCE, MAX_CHANCE = 1e-6, 1 - UNLIKELY  # of a drafted token
 
 
 @dataclass(slots=True)
@@ -115,16 +115,15 @@ class Times:
             batch_size: The batch size.
             fewer: Times of the next smaller batch size, for steps with fewer rows; None: there is none.
         """
-        verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = (sampled and record.get("sampled")) or record, float(record.get("once", 0.0))
-        draft = np.zeros(nodes + 1) if once else draft
+        verify, draft = (_by_rows(record[name], nodes, batch_size) for name in ("verify", "draft"))
+        if once:
+            draft = np.zeros(batch_size * nodes + 1)
+        for rows, others in ((verify, fewer.verify), (draft, fewer.draft)) if fewer else ():
+            known = others[: min(batch_size, len(rows))]
+            rows[: len(known)] = np.minimum(known, rows[: len(known)])
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
-        rows, draft_rows = _by_rows(verify, batch_size), _by_rows(draft, batch_size)
-        if fewer:
-            for each, of_fewer in ((rows, fewer.verify), (draft_rows, fewer.draft)):
-                known = of_fewer[: min(batch_size, len(each))]
-                each[: len(known)] = np.minimum(known, each[: len(known)])
-        return cls(rows, draft_rows, plain, with_tree, level, once, batch_size)
+        return cls(verify, draft, plain, with_tree, level, once, batch_size)
 
     def rows_within(self, rows: int, times: float) -> int:
         """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured."""
@@ -165,16 +164,13 @@ class Chances:
 
     def continuation(self, matched: int, count: int) -> list[float]:
         """Return the chance of each continuation token, if those before it came true: each lengthens the match."""
-        known = self.lookup
-        return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
+        last = len(self.lookup) - 1
+        return [self.lookup[min(matched + ahead, last)] for ahead in range(count)]
 
     def levels(self, ratio: float) -> list[float]:
         """Return the tokens that each further level of a tree brings, at `ratio` times the chances; they never grow."""
-        found = list[float]()
-        for level in range(1, len(self.reach)):
-            brought = (self.reach[level] - self.reach[level - 1]) * ratio**level
-            found.append(min(brought, found[-1] if found else MAX_CHANCE))
-        return found
+        gains = [(after - before) * ratio**level for level, (before, after) in enumerate(pairwise(self.reach), 1)]
+        return [*accumulate([MAX_CHANCE, *gains], min)][1:]
 
     def below(self, levels: int) -> list[float]:
         """Return, for each of `levels` levels, the chance of a child at it below a node that came true."""
@@ -183,8 +179,8 @@ class Chances:
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the logarithms of children's chances, by their log likelihoods; −inf where there is no child."""
-        found: NDArray[np.float64] = np.log(np.interp(likelihoods, self.likely, self.chance))
-        return np.where(np.isneginf(likelihoods), -np.inf, found)
+        logs: NDArray[np.float64] = np.log(np.interp(likelihoods, self.likely, self.chance))
+        return np.where(np.isneginf(likelihoods), -np.inf, logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +189,7 @@ class TimingTable:
 
     machine: Mapping[str, Any]
     widest: str  # the largest tree that a round may grow
-    times: Mapping[int, Times]  # by batch size, greedy
-    sampled_times: Mapping[int, Times]
+    times: Mapping[bool, Mapping[int, Times]]  # by whether tokens are sampled, and by batch size
     greedy: Chances
     sampled: Chances
 
@@ -205,59 +200,40 @@ class TimingTable:
         if isinstance(schema, int) and schema != SCHEMA:
             raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads {SCHEMA}: tune again")
         try:
-            found = checked(record, _Table)
-            by_size = sorted((int(batch), each) for batch, each in record["times"].items())
-            times, others = dict[int, Times](), dict[int, Times]()
-            for size, each in by_size:
-                for how, known in ((False, times), (True, others)):
-                    fewer = next(reversed(known.values()), None)
-                    known[size] = Times.of(each, nodes, how, size, fewer)
-            greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            return cls(found.machine, found.widest, times, others, greedy, sampled)
+            table = checked(record, _Table)
+            times: dict[bool, dict[int, Times]] = {False: {}, True: {}}
+            for size, each in sorted((int(size), each) for size, each in record["times"].items()):
+                for sampled, sizes in times.items():
+                    fewer = next(reversed(sizes.values()), None)
+                    sizes[size] = Times.of(each, nodes, sampled, size, fewer)
+            chances = [Chances.of(record["chances"][name]) for name in ("greedy", "sampled")]
+            return cls(table.machine, table.widest, times, *chances)
         except ValueError as error:
             raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
 
     def at(self, batch: int, sampled: bool = False) -> Times:
         """Return the times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
-        times = self.sampled_times if sampled else self.times
-        return next((each for size, each in times.items() if size >= batch), list(times.values())[-1])
+        times = self.times[sampled]
+        return next((each for size, each in times.items() if size >= batch), [*times.values()][-1])
 
     def chances(self, sampled: bool) -> Chances:
         """Return the chances for greedy or for sampled requests."""
         return self.sampled if sampled else self.greedy
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """Return what times are valid for: a processor, how many of its threads, and the library that computes."""
-    import onnxruntime  # whoever calls this has it installed
+def _by_rows(pairs: Sequence[Sequence[float]], nodes: int, batch_size: int) -> NDArray[np.float64]:
+    """Return seconds by rows of all sequences together, 0 at none, from pairs of nodes of each and seconds.
 
-    return {"processor": processor(), "threads": threads, "onnxruntime": onnxruntime.__version__}
-
-
-def processor() -> str:
-    """Return the processor's name, or what the system says of it."""
-    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, platform.processor() or platform.machine())
-
-
-def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]:
-    """Return `float64[nodes + 1]`, monotone, 0 at no nodes; past the last measured pair with the average slope."""
+    It never falls, is constant below `batch_size`, and goes on past the last pair with the average slope.
+    """
     if not pairs:
         return np.zeros(1)
     sizes, seconds = (np.asarray(each, dtype=np.float64) for each in zip(*pairs, strict=True))
     if sizes[0] != 1 or (np.diff(sizes) <= 0).any() or not all(math.isfinite(s) and s > 0 for s in seconds):
         raise ValueError("sizes must ascend from 1, seconds be positive")
     seconds = np.maximum.accumulate(seconds)
-    steep = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
-    wanted = np.arange(1, nodes + 1)
-    filled = np.interp(wanted, sizes, seconds) + np.maximum(wanted - sizes[-1], 0) * steep
-    return np.concatenate([[0.0], filled])
-
-
-def _by_rows(seconds: NDArray[np.float64], batch_size: int) -> NDArray[np.float64]:
-    """Return seconds by rows of all sequences together, from seconds by rows of each; below `batch_size` constant."""
-    each = np.maximum(np.arange(batch_size * (len(seconds) - 1) + 1) / batch_size, min(1.0, len(seconds) - 1))
-    found: NDArray[np.float64] = np.interp(each, np.arange(len(seconds)), seconds)
-    found[0] = 0.0
-    return found
+    slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
+    each = np.arange(batch_size * nodes + 1) / batch_size
+    rows: NDArray[np.float64] = np.interp(each, sizes, seconds) + np.maximum(each - sizes[-1], 0) * slope
+    rows[0] = 0.0
+    return rows

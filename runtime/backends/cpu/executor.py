@@ -21,9 +21,9 @@ from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import ExecutionError, one_line
-from specbuild.runtime.speculation.timing_table import machine
 
 from .kv_cache import KVCache
+from .machine import machine
 from .operators import register
 from .tensors import check_tensors
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, suppress
-from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +30,6 @@ from specbuild.runtime.decoding.round_result import RoundResult
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
-from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
 
 from .paged_admission import PagedAdmission
@@ -83,7 +81,7 @@ class DeviceLoop(Loop):
         linear = Admission(target, proposer, *reuse)
         admission = PagedAdmission(target, proposer, pages, room.needed, *reuse) if pages else linear
         super().__init__(target, proposer, emission, planner, reader, admission, options)
-        self.proposals = Proposals(planner, room, target.buckets, proposer, hosted is not None)
+        self.proposals = Proposals(planner, room, target.buckets, hosted is not None)
         self.resident = ResidentRun(self.rounds, room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -96,7 +94,7 @@ class DeviceLoop(Loop):
                     self.rounds.slots.hold(ended.slot, ended.cached + 1)
                 sequences = [s for s in sequences if not s.finish_reason]
             if resident and not resident.running and sequences and all(s.output for s in sequences):
-                plan = self.proposals.plan(sequences)
+                plan = self.proposals.plan(self.proposer, sequences)
                 resident.launch(plan)
             if resident and resident.running:
                 self._emit(resident.next_results())
@@ -107,7 +105,7 @@ class DeviceLoop(Loop):
 
     def _goes_on(self, resident: ResidentRun, sequences: Seq[Sequence]) -> bool:
         """Return whether the rounds that the device runs are those that these sequences would have next."""
-        return resident.serves(sequences) and resident.goes_on(self.proposals.plan(sequences))
+        return resident.serves(sequences) and resident.goes_on(self.proposals.plan(self.proposer, sequences))
 
     def _run(self, sequences: Seq[Sequence], plan: Plan | None) -> None:
         """Run one ordinary round: sequences without output prefill, others decode."""
@@ -117,7 +115,7 @@ class DeviceLoop(Loop):
             self.rounds.slots.hold(sequence.slot, len(sequence.tokens))
         decoding = [s for s in sequences if s.output]
         if decoding:
-            self._decode(plan or self.proposals.plan(decoding))
+            self._decode(plan or self.proposals.plan(self.proposer, decoding))
         if reading:
             self.reader.run(reading)
 
@@ -201,13 +199,6 @@ class DeviceLoop(Loop):
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
         size = nodes or self.reader.chunk
         return super().logits(tokens, count, size if count == 1 else min(size, self.target.buckets[-1]))
-
-    def sibling(self, looks_up: bool = True) -> DeviceLoop:
-        """See `Loop.sibling`; it shares memory and graphs."""
-        other, proposer = copy(self), Proposer(self.proposer.model, looks_up)
-        other.tally, other.proposer = RunStats(), proposer
-        other.proposals = replace(self.proposals, proposer=proposer)
-        return other
 
     @property
     def _executors(self) -> list[StandardExecutor]:

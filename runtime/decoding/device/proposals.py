@@ -22,24 +22,22 @@ class Proposals:
         planner: Limits what sequences draft.
         room: Room in the caches.
         steps: Node counts that a step may have.
-        proposer: Decides; its model grows trees on the host, those of constrained sequences or all.
-        hosted: Whether it grows all of them.
+        hosted: Whether the host grows all trees, not only those of constrained sequences.
     """
 
     planner: Planner
     room: Room
     steps: Seq[int]
-    proposer: Proposer
     hosted: bool
 
-    def plan(self, sequences: Seq[Sequence]) -> list[tuple[Sequence, Proposal]]:
+    def plan(self, proposer: Proposer, sequences: Seq[Sequence]) -> list[tuple[Sequence, Proposal]]:
         """Return what each sequence drafts; trees that the host grows are grown."""
         drafting = self.planner.drafting(sequences)
         shapes = [s.shape for s in drafting if s.shape]
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
         roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
-        plan = self.proposer.plan(roomy, len(sequences), self.planner.now)
-        self.proposer.grow(plan, self._trees(plan, shapes))
+        plan = proposer.plan(roomy, len(sequences), self.planner.now)
+        proposer.grow(plan, self._trees(plan, shapes))
         proposals = {s.slot: proposal for s, proposal in zip(roomy, plan.proposals, strict=True)}
         return [(s, proposals.get(s.slot) or Proposal(Tree([s.tokens[-1]]))) for s in sequences]
 

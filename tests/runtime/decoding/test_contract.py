@@ -249,7 +249,7 @@ def test_prompts_are_read_from_where_a_cache_has_them(make, folder, tree, name):
     check_plain(folder, done, name)
     if tree == "chain:4":  # a perfect draft, that has the rows it needs
         assert all(told(s).mean_acceptance_length > 3.5 for s in done if not s.params.temperature)
-    assert sum(made.loop.cached_tokens()) > 100
+    assert sum(made.loop.admission.cached_tokens()) > 100
     (other,) = run(made.loop, [request_of(prompt_of(3, 30), speculation=tree, cache_salt="another")])
     assert other.metrics.num_cached_tokens == 0
 
@@ -258,7 +258,7 @@ def test_no_prefix_is_kept_where_none_is_wanted(make):
     loop = make(1, ALONE, options=LoopOptions(prefix_caching=False)).loop
     done = [run(loop, [request_of(prompt_of(3, 9), speculation="off")])[0] for _ in range(2)]
     assert [s.metrics.num_cached_tokens for s in done] == [0, 0]
-    assert loop.cached_tokens() == (0,)
+    assert loop.admission.cached_tokens() == (0,)
 
 
 @pytest.mark.nightly(only=("host-1.0-alone", "device-0.0-alone", "resident-1.0-alone", "resident-0.0-draft"))
@@ -352,7 +352,7 @@ def test_a_sibling_takes_turns_with_its_loop(make, folder):
         emitted[turn] += sum(len(s.output) for s in done)
         assert [loop.stats.emitted for loop in loops] == emitted
     assert made.loop.cache_bytes == made.target.cache_bytes + made.loop.draft_executor.cache_bytes
-    assert made.loop.page_tokens is None
+    assert made.loop.admission.page_tokens is None
 
 
 def test_a_fresh_drafter_knows_of_no_text(make):
@@ -360,14 +360,14 @@ def test_a_fresh_drafter_knows_of_no_text(make):
     run(made.loop, [request_of(prompt_of(0, 6), speculation="chain:3")])
     trees = []
     for _ in range(2):
-        fresh = made.loop.fresh_drafter()
+        fresh = made.loop.proposer.model.again()
         assert (fresh.executor, fresh.cached) == (made.loop.draft_executor, [0])
         (sequence,) = enter([request_of(prompt_of(0, 6), speculation="chain:3")])
         sequence.cached = 5
         trees += [growth.tree() for growth in growths(fresh, sequence)]
     assert trees[0] == trees[1]
     assert len(trees[0]) == 4
-    assert make(1, ALONE).loop.fresh_drafter() is None
+    assert make(1, ALONE).loop.proposer.model is None
 
 
 def test_logits_for_measuring(make):

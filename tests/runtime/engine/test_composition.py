@@ -8,12 +8,13 @@ import pytest
 from made_up_chances import LARGE, record_of
 
 from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
+from specbuild.runtime.backends.cpu.machine import machine
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.engine.composition import cpu_loop
 from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
-from specbuild.runtime.speculation.timing_table import FILE, machine
+from specbuild.runtime.speculation.timing_table import FILE
 
 
 @pytest.fixture(scope="module")

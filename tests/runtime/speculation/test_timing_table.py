@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbuild.runtime.backends.cpu.machine import machine, processor
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timing_table import TimingTable, machine, processor
+from specbuild.runtime.speculation.timing_table import TimingTable
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}

@@ -95,7 +95,7 @@ def loops(host, tmp_path_factory):
         else:
             drafter = PardDrafter(draft, BUCKETS[-1], MASK)
         loop = DeviceLoop(target, None, HostQueue(host, device), frozenset(), False, drafter, ahead=ahead)
-        proposer, seen = loop.proposals.proposer, list[tuple[Sequence, list[int], Tree]]()
+        proposer, seen = loop.proposer, list[tuple[Sequence, list[int], Tree]]()
         grow = proposer.grow
 
         def noted(plan):
@@ -133,7 +133,7 @@ def chain_of(kind):
 
 def truth(loop, expected):
     """Let every other tree be what will be emitted, so that long paths are accepted."""
-    proposer = loop.proposals.proposer
+    proposer = loop.proposer
     grow, rounds = proposer.grow, [0]
 
     def told(plan):

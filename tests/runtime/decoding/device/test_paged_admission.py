@@ -245,7 +245,7 @@ def test_a_queue_in_turn(host):
 
 def test_what_never_fits_is_refused(host):
     paged = Paged(host, 2, 4)
-    assert paged.loop.page_tokens == 64
+    assert paged.loop.admission.page_tokens == 64
     paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=6))
     with pytest.raises(OptionError, match=r"the text may take 66 rows, the caches have 64: ask for fewer with max"):
         paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=8))
