@@ -17,20 +17,25 @@ class _State(NamedTuple):
 
     decodes: bool
     emitted: int
-    read: int
+    prefilled: int
     drafts: int
     drafted: int
 
     @classmethod
     def of(cls, sequence: Sequence) -> _State:
         """Return a sequence's present state."""
-        stats, metrics = sequence.metrics.speculative_decoding, sequence.metrics
-        read = sequence.cached - metrics.num_cached_tokens
-        return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, stats.num_draft_tokens)
+        stats, prefilled = sequence.metrics.speculative_decoding, sequence.cached - sequence.metrics.num_cached_tokens
+        return cls(sequence.decodes, len(sequence.output), prefilled, stats.num_spec_steps, stats.num_draft_tokens)
 
-    def rows_since(self, before: _State) -> int:
-        """Return its rows in a round's step: prompt tokens, or the last token and drafted ones."""
-        return 1 + self.drafted - before.drafted if before.decodes else max(self.read - before.read, 1)
+    def since(self, before: _State) -> _State:
+        """Return what was added; one that drafted did decode, even if it entered with a cached prompt."""
+        added = [now - then for now, then in zip(self, before, strict=True)]
+        return _State(before.decodes or added[3] > 0, *added[1:])
+
+    @property
+    def rows(self) -> int:
+        """Rows in a round's step, of what was added: the last token and drafted ones, or prompt tokens."""
+        return 1 + self.drafted if self.decodes else max(self.prefilled, 1)
 
 
 class account:  # noqa: N801  (lower case reads better after `with`; a generator would cost more in every round)
@@ -49,31 +54,26 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
         if error is not None:
             return
         total, draft, verify = (now - then for now, then in zip(_clock(self._loop), self._before, strict=True))
-        emitted = sum(len(s.output) - was.emitted for s, was in zip(self._sequences, self._states, strict=True))
+        parts = [_State.of(s).since(was) for s, was in zip(self._sequences, self._states, strict=True)]
+        emitted = sum(part.emitted for part in parts)
         self._loop.tally.add(rounds=1, emitted=emitted, total=total, draft=draft, verify=verify)
-        self._bill(total)
+        self._bill(total, parts)
 
-    def _bill(self, total: float) -> None:
+    def _bill(self, total: float, parts: Seq[_State]) -> None:
         """Divide the round's seconds among the sequences by their rows, and add what plain decoding would have taken.
 
         A round without drafts, and prefill, take the same in plain decoding. In a round where others prefill, one row
         of a sequence is a plain token, and each further token that it emitted would have been a round of its own.
         """
-        states = [_State.of(s) for s in self._sequences]
-        # One that drafted did decode, even if it entered in this round with a cached prompt.
-        before = [
-            was._replace(decodes=True) if now.drafts > was.drafts else was
-            for was, now in zip(self._states, states, strict=True)
-        ]
-        rows = [now.rows_since(was) for was, now in zip(before, states, strict=True)]
-        second, decoding = total / max(sum(rows), 1), sum(was.decodes for was in before)
-        drafts = any(now.drafts > was.drafts for was, now in zip(before, states, strict=True))
+        second, decoding = total / max(sum(part.rows for part in parts), 1), sum(part.decodes for part in parts)
+        drafts = any(part.drafts for part in parts)
         token = self._plain(decoding) / decoding if drafts else 0.0
-        for own, sequence, was, now in zip(rows, self._sequences, before, states, strict=True):
-            emitted, plain = now.emitted - was.emitted, second * own
-            if drafts and was.decodes:
-                plain = emitted * token if decoding == len(states) else second + max(emitted - 1, 0) * token
-            sequence.metrics.bill(second * own, plain)
+        for sequence, part in zip(self._sequences, parts, strict=True):
+            plain = busy = second * part.rows
+            if drafts and part.decodes:
+                all_decode = decoding == len(parts)
+                plain = part.emitted * token if all_decode else second + max(part.emitted - 1, 0) * token
+            sequence.metrics.bill(busy, plain)
 
     def _plain(self, decoding: int) -> float:
         """Return the seconds of a round of so many sequences without drafts; NaN without a timing table."""

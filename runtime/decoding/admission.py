@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from specbuild.runtime.backends.executor import Executor, share_rows
-from specbuild.runtime.drafting.proposer import Proposer
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 
 
@@ -17,19 +17,19 @@ class Admission:
     page_tokens: int | None = None  # tokens that all pages hold together; None: each slot has rows of its own
 
     def __init__(
-        self, target: Executor, proposer: Proposer, prefix_caching: bool = True, generated: bool = True
+        self, target: Executor, drafter: ModelDrafter | None, prefix_caching: bool = True, generated: bool = True
     ) -> None:
         """Start with empty slots.
 
         Args:
             target: Executor whose slots are assigned.
-            proposer: Holds the draft's cache, which has the same slots.
+            drafter: Holds the draft's cache, which has the same slots; None: no model drafts.
             prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
             generated: Whether it also reuses rows of decoded tokens, whose bits may differ from those of prefilled
                 ones.
         """
         self._generated = generated
-        self._target, self._proposer, self._prefix_caching = target, proposer, prefix_caching
+        self._target, self._drafter, self._prefix_caching = target, drafter, prefix_caching
         self._last: list[Sequence | None] = [None] * target.batch_size  # the last sequence of each slot
 
     def check(self, sequence: Sequence) -> None:
@@ -61,7 +61,8 @@ class Admission:
     def _admit(self, sequence: Sequence, slot: int, source: int, rows: int) -> None:
         """Give a slot to a sequence whose text begins with the first `rows` rows of slot `source`."""
         share_rows(self._target, slot, source, rows)
-        self._proposer.keep(slot, source, rows)
+        if self._drafter:
+            self._drafter.keep(slot, source, rows)
         self._last[slot] = sequence
         sequence.enter(rows)
 
@@ -90,8 +91,8 @@ class Admission:
     def _erase(self, slot: int) -> None:
         """Erase a slot in both caches, so that nothing a failed sequence wrote reaches the next one."""
         self._target.erase(slot)  # first: the target's stream moves rows of both caches
-        if draft := self._proposer.executor:
-            draft.erase(slot)
+        if self._drafter:
+            self._drafter.executor.erase(slot)
 
     def borrow(self, slot: int, rows: int) -> None:
         """Reserve a free slot for a text of `rows` tokens that belongs to no sequence, until it is released."""
@@ -100,7 +101,8 @@ class Admission:
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         self._target.commit(slot, (), self.kept(slot))
-        self._proposer.release(slot)
+        if self._drafter:
+            self._drafter.release(slot)
 
     def kept(self, slot: int) -> int:
         """Return how many rows of a slot's cache later sequences may reuse."""

@@ -50,7 +50,7 @@ class HostLoop(Loop):
         self._options, emission, proposer = options, Emission(eos), proposer or Proposer(looks_up=False)
         max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         reader = Reader(target, emission, chunk, options.lone_chunk)
-        admission = Admission(target, proposer, options.prefix_caching)
+        admission = Admission(target, proposer.model, options.prefix_caching)
         super().__init__(target, proposer, emission, Planner(options.limits, max_nodes), reader, admission, options)
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -113,4 +113,5 @@ class HostLoop(Loop):
     def close(self) -> None:
         """See `Loop.close`."""
         self.target.close()
-        self.proposer.close()
+        if self.draft_executor:
+            self.draft_executor.close()

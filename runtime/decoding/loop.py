@@ -113,7 +113,7 @@ class Loop(ABC):
     @property
     def draft_executor(self) -> Executor | None:
         """The draft's executor; None if no model drafts."""
-        return self.proposer.executor
+        return self.proposer.model.executor if self.proposer.model else None
 
     @property
     def notes(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,8 @@ class EagleDrafter(ModelDrafter):
     def _level(self, draft: Draft) -> StepInput:
         step_input, growth = super()._level(draft), draft.growth
         above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the last committed row
-        step_input.hidden = self.executor.hidden(draft.sequence.slot)[step_input.committed + np.array(above)]
-        return step_input
+        hidden = self.executor.hidden(step_input.slot)[step_input.committed + np.array(above)]
+        return replace(step_input, hidden=hidden)
 
     def commit(self, slot: int, growth: Growth, path: Seq[int]) -> None:
         """Forget the drafted rows, which are recomputed; see the class."""

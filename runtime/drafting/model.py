@@ -164,10 +164,6 @@ class ModelDrafter:
         """Note that a slot's sequence has ended."""
         self.executor.commit(slot, (), self.cached[slot])
 
-    def close(self) -> None:
-        """Free the draft model."""
-        self.executor.close()
-
 
 def spread(logits: NDArray[np.float32], tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
     """Return logits `[n, columns]` by token, `[n, V]`; −inf for tokens without a column."""

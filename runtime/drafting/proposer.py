@@ -6,11 +6,10 @@ request leaves speculation to its controller, all sequences of a round are decid
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.prediction import CERTAIN
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH
@@ -37,12 +36,12 @@ class Plan:
     """
 
     sequences: Seq[Sequence]
-    proposals: list[Proposal]
+    proposals: Seq[Proposal]
     round: Round | None
 
 
 class Proposer:
-    """Drafts from texts, and with a model if there is one; holds the draft's cache."""
+    """Drafts from texts, and with a model if there is one."""
 
     def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True) -> None:
         """Make a proposer.
@@ -53,16 +52,9 @@ class Proposer:
         """
         self.model, self.looks_up = model, looks_up
 
-    @property
-    def executor(self) -> Executor | None:
-        """The executor of the draft model; None if no model drafts on the host."""
-        return self.model.executor if self.model else None
-
     def propose(self, sequences: Seq[Sequence], step: int = 0, limits: Limits = NO_LIMITS) -> list[Proposal]:
         """Return a proposal for each sequence; see `plan`."""
-        plan = self.plan(sequences, step, limits)
-        self.grow(plan, range(len(sequences)))
-        return plan.proposals
+        return self.grow(self.plan(sequences, step, limits), range(len(sequences)))
 
     def plan(self, sequences: Seq[Sequence], step: int = 0, limits: Limits = NO_LIMITS) -> Plan:
         """Decide what each sequence drafts.
@@ -84,51 +76,41 @@ class Proposer:
         controllers = [controller for controller, _ in candidates.values()]
         sampled = any(controller.sampled for controller in controllers)
         cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
-        decided = Round(candidates, cost, limits)
-        for index, decision in decided.decisions.items():
-            proposals[index] = self._decided(sequences[index], proposals[index], decision)
-        return Plan(sequences, proposals, decided)
+        round_ = Round(candidates, cost, limits)
+        for index, decision in round_.decisions.items():
+            proposals[index] = self._decide(sequences[index], proposals[index], decision)
+        return Plan(sequences, proposals, round_)
 
-    def grow(self, plan: Plan, indices: Collection[int]) -> None:
-        """Grow the trees of some of a plan's sequences on the host, and cut them to what is worth verifying."""
-        shapes = {index: shape for index in indices if (shape := plan.proposals[index].shape)}
+    def grow(self, plan: Plan, indices: Iterable[int]) -> list[Proposal]:
+        """Return a plan's proposals; trees of the sequences at `indices` are grown, and cut to what is worth verifying.
+
+        Args:
+            plan: The plan.
+            indices: The sequences whose trees grow on the host.
+        """
+        proposals, decisions = [*plan.proposals], plan.round.decisions if plan.round else ()
+        shapes = {index: shape for index in indices if (shape := proposals[index].shape)}
         if not (self.model and shapes):
-            return
-        drafts, decided = dict[int, Draft](), plan.round.decisions if plan.round else ()
+            return proposals
+        drafts = dict[int, Draft]()
         for index, shape in shapes.items():
-            sequence, root, rule = plan.sequences[index], plan.proposals[index].tree, None
-            if plan.round and index in decided and sequence.budget:
+            sequence, rule = plan.sequences[index], None
+            if plan.round and index in decisions and sequence.budget:
                 shape = shape.within(sequence.budget.nodes) or ONE
                 rule = plan.round.rule(index, len(shapes))
-            drafts[index] = Draft(sequence, Growth(shape, root, rule))
+            drafts[index] = Draft(sequence, Growth(shape, proposals[index].tree, rule))
         self.model.grow([*drafts.values()])
-        counts = plan.round.cut({i: drafts[i].growth for i in drafts if i in decided}) if plan.round else {}
+        counts = plan.round.cut({i: drafts[i].growth for i in drafts if i in decisions}) if plan.round else {}
         for index, draft in drafts.items():
             tree, growth = draft.growth.tree(counts.get(index)), draft.growth
-            chances = growth.chances() if index in decided else ()
-            plan.proposals[index] = replace(
-                plan.proposals[index], tree=tree, chances=chances, shape=None, growth=growth
-            )
+            chances = growth.chances() if growth.rule else ()
+            proposals[index] = replace(proposals[index], tree=tree, chances=chances, shape=None, growth=growth)
+        return proposals
 
     def commit(self, sequence: Sequence, proposal: Proposal, path: Seq[int]) -> None:
         """Note the accepted nodes of a tree; `path`: the nodes, the root first."""
         if self.model and proposal.growth:
             self.model.commit(sequence.slot, proposal.growth, path)
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `ModelDrafter.keep`."""
-        if self.model:
-            self.model.keep(slot, source, rows)
-
-    def release(self, slot: int) -> None:
-        """See `ModelDrafter.release`."""
-        if self.model:
-            self.model.release(slot)
-
-    def close(self) -> None:
-        """Free the draft model."""
-        if self.model:
-            self.model.close()
 
     def _undecided(self, sequence: Sequence) -> Proposal:
         """Return the root with how its text goes on, if its controller decides; else what the sequence drafts.
@@ -170,7 +152,7 @@ class Proposer:
         first = list(best.tokens[:1])
         return best if legal(sequence, first, 1) == first else NO_CONTINUATION
 
-    def _decided(self, sequence: Sequence, proposal: Proposal, decision: Decision) -> Proposal:
+    def _decide(self, sequence: Sequence, proposal: Proposal, decision: Decision) -> Proposal:
         """Return a decided proposal: the root alone, a continuation, or the shape of the tree to grow."""
         text, controller, budget = proposal.continuation, sequence.controller, sequence.budget
         assert text

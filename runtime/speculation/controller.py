@@ -44,7 +44,7 @@ class SequenceController:
         chances = self.chances.continuation(continuation.matched, min(nodes, len(continuation.tokens)))
         path = self.session.drafters[continuation.drafter].path(chances)
         trees = self._trees(self.session.drafters["levels"].ratio, min(nodes, shape.depth))
-        return Candidate(path, trees, nodes, shape.width > 1, backlog, continuation.drafter)
+        return Candidate(path, trees, nodes, shape.width, backlog, continuation.drafter)
 
     def optimistic(self, candidate: Candidate) -> Candidate:
         """Return what a candidate would be if the model did better than calibrated, and the text did not go on."""

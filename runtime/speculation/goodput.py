@@ -29,7 +29,7 @@ class Candidate:
         path: Chance that each token of its text's continuation is accepted, with all before it.
         trees: Accepted tokens of the draft model's trees, by their levels, from 0; `[0]` without a model.
         nodes: Maximum nodes.
-        branches: Whether trees have side branches.
+        width: Maximum nodes of a tree's level.
         backlog: Tokens of its text that the draft model has not read.
         drafter: Where the continuation comes from.
     """
@@ -37,21 +37,21 @@ class Candidate:
     path: Sequence[float]
     trees: Sequence[float] = (0.0,)
     nodes: int = 0
-    branches: bool = True
+    width: int = NODES_A_LEVEL
     backlog: int = 0
     drafter: TextDrafter = "lookup"
 
     def size(self, levels: int) -> int:
         """Return how many nodes of a tree of so many levels are verified, about."""
-        return min((NODES_A_LEVEL if self.branches else 1) * levels, self.nodes)
+        return min(min(self.width, NODES_A_LEVEL) * levels, self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """A round's drafted nodes and levels of the model's tree, by candidate, and its expected tokens and seconds."""
 
-    nodes: tuple[int, ...]
-    levels: tuple[int, ...]
+    nodes: Sequence[int]
+    levels: Sequence[int]
     tokens: float
     seconds: float
 
@@ -63,7 +63,7 @@ class Allocation:
 
 def plain(candidates: Sequence[Candidate], cost: RoundCost) -> Allocation:
     """Return the round in which nothing is drafted."""
-    nothing = (0,) * len(candidates)
+    nothing = [0] * len(candidates)
     return Allocation(nothing, nothing, cost.sequences, cost.plain)
 
 
@@ -91,7 +91,7 @@ def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Al
     if not any(nodes):
         return nothing
     tokens = nothing.tokens + sum(sum(path[:count]) for path, count in zip(paths, nodes, strict=True))
-    return Allocation(tuple(nodes), nothing.levels, tokens, cost.verify(sum(nodes), max(nodes)))
+    return Allocation(nodes, nothing.levels, tokens, cost.verify(sum(nodes), max(nodes)))
 
 
 def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate: float, cost: RoundCost) -> Allocation:
@@ -106,7 +106,7 @@ def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate
         tokens += accepted
     backlogs = [each.backlog for each, depth in zip(candidates, depths, strict=True) if depth]
     seconds = cost.verify(sum(nodes), max(nodes)) + cost.draft(max(depths), backlogs)
-    return Allocation(tuple(nodes), tuple(depths), tokens, seconds)
+    return Allocation(nodes, depths, tokens, seconds)
 
 
 def cut(

@@ -75,12 +75,12 @@ class DeviceLoop(Loop):
         self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
         grower = self.rounds.grower
-        proposer = Proposer(hosted or (grower.drafter() if grower else None), looks_up)
-        room = Room(target, proposer.executor)  # type: ignore[arg-type]  # it is on this device
+        model = hosted or (grower.drafter() if grower else None)
+        room = Room(target, model.executor if model else None)  # type: ignore[arg-type]  # it is on this device
         reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
-        linear = Admission(target, proposer, *reuse)
-        admission = PagedAdmission(target, proposer, pages, room.needed, *reuse) if pages else linear
-        super().__init__(target, proposer, emission, planner, reader, admission, options)
+        linear = Admission(target, model, *reuse)
+        admission = PagedAdmission(target, model, pages, room.needed, *reuse) if pages else linear
+        super().__init__(target, Proposer(model, looks_up), emission, planner, reader, admission, options)
         self.proposals = Proposals(planner, room, target.buckets, hosted is not None)
         self.resident = ResidentRun(self.rounds, room, ahead, hosted is not None) if ahead else None
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from specbuild.runtime.backends.gpu.device import Pages
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.decoding.admission import Admission
-from specbuild.runtime.drafting.proposer import Proposer
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -23,7 +23,7 @@ class PagedAdmission(Admission):
     def __init__(
         self,
         target: StandardExecutor,
-        proposer: Proposer,
+        drafter: ModelDrafter | None,
         pages: Pages,
         needed: Callable[[Sequence], int],
         prefix_caching: bool = True,
@@ -33,13 +33,13 @@ class PagedAdmission(Admission):
 
         Args:
             target: Executor whose slots are assigned.
-            proposer: Holds the draft's cache, which has the same slots.
+            drafter: Holds the draft's cache, which has the same slots; None: no model drafts.
             pages: Pages of both caches.
             needed: Returns how many rows a sequence may ever write.
             prefix_caching: See `Admission`.
             generated: See `Admission`.
         """
-        super().__init__(target, proposer, prefix_caching, generated)
+        super().__init__(target, drafter, prefix_caching, generated)
         self._paged, self._pages, self._needed = target, pages, needed
         self.page_tokens = pages.count * pages.rows
 
@@ -72,7 +72,7 @@ class PagedAdmission(Admission):
         if not self._pages.stale:
             return
         self._paged.wait()
-        if isinstance(draft := self._proposer.executor, StandardExecutor):
+        if self._drafter and isinstance(draft := self._drafter.executor, StandardExecutor):
             draft.wait()
         for page in (page for slot in slots for page in self._pages.spoiled(slot)):
             self._erase(page)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from specbuild.runtime.decoding.planner import Planner
-from specbuild.runtime.drafting.proposer import ONE, Plan, Proposer
+from specbuild.runtime.drafting.proposer import ONE, Proposer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.proposal import PLAIN, Proposal
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -37,26 +37,27 @@ class Proposals:
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
         roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
         plan = proposer.plan(roomy, len(sequences), self.planner.now)
-        proposer.grow(plan, self._trees(plan, shapes))
-        proposals = {s.slot: proposal for s, proposal in zip(roomy, plan.proposals, strict=True)}
+        plan = replace(plan, proposals=[self._fit(*each, shapes) for each in zip(roomy, plan.proposals, strict=True)])
+        drafts = proposer.grow(plan, [index for index, sequence in enumerate(roomy) if self._on_host(sequence)])
+        proposals = {s.slot: proposal for s, proposal in zip(roomy, drafts, strict=True)}
         return [(s, proposals.get(s.slot) or Proposal(Tree([s.tokens[-1]]))) for s in sequences]
 
-    def _trees(self, plan: Plan, shapes: Seq[TreeSpec]) -> list[int]:
-        """Fit a plan's trees to the device and the room, and return the indices of those that the host grows."""
-        indices = list[int]()
-        for index, (sequence, proposal) in enumerate(zip(plan.sequences, plan.proposals, strict=True)):
-            if not (shape := proposal.shape):
-                continue
-            on_host = self.hosted or sequence.sampler.matcher is not None
-            spec = shape if on_host else self._device_shape(proposal, shape)
-            if not self.room.fits(sequence, spec, shapes):
-                plan.proposals[index] = replace(proposal, shape=None, decision=proposal.decision and PLAIN)
-            elif on_host:
-                indices.append(index)
-            else:
-                chances = sequence.controller.chances.below(spec.depth) if sequence.controller else []
-                plan.proposals[index] = replace(proposal, shape=spec, chances=[*chances, 0.0])
-        return indices
+    def _on_host(self, sequence: Sequence) -> bool:
+        """Return whether the host grows a sequence's trees."""
+        return self.hosted or sequence.sampler.matcher is not None
+
+    def _fit(self, sequence: Sequence, proposal: Proposal, shapes: Seq[TreeSpec]) -> Proposal:
+        """Return a proposal whose tree has room, in the shape in which the device grows it unless the host does."""
+        if not proposal.shape:
+            return proposal
+        on_host = self._on_host(sequence)
+        shape = proposal.shape if on_host else self._device_shape(proposal, proposal.shape)
+        if not self.room.fits(sequence, shape, shapes):
+            return replace(proposal, shape=None, decision=proposal.decision and PLAIN)
+        if on_host:
+            return proposal
+        chances = sequence.controller.chances.below(shape.depth) if sequence.controller else []
+        return replace(proposal, shape=shape, chances=[*chances, 0.0])
 
     def _device_shape(self, proposal: Proposal, shape: TreeSpec) -> TreeSpec:
         """Return the shape of a tree that the device grows: as deep as decided, with all nodes of its step."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from specbuild.runtime.errors import SpecbuildError, one_line
 from specbuild.runtime.requests.sequence import Sequence
 
-from .launches import launch
 from .rounds import Rounds
 
 HEAD = 3  # numbers of an entry before the emitted tokens: how many there are, the fault, and the tree's nodes
@@ -76,12 +75,10 @@ class Ring:
 
     def publish(self, nodes: int, handle: int) -> None:
         """Enqueue a round's entry and, if `handle` is not 0, whether the loop ends."""
-        block = self._rounds.blocks[nodes]
-        launch(
-            self._rounds.kernels,
+        at = self._rounds.blocks[nodes].at
+        self._rounds.launch(
             "publish",
-            self._rounds.target.stream,
-            **{name: block.at[name] for name in ("length", "fault", "counts", "emitted")},
+            **{name: at[name] for name in ("length", "fault", "counts", "emitted")},
             ring=self._memory.ctypes.data,
             published=self.published.ctypes.data,
             stop=self._stop.ctypes.data,
@@ -91,6 +88,5 @@ class Ring:
             handle=handle,
             most=self.ahead,
             rounds=self.ahead,
-            batch=self._rounds.target.batch_size,
             nodes=nodes,
         )

@@ -11,12 +11,12 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.step_tensors import slot_parts
-from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
+from specbuild.runtime.backends.kernels.abi import Cache, Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.round_result import RoundResult
 
 from .graphs import Graphs
-from .launches import enqueue_tree_inputs, launch
+from .launches import Launcher
 from .memory import Block
 from .slots import Plan, ProcessorFlags, Slots
 from .tree_grower import TreeGrower
@@ -39,18 +39,14 @@ class Rounds:
         Raises:
             BundleError: If the draft has no step of two nodes.
         """
-        self.target, self.kernels, self._trunk = target, kernels, trunk
-        batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.buckets[-1], MAX_NODES)
-        self.slots = Slots(self.device, batch, vocab)
+        self.target, self.launch, self._trunk = target, Launcher(kernels, target), trunk
+        batch, max_nodes, empty = target.batch_size, min(target.buckets[-1], MAX_NODES), self.device.empty
+        self.slots = Slots(self.device, batch, target.spec.vocab_size)
         self.grower = TreeGrower(draft, kernels, self.slots, max_nodes) if draft else None
-        self.graphs, empty = Graphs(target), self.device.empty
+        self.graphs = Graphs(target)
         self.blocks = {nodes: _block(target, nodes) for nodes in target.buckets}  # by nodes of the step
-        largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
-        self._choice = {
-            "choices": empty((batch, max_nodes), np.int32),
-            "tickets": empty((batch, max_nodes), np.uint32),
-            "workspace": empty((kernels.workspace(largest),), np.uint8),
-        }
+        self._choices, self._tickets = (empty((batch, max_nodes), dtype) for dtype in (np.int32, np.uint32))
+        self._workspace = self.launch.workspace(max_nodes, 1)
         self._commit_state = {"kept": empty((2, batch), np.int32), "ticket": empty((1,), np.uint32)}
         self._draft_len = empty((batch,), np.int32)  # never read: the host tracks how many rows the draft has at least
         self._layers = [_layer_addresses(executor) for executor in self.executors]
@@ -105,42 +101,49 @@ class Rounds:
 
     def advance(self, nodes: int, flags: ProcessorFlags) -> None:
         """Enqueue a target step over all trees, the walk along the target's choices, and the commit in both caches."""
-        target, model, stream, slots = self.target, self.target.model, self.target.stream, self.slots.at
-        block = self.blocks[nodes]
-        at, size = block.at, {"batch": target.batch_size, "nodes": nodes}
-        tree = {"parents": at["parents"], "counts": at["counts"], "fault": at["fault"]}
+        model, slots, at, vocab = self.target.model, self.slots, self.blocks[nodes].at, self.target.spec.vocab_size
+        tree = {name: at[name] for name in ("parents", "counts", "fault")}
         with nvtx.range("verify"):
-            self.device.copy(model.tensors.tokens, at["tokens"], stream)
-            enqueue_tree_inputs(self.kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
-            model.enqueue(nodes, stream)
+            self.device.copy(model.tensors.tokens, at["tokens"], self.target.stream)
+            self.launch.tree_inputs(slots.at["cache_len"], nodes, tree_nodes=nodes, **tree)
+            model.enqueue(nodes, self.target.stream)
         with nvtx.range("accept"):
-            self._walk(block, size, tree, flags)
+            self.launch(
+                "choose_tokens",
+                **tree,
+                **slots.choice_fields(flags),
+                tokens=at["tokens"],
+                logits=model.tensors.logits,
+                masks=slots.masks(flags, nodes),
+                choices=self._choices,
+                tickets=self._tickets,
+                workspace=self._workspace,
+                nodes=nodes,
+                tree_nodes=nodes,
+                stride=vocab,
+                best=1,
+                dtype=Dtype.F32,
+            )
+            self.launch(
+                "walk_tree",
+                **tree,
+                **{name: at[name] for name in ("tokens", "path", "length", "emitted")},
+                roots=slots.at["roots"],
+                pair=slots.at["pair"],
+                choices=self._choices,
+                history=slots.history(flags),
+                nodes=nodes,
+                vocab=vocab,
+                trunk=int(self._trunk),
+            )
         with nvtx.range("commit"):
-            accepted: dict[str, Any] = {name: at[name] for name in ("path", "length", "fault")}
-            state: dict[str, Any] = {"caches": self._caches(block), **self._commit_state}
-            launch(self.kernels, "commit_path", stream, **size, **accepted, **state)
+            path = {name: at[name] for name in ("path", "length", "fault")}
+            self.launch("commit_path", **path, **self._commit_state, caches=self._caches(at["node_rows"]), nodes=nodes)
 
-    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], flags: ProcessorFlags) -> None:
-        """Enqueue the target's choices at all nodes and the walk along them."""
-        target, stream, slots, at, nodes = self.target, self.target.stream, self.slots.at, block.at, size["nodes"]
-        vocab = target.spec.vocab_size
-        fields: dict[str, Any] = {
-            "logits": target.model.tensors.logits,
-            "tokens": at["tokens"],
-            "best": 1,
-            "dtype": Dtype.F32,
-        }
-        fields |= {"masks": self.slots.masks(flags, nodes), "tree_nodes": nodes, "stride": vocab, **self._choice}
-        launch(self.kernels, "choose_tokens", stream, **self.slots.choice_fields(flags), **size, **tree, **fields)
-        out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
-        out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choice["choices"]}
-        history = {"history": self.slots.history(flags), "vocab": vocab, "trunk": int(self._trunk)}
-        launch(self.kernels, "walk_tree", stream, **size, **tree, **out, **history)
-
-    def _caches(self, block: Block) -> Any:
+    def _caches(self, draft_rows: Tensor) -> Any:
         """Return both caches for the commit, which advances the target's length; both count rows from it."""
         base, pages = self.slots.at["cache_len"].address, self.target.model.pages
-        lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
+        lengths, rows = (base, self._draft_len.address), (None, draft_rows.address)
         paged: dict[str, Any] = {"page_table": pages.tensor.address, "page_rows": pages.rows} if pages else {}
         caches = [
             Cache(

@@ -14,9 +14,9 @@ import numpy as np
 
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import StepInput
-from specbuild.runtime.backends.gpu.device import MAX_NODES
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import Choose, Dtype
+from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError
@@ -24,7 +24,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
 
 from .graphs import Graphs
-from .launches import enqueue_tree_inputs, launch
+from .launches import Launcher
 from .memory import Block
 from .slots import ProcessorFlags, Slots
 
@@ -46,15 +46,10 @@ class Extent:
     @classmethod
     def of(cls, specs: Seq[TreeSpec], executor: StandardExecutor, nodes: int) -> Extent:
         """Return the extent of trees of these shapes, which are verified `nodes` at a time."""
-        frontiers = executor.bucket(max(spec.expand for spec in specs))
-        return cls(
-            levels=max(spec.depth for spec in specs),
-            branch=max(spec.branch for spec in specs),
-            frontiers=frontiers,
-            pool=1 + max(spec.width * spec.depth for spec in specs),
-            rows=max(frontiers, *(spec.expand * (spec.depth - 1) for spec in specs)),
-            nodes=nodes,
-        )
+        levels, branch, expand = (max(getattr(s, name) for s in specs) for name in ("depth", "branch", "expand"))
+        frontiers, pool = executor.bucket(expand), 1 + max(spec.width * spec.depth for spec in specs)
+        rows = max(frontiers, *(spec.expand * (spec.depth - 1) for spec in specs))
+        return cls(levels, branch, frontiers, pool, rows, nodes)
 
 
 class TreeGrower:
@@ -64,23 +59,22 @@ class TreeGrower:
         """Allocate for trees of at most `max_nodes` nodes, the root included; raises BundleError if no step has two."""
         if _PAIR not in executor.model.buckets:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
-        self.executor, self._kernels, self._slots = executor, kernels, slots
+        self.executor, self._launch, self._slots = executor, Launcher(kernels, executor), slots
         self.graphs = Graphs(executor)
         self.cached = [0] * executor.batch_size  # per slot: tokens whose rows are right; there may be more
-        batch, empty = executor.batch_size, executor.device.empty
-        wide, branch = executor.model.buckets[-1], max_nodes - 1
-        pool = {name: empty((batch, 1 + BEST_DEPTH * branch), np.int32) for name in ("tokens", "parents", "rows")}
-        self._tree = {f"pool_{name}": tensor for name, tensor in pool.items()}
-        self._tree["pool_scores"] = empty((batch, 1 + BEST_DEPTH * branch), np.float64)
-        self._tree |= {name: empty((batch,), np.int32) for name in ("level_counts", "level_offset")}
-        self._tree |= {name: empty((batch, MAX_NODES), np.int32) for name in ("level_parents", "tree_nodes")}
-        self._tree["frontier"] = empty((batch, wide), np.int32)
-        self._tree["choices"] = empty((batch, wide, branch), np.int32)
-        self._tree["scores"] = empty((batch, wide, branch), np.float32)
-        self._tickets = empty((batch, wide), np.uint32)
+        batch, wide, branch = executor.batch_size, executor.model.buckets[-1], max_nodes - 1
+
+        def empty(*shape: int, dtype: type = np.int32) -> Tensor:
+            return executor.device.empty((batch, *shape), dtype)
+
+        pool = 1 + BEST_DEPTH * branch
+        self._tree = {f"pool_{name}": empty(pool) for name in ("tokens", "parents", "rows")}
+        self._tree |= {"pool_scores": empty(pool, dtype=np.float64), "frontier": empty(wide)}
+        self._tree |= {name: empty() for name in ("level_counts", "level_offset")}
+        self._tree |= {name: empty(MAX_NODES) for name in ("level_parents", "tree_nodes")}
+        self._tree |= {"choices": empty(wide, branch), "scores": empty(wide, branch, dtype=np.float32)}
+        self._tickets, self._workspace = empty(wide, dtype=np.uint32), self._launch.workspace(wide, branch)
         self._pair = _chain(executor, _PAIR)
-        largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
-        self._workspace = empty((kernels.workspace(largest),), np.uint8)
 
     def drafter(self) -> ModelDrafter:
         """Return a drafter over the same cache, and the same count of its rows, whose trees the host grows."""
@@ -107,59 +101,47 @@ class TreeGrower:
 
     def grow(self, extent: Extent, flags: ProcessorFlags, block: Block) -> None:
         """Enqueue the root's children, one level after another below them, and the choice of the final tree."""
-        executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
-        tensors = model.tensors
-        fault, levels = block.at["fault"], self._tree
+        model, stream, at = self.executor.model, self.executor.stream, self._slots.at
+        tensors, tree, fault, roots = model.tensors, self._tree, block.at["fault"], at["cache_len"]
         fields = self._fields(extent, block)
         with nvtx.range("draft level"):
-            executor.device.copy(tensors.tokens, slots["pair"], stream)
-            enqueue_tree_inputs(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
+            self.executor.device.copy(tensors.tokens, at["pair"], stream)
+            self._launch.tree_inputs(roots, _PAIR, fault=fault, shift=-1, **self._pair)
             model.enqueue(_PAIR, stream)
-        row = tensors.logits.dtype.itemsize * executor.spec.vocab_size
+        row = tensors.logits.dtype.itemsize * self.executor.spec.vocab_size
         self._choose(extent, flags, fault, nodes=1, logits=tensors.logits.address + row, rows_apart=_PAIR)
-        launch(self._kernels, "grow_level", stream, **fields, first=1)
+        self._launch("grow_level", **fields, first=1)
         for _ in range(extent.levels - 1):
-            below = {"parents": levels["level_parents"], "tree_nodes": extent.rows}
-            below |= {"tree_offset": levels["level_offset"], "counts": levels["level_counts"]}
+            level = {"parents": tree["level_parents"], "tree_nodes": extent.rows, "counts": tree["level_counts"]}
             with nvtx.range("draft level"):
-                enqueue_tree_inputs(
-                    self._kernels, executor, slots["cache_len"], extent.frontiers, fault=fault, shift=1, **below
-                )
+                offset = tree["level_offset"]
+                self._launch.tree_inputs(roots, extent.frontiers, **level, tree_offset=offset, fault=fault, shift=1)
                 model.enqueue(extent.frontiers, stream)
-            choice = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
-            self._choose(extent, flags, fault, nodes=extent.frontiers, logits=tensors.logits, rows_apart=1, **choice)
-            launch(self._kernels, "grow_level", stream, **fields)
-        launch(self._kernels, "finish_tree", stream, **fields)
+            choice = {"row_nodes": tree["frontier"], "counts": tree["level_counts"], "nodes": extent.frontiers}
+            self._choose(extent, flags, fault, **choice, logits=tensors.logits, rows_apart=1)
+            self._launch("grow_level", **fields)
+        self._launch("finish_tree", **fields)
 
     def _fields(self, extent: Extent, block: Block) -> dict[str, Any]:
         """Return `specbuild_grow` without `first`; a level's tokens and positions are the model's own inputs."""
-        model, at = self.executor.model, self._slots.at
+        tensors, at = self.executor.model.tensors, self._slots.at
         return {
             **self._tree,
             "growths": at["growths"],
             "roots": at["roots"],
             "root_position": at["cache_len"],
-            "level_tokens": model.tensors.tokens,
-            "positions": model.tensors.positions,
-            "tree_tokens": block.at["tokens"],
-            "tree_parents": block.at["parents"],
-            "tree_counts": block.at["counts"],
-            "node_rows": block.at["node_rows"],
-            "fault": block.at["fault"],
-            "batch": self.executor.batch_size,
-            "pool": extent.pool,
-            "frontiers": extent.frontiers,
+            "level_tokens": tensors.tokens,
+            "positions": tensors.positions,
+            **{f"tree_{name}": block.at[name] for name in ("tokens", "parents", "counts")},
+            **{name: block.at[name] for name in ("node_rows", "fault")},
+            **{name: getattr(extent, name) for name in ("pool", "frontiers", "rows", "nodes")},
             "best": extent.branch,
-            "rows": extent.rows,
-            "nodes": extent.nodes,
         }
 
-    def _choose(self, extent: Extent, flags: ProcessorFlags, fault: Any, rows_apart: int, **fields: Any) -> None:
+    def _choose(self, extent: Extent, flags: ProcessorFlags, fault: Tensor, rows_apart: int, **fields: Any) -> None:
         """Enqueue the choice of each run node's best children, by the target's own processors and noise."""
-        launch(
-            self._kernels,
+        self._launch(
             "choose_tokens",
-            self.executor.stream,
             **self._slots.choice_fields(flags),
             **fields,
             tokens=self._tree["pool_tokens"],
@@ -170,7 +152,6 @@ class TreeGrower:
             tickets=self._tickets,
             fault=fault,
             stride=rows_apart * self.executor.spec.vocab_size,
-            batch=self.executor.batch_size,
             tree_nodes=extent.pool,
             best=extent.branch,
             dtype=Dtype.F32,

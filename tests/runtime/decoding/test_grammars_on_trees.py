@@ -67,7 +67,7 @@ def test_the_distribution_is_the_model_s_among_what_is_legal(tree, kind):
 class Blind:
     """A proposer that knows what comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
 
-    executor = None
+    model = None
 
     def __init__(self, texts, say, branched):
         self._texts, self._say, self._branched = texts, say, branched
@@ -88,10 +88,8 @@ class Blind:
             trees.append(tree)
         return [Proposal(tree) for tree in trees]
 
-    def nothing(self, *_):
+    def commit(self, *_):
         pass
-
-    commit = keep = release = close = nothing
 
 
 def behind_the_marker(right):

@@ -42,7 +42,6 @@ def test_every_kind_has_its_drafter(make, kind):
     draft, target = (HashExecutor(HashModel(seed)) for seed in (1, 2))
     drafter = drafter_of(make(kind), draft, target, 8)
     assert (type(drafter), drafter.executor) == (KINDS[kind][0], draft)
-    drafter.close()
 
 
 def test_a_mask_is_the_record_s(make):
