@@ -13,10 +13,8 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import machine, parser, save
 from specbuild.runtime import Bundle, Chat, Engine, LoadOptions, SamplingParams
@@ -46,19 +44,19 @@ class Run:
     drafter: DrafterName | None = None
     speculation: str | None = "off"
 
-    def key(self) -> str:
+    def key(self):
         """Return the run's name in the output."""
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
-def runs(threads: Sequence[int], drafts: bool) -> Iterator[Run]:
+def runs(threads, drafts):
     """Yield every run; those with the same threads, which share expected texts, follow each other."""
-    drafters: tuple[DrafterName | None, ...] = (None, "model", "ngram") if drafts else (None,)
+    drafters = (None, "model", "ngram") if drafts else (None,)
     for number, drafter, (size, prefixes, again) in itertools.product(threads, drafters, PLACES):
         yield Run(number, size, prefixes, again, drafter, None)
 
 
-def decode(bundle: Path, prompts: Sequence[Any], run: Run, new_tokens: int) -> tuple[list[Texts], dict[str, int]]:
+def decode(bundle, prompts, run, new_tokens):
     """Return each request's tokens for each repetition, and the sums of the metrics in TOLD."""
     asked = list(itertools.product(TEMPERATURES, range(len(prompts))))
     found, told = [Texts() for _ in asked], dict.fromkeys(TOLD, 0)
@@ -83,7 +81,7 @@ def decode(bundle: Path, prompts: Sequence[Any], run: Run, new_tokens: int) -> t
     return found, told
 
 
-def main() -> int:
+def main():
     """Run what is not yet in the output; return the exit status."""
     asked = parser(__doc__, None)
     asked.add_argument("bundle", type=Path)
@@ -97,11 +95,11 @@ def main() -> int:
     listed = [listed[i * len(listed) // options.num_prompts] for i in range(min(options.num_prompts, len(listed)))]
     if manifest.chat_template:
         listed = [Chat([{"role": "user", "content": each}]) if isinstance(each, str) else each for each in listed]
-    result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
+    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     result |= {"precision": manifest.precision, "bound": manifest.exactness_bound, "prompts": len(listed)}
     result["max_new_tokens"] = options.max_new_tokens
     result["machine"] = machine()
-    expected: dict[int, list[Texts]] = {}
+    expected = {}
     for run in runs(options.threads or [cores(), 1], "draft" in manifest.models):
         if run.key() in result["runs"]:
             continue

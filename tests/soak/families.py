@@ -7,8 +7,6 @@ path, and the bits of plain decoding. Results are saved after each family, and t
 kept. docs/guides/models.md gets the list.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap
@@ -26,7 +24,7 @@ PAGE, BEGIN, END = ROOT / "docs/guides/models.md", "<!-- families -->\n", "<!-- 
 WRONG = "its results differ"
 
 
-def main() -> int:
+def main():
     """Try the families, and write the results and the list."""
     asked = parser(__doc__, None)
     asked.add_argument("families", nargs="*")
@@ -42,14 +40,14 @@ def main() -> int:
     return 0
 
 
-def earlier(path: Path) -> dict[str, str]:
+def earlier(path):
     """The results of this version of transformers that a file has."""
     known = json.loads(path.read_text()) if path.is_file() else {}
-    found: dict[str, str] = known["families"] if known.get("transformers") == transformers.__version__ else {}
+    found = known["families"] if known.get("transformers") == transformers.__version__ else {}
     return found
 
 
-def outcome(model_type: str) -> str:
+def outcome(model_type):
     """Why a family does not build; empty if it does."""
     try:
         check_family(model_type)
@@ -64,13 +62,13 @@ def outcome(model_type: str) -> str:
     return ""
 
 
-def write_list(results: dict[str, str]) -> None:
+def write_list(results):
     """Write the families into the page, between its marks."""
     built = [name for name, reason in results.items() if not reason]
     lines = textwrap.wrap(f"{len(built)} build: " + ", ".join(f"`{name}`" for name in built) + ".", 100)
     refused = {name: reason for name, reason in results.items() if reason}
     lines += ["", "| refused | why |", "| --- | --- |"]
-    by_reason: dict[str, list[str]] = {}
+    by_reason = {}
     for name, reason in refused.items():
         by_reason.setdefault(told(reason), []).append(f"`{name}`")
     lines += [f"| {', '.join(names)} | {reason} |" for reason, names in sorted(by_reason.items())]
@@ -79,7 +77,7 @@ def write_list(results: dict[str, str]) -> None:
     PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1], encoding="utf-8")
 
 
-def told(reason: str) -> str:
+def told(reason):
     """A reason without the name of the model's class, for those that several families share."""
     first, space, rest = reason.partition(" ")
     names_class = first.rstrip(":").endswith(("Model", "CausalLM"))

@@ -6,8 +6,6 @@ Lines are drawn among those that a test of `--tests` runs; a mutant is killed if
 fails or hangs. Cosmic Ray (`pip install '.[mutation]'`) changes the file in place and puts it back.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shlex
@@ -15,24 +13,21 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmic_ray.commands import init
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.work_db import use_db
-from cosmic_ray.work_item import MutationSpec
-from coverage import Coverage, CoverageData
+from coverage import Coverage
 
 from benchmarks.common import ROOT, machine, parser, save
 
 FOLDERS = ("runtime/speculation", "runtime/sampling", "runtime/decoding")
 SECONDS = 300  # a mutant whose tests take longer hangs
 MOST_TESTS = 40  # for a mutant: the functions that run the fewest lines, which test its line most closely
-Line = tuple[str, int]
 
 
-def main() -> int:
+def main():
     """Draw, mutate and write what survived."""
     asked = parser(__doc__, None)
     asked.add_argument("--lines", type=int, default=200)
@@ -46,8 +41,8 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", *(f"--tier={tier}" for tier in options.tier or ("fast", "slow"))]
     tests = tests_of_lines([*pytest, options.tests])
     drawn = draw(tests, options.lines, random.Random(options.seed))
-    outcomes: Counter[str] = Counter()
-    by_folder: dict[str, Counter[str]] = {folder: Counter() for folder in FOLDERS}
+    outcomes = Counter()
+    by_folder = {folder: Counter() for folder in FOLDERS}
     survivors = []
     for mutant in drawn:
         path, line = str(mutant.module_path), mutant.start_pos[0]
@@ -70,7 +65,7 @@ def main() -> int:
     return 0
 
 
-def tests_of_lines(pytest: Sequence[str]) -> dict[Line, list[str]]:
+def tests_of_lines(pytest):
     """Run the tests once under coverage; return, for each line that a test runs, the tests to run for its mutants."""
     with tempfile.TemporaryDirectory() as folder:
         data, settings = Path(folder) / "data", Path(folder) / "rc"
@@ -83,11 +78,11 @@ def tests_of_lines(pytest: Sequence[str]) -> dict[Line, list[str]]:
         return closest(coverage.get_data())
 
 
-def closest(data: CoverageData) -> dict[Line, list[str]]:
+def closest(data):
     """Return the tests of each line, those first that run the fewest lines in all."""
     names = {context: test for context in data.measured_contexts() if (test := test_of(context))}
-    found: dict[Line, list[str]] = {}
-    sizes: Counter[str] = Counter()
+    found = {}
+    sizes = Counter()
     for file in data.measured_files():
         path = str(Path(file).relative_to(ROOT))
         for line, contexts in data.contexts_by_lineno(file).items():
@@ -97,16 +92,16 @@ def closest(data: CoverageData) -> dict[Line, list[str]]:
     return {line: sorted(tests, key=lambda test: (sizes[test], test))[:MOST_TESTS] for line, tests in found.items()}
 
 
-def test_of(context: str) -> str | None:
+def test_of(context):
     """Return pytest's name for a context of coverage such as `tests.runtime.test_a.test_b`."""
     module, _, function = context.rpartition(".")
     path = Path(*module.split(".")).with_suffix(".py") if module else None
     return f"{path}::{function}" if path and path.exists() else None
 
 
-def draw(tests: Mapping[Line, object], count: int, chance: random.Random) -> Iterator[MutationSpec]:
+def draw(tests, count, chance):
     """Yield a mutant of each of so many drawn lines, of those that tests run and an operator can change."""
-    by_line: dict[Line, list[MutationSpec]] = {}
+    by_line = {}
     with tempfile.TemporaryDirectory() as folder, use_db(f"{folder}/mutants.sqlite") as mutants:
         init([Path(path) for path in sorted({path for path, _ in tests})], mutants, {})
         for item in mutants.work_items:

@@ -5,8 +5,6 @@ PYTHONPATH=.:tests/support python tests/soak/soak.py --out benchmarks/results/so
 The soak tests cover every model family on 32 prompts, every family's engines, and property tests with 2,000 cases each.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from xml.etree import ElementTree
 from benchmarks.common import ROOT, machine, parser, save
 
 
-def main() -> int:
+def main():
     """Run the tests, write the results, and return pytest's exit status."""
     asked = parser(__doc__, None)
     asked.add_argument("--jobs", default="2")

@@ -7,15 +7,12 @@ each temperature all four texts must have the same tokens; a finished text must 
 matcher must accept its tokens.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from structured_set import SET, check, check_tokens, outputs, rows
 
@@ -23,10 +20,9 @@ from benchmarks.common import machine, parser, save
 from specbuild import Engine, SamplingParams
 
 TEMPERATURES, SPECULATION, BATCHES = (0, 1), ("auto", "off"), (1, 4)
-Told = dict[str, Any]
 
 
-def main() -> int:
+def main():
     """Decode the missing rows and write a summary of all rows so far; return 1 if any failed."""
     asked = parser(__doc__, None)
     asked.add_argument("bundle", type=Path)
@@ -56,7 +52,7 @@ def main() -> int:
     return int(bool(summary["failed"]))
 
 
-def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int) -> list[Told]:
+def decoded(engines, part, most):
     """Decode some rows in every way; return their finished texts, tokens and failures.
 
     Args:
@@ -66,7 +62,7 @@ def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int)
     """
     found = {number: {"row": number, "name": row["name"], "finished": [], "failed": []} for number, row in part}
     for temperature in TEMPERATURES:
-        first: dict[int, list[int]] = {}
+        first = {}
         for speculation, batch in product(SPECULATION, BATCHES):
             engine, params, prompts = engines[batch], [], []
             for number, row in part:
@@ -89,7 +85,7 @@ def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int)
     return list(found.values())
 
 
-def problems(engine: Engine, row: Told, result: Any) -> list[str]:
+def problems(engine, row, result):
     """Return why a text is not what was asked for; no entries if it is."""
     try:
         vocabulary = engine.manifest.models["target"].vocab_size
@@ -101,7 +97,7 @@ def problems(engine: Engine, row: Told, result: Any) -> list[str]:
     return []
 
 
-def told_of(done: list[Told]) -> Told:
+def told_of(done):
     """Return the counts over all rows, and those that failed."""
     ended = {t: sum(told["finished"][place] for told in done) for place, t in enumerate(TEMPERATURES)}
     return {

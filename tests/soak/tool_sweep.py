@@ -7,20 +7,16 @@ Hermes' form and in Llama 3's), then the tools' results and the model's reply to
 ways, and all four must be equal.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import httpx
 import jsonschema
@@ -29,7 +25,6 @@ from serving import Server
 
 from benchmarks.common import machine, parser, save
 
-Told = dict[str, Any]
 WAYS = tuple(product((False, True), ("auto", "off")))  # (streamed, speculation)
 CHOICES = ("required", "several", "named", "auto", "llama3_json")
 HERMES = """<tool_call>
@@ -45,7 +40,7 @@ You call functions.{% for tool in tools or () %}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 WORD = {"type": "string", "maxLength": 12, "pattern": "^[A-Za-z ]+$"}
-FIELDS: Told = {
+FIELDS = {
     "city": {"enum": ["Rome", "Oslo", "Lima", "Kyoto"]},
     "days": {"type": "integer", "minimum": 1, "maximum": 14},
     "name": WORD,
@@ -70,7 +65,7 @@ ASKED = (
 )
 
 
-def conversation(number: int) -> Told:
+def conversation(number):
     """Return the request fields of a question with one to three tools, seeded by its number."""
     drawn, functions = random.Random(number), []
     for place in range(drawn.randint(1, 3)):
@@ -80,7 +75,7 @@ def conversation(number: int) -> Told:
         told = {"name": f"find_{'_'.join(names[:2])}_{place}", "description": f"Finds by {', '.join(names)}."}
         functions.append({**told, "parameters": parameters, "strict": True})
     choice = CHOICES[number % len(CHOICES)]
-    fields: Told = {"tools": [{"type": "function", "function": each} for each in functions], "max_tokens": 160}
+    fields = {"tools": [{"type": "function", "function": each} for each in functions], "max_tokens": 160}
     fields |= {"temperature": number % 2, "seed": number, "parallel_tool_calls": choice != "required"}
     if choice == "named":
         fields["tool_choice"] = {"type": "function", "function": {"name": drawn.choice(functions)["name"]}}
@@ -94,7 +89,7 @@ def conversation(number: int) -> Told:
     return {**fields, "messages": asked, "choice": choice}
 
 
-def answered(client: httpx.Client, fields: Told, streamed: bool, speculation: str) -> Told:
+def answered(client, fields, streamed, speculation):
     """Request an answer; return its content, its calls (names and arguments) and its finish reason."""
     asked = {**fields, "speculation": speculation, "stream": streamed}
     reply = client.post("/v1/chat/completions", json=asked)
@@ -105,7 +100,7 @@ def answered(client: httpx.Client, fields: Told, streamed: bool, speculation: st
     return {"content": found["text"], "calls": calls, "ended": found["finish_reason"]}
 
 
-def held(client: httpx.Client, number: int) -> Told:
+def held(client, number):
     """Run a conversation in all ways; return its number of calls, how it ended, and what failed."""
     fields, failed = conversation(number), list[str]()
     choice = fields.pop("choice")
@@ -132,12 +127,12 @@ def held(client: httpx.Client, number: int) -> Told:
     return {"number": number, "choice": choice, "calls": len(whole), "ended": first["ended"], "failed": failed}
 
 
-def unless(until: float, work: Callable[[httpx.Client, int], Told], client: httpx.Client, number: int) -> Told | None:
+def unless(until, work, client, number):
     """Return the result of `work`; None if the time is up."""
     return work(client, number) if time.monotonic() < until else None
 
 
-def main() -> int:
+def main():
     """Run the conversations and write a summary; return 1 if any failed."""
     asked = parser(__doc__, None)
     asked.add_argument("bundle", type=Path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from device import Array, HostKernels
+from device import Array
 
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype
 
@@ -50,15 +50,15 @@ class Case:
     change: dict[str, Any] = field(default_factory=dict)  # fields of the struct to spoil
 
     @property
-    def batch(self) -> int:
+    def batch(self):
         """Sequences."""
         return len(self.query)
 
-    def real(self, b: int) -> int:
+    def real(self, b):
         """How many nodes of a sequence are no padding."""
         return self.query.shape[1] if self.counts is None else int(self.counts[b])
 
-    def paged(self, page_rows: int, seed: int = 0) -> Case:
+    def paged(self, page_rows, seed=0):
         """The same case on pages in random order."""
         batch, heads, capacity, size = self.key_cache.shape
         each = capacity // page_rows
@@ -70,7 +70,7 @@ class Case:
             pages.append(page)
         return replace(self, key_cache=pages[0], value_cache=pages[1], page_rows=page_rows, page_table=table)
 
-    def linear(self, cache: Array) -> Array:
+    def linear(self, cache):
         """A cache as `[B, Hkv, S, D]`, a copy where it lies in pages."""
         if self.page_table is None:
             return cache
@@ -78,7 +78,7 @@ class Case:
         return cache[self.page_table].swapaxes(1, 2).reshape(self.batch, heads, -1, size)
 
 
-def ancestors(parents: Array) -> Array:
+def ancestors(parents):
     """`bool[M, M]`: row i is true at i and its ancestors."""
     seen = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
@@ -87,13 +87,13 @@ def ancestors(parents: Array) -> Array:
     return seen
 
 
-def rounded(x: Array, dtype: Dtype) -> Array:
+def rounded(x, dtype):
     """To a narrow type; E4M3 saturates."""
     limit = 448.0 if dtype == Dtype.E4M3 else np.inf
     return np.clip(np.asarray(x, dtype=np.float32), -limit, limit).astype(NUMPY[dtype])
 
 
-def _turn(x: Array, norm: Array | None, case: Case, positions: Array) -> Array:
+def _turn(x, norm, case, positions):
     """Norm and rotation of `[N, heads, D]`, float64."""
     x = x.astype(np.float64)
     if norm is not None:
@@ -106,7 +106,7 @@ def _turn(x: Array, norm: Array | None, case: Case, positions: Array) -> Array:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]), -1)
 
 
-def oracle(case: Case) -> tuple[Array, Array, Array]:
+def oracle(case):
     """The output `float64[B, N, H, D]`, and both caches, linear, after the call."""
     batch, nodes, heads, size = case.query.shape
     keys, values = case.linear(case.key_cache).copy(), case.linear(case.value_cache).copy()
@@ -151,7 +151,7 @@ def oracle(case: Case) -> tuple[Array, Array, Array]:
     return out, keys, values
 
 
-def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, workspace: Array | None) -> Attention:
+def struct(case, kernels, output, fault, workspace):
     """The arguments as the kernels take them."""
     batch, nodes, heads, size = case.query.shape
     capacity = case.key_cache.shape[2] * (1 if case.page_table is None else case.page_table.shape[1])
@@ -188,15 +188,13 @@ def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, worksp
     return params
 
 
-def poisoned_workspace(case: Case) -> Array:
+def poisoned_workspace(case):
     """NaN everywhere: the parts, `[B · N · H, splits, D]`, then their weights, `[B · N · H, splits, 2]`."""
     batch, nodes, heads, size = case.query.shape
     return np.full(batch * nodes * heads * case.splits * (size + 2), np.nan, dtype=np.float32)
 
 
-def run(
-    kernels: HostKernels, case: Case, linear: bool = True, workspace: Array | None = None
-) -> tuple[Array, Array, Array, Array]:
+def run(kernels, case, linear=True, workspace=None):
     """What the kernel makes of copies of the caches: output, both caches, linear or as they lie, and the faults."""
     case = replace(case, key_cache=case.key_cache.copy(), value_cache=case.value_cache.copy())
     output = np.full(case.query.shape, np.nan, dtype=NUMPY[case.dtype])
@@ -210,25 +208,25 @@ def run(
 
 
 def random_case(
-    seed: int,
+    seed,
     *,
-    batch: int = 2,
-    nodes: int = 5,
-    heads: int = 4,
-    kv_heads: int = 2,
-    size: int = 64,
-    context: int = 150,
-    capacity: int = 0,
-    dtype: Dtype = Dtype.BF16,
-    cache_dtype: Dtype | None = None,
-    tree: bool = True,
-    offset: int = 0,
-    rotary: int | None = None,
-    ragged: bool = False,
-    norm: bool = False,
-    sinks: bool = False,
-    **other: Any,
-) -> Case:
+    batch=2,
+    nodes=5,
+    heads=4,
+    kv_heads=2,
+    size=64,
+    context=150,
+    capacity=0,
+    dtype=Dtype.BF16,
+    cache_dtype=None,
+    tree=True,
+    offset=0,
+    rotary=None,
+    ragged=False,
+    norm=False,
+    sinks=False,
+    **other,
+):
     """Random ragged trees on random caches, NaN wherever nothing may be read."""
     rng = np.random.default_rng(seed)
     cache_dtype = dtype if cache_dtype is None else cache_dtype

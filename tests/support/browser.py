@@ -1,11 +1,7 @@
 """Headless Chromium, for the tests of the server's page and the pictures of it."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 FLAGS = (
@@ -15,7 +11,7 @@ FLAGS = (
 
 
 @contextmanager
-def chromium(width: int = 1200, height: int = 800) -> Iterator[Any]:
+def chromium(width=1200, height=800):
     """A window of it, by Selenium; its console is logged."""
     from selenium import webdriver
 

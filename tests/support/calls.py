@@ -1,22 +1,13 @@
 """The kernels called with NumPy arrays, wherever they run."""
 
-from __future__ import annotations
-
-import ctypes
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-from device import HostKernels
-from numpy.typing import NDArray
 
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Commit, Dtype, Grow, Noise, Request, Shape, Walk
-from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree import Tree
 
-Array = NDArray[Any]
 POISON = 0x5EED
 DTYPES = {
     np.dtype(np.float32): Dtype.F32,
@@ -26,17 +17,17 @@ DTYPES = {
 }
 
 
-def poisoned(*shape: int, dtype: Any = np.int32) -> Array:
+def poisoned(*shape, dtype=np.int32):
     """An output nobody has written."""
     return np.full(shape, POISON, dtype=dtype)
 
 
-def ints(values: Any) -> Array:
+def ints(values):
     """`int32`, contiguous."""
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
-def struct(kernels: HostKernels, kind: type[ctypes.Structure], **values: Any) -> Any:
+def struct(kernels, kind, **values):
     """A struct for one launch, whose arrays live as long as it does."""
     found = {}
     for name, value in values.items():
@@ -44,11 +35,11 @@ def struct(kernels: HostKernels, kind: type[ctypes.Structure], **values: Any) ->
         assert not array or value.flags.c_contiguous
         found[name] = kernels.at(value) if array else value
     params = kind(**found)
-    params.keep = values  # type: ignore[attr-defined]
+    params.keep = values
     return params
 
 
-def requests(params: Sequence[SamplingParams], seeds: Sequence[int]) -> tuple[Array, Array | None, Array | None]:
+def requests(params, seeds):
     """The requests' bytes, and their biases' tokens and values."""
     made, tokens, values = [], list[int](), list[float]()
     for p, seed in zip(params, seeds, strict=True):
@@ -63,14 +54,14 @@ def requests(params: Sequence[SamplingParams], seeds: Sequence[int]) -> tuple[Ar
     return np.frombuffer((Request * len(made))(*made), dtype=np.uint8), *biased
 
 
-def history(vocab: int, prompt: Sequence[int], output: Sequence[int]) -> Array:
+def history(vocab, prompt, output):
     """One sequence's `uint32[V]`."""
     counts = np.bincount(ints(output), minlength=vocab).astype(np.uint32)
     counts[[*prompt, *output]] |= np.uint32(1 << 31)
     return counts
 
 
-def tree_arrays(trees: Sequence[Tree], width: int) -> tuple[Array, Array, Array]:
+def tree_arrays(trees, width):
     """Tokens, parents and counts, `[B, width]` and `[B]`; padding has no meaning."""
     tokens, parents = poisoned(len(trees), width), poisoned(len(trees), width)
     for b, tree in enumerate(trees):
@@ -78,17 +69,7 @@ def tree_arrays(trees: Sequence[Tree], width: int) -> tuple[Array, Array, Array]
     return tokens, parents, ints([len(tree) for tree in trees])
 
 
-def choose_struct(
-    kernels: HostKernels,
-    logits: Array,
-    params: Sequence[SamplingParams],
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    tokens: Array,
-    parents: Array | None,
-    best: int = 1,
-    **more: Any,
-) -> Any:
+def choose_struct(kernels, logits, params, seeds, positions, tokens, parents, best=1, **more):
     """`specbuild_choose` for logits `[B, N, V]`, outputs poisoned; `more`: further fields."""
     batch, nodes, vocab = logits.shape
     made, bias_tokens, bias_values = requests(params, seeds)
@@ -117,7 +98,7 @@ def choose_struct(
     return struct(kernels, Choose, **fields, workspace=np.full(size // 4 + 2, 0xDEADBEEF, dtype=np.uint32))
 
 
-def choose(kernels: HostKernels, *arguments: Any, **more: Any) -> tuple[Array, Array]:
+def choose(kernels, *arguments, **more):
     """The choices and scores; the tickets are as they were, and nothing is found wrong."""
     params = choose_struct(kernels, *arguments, **more)
     kernels.launch("choose_tokens", params)
@@ -127,7 +108,7 @@ def choose(kernels: HostKernels, *arguments: Any, **more: Any) -> tuple[Array, A
     return params.keep["choices"], params.keep["scores"]
 
 
-def noise(kernels: HostKernels, seeds: Array, positions: Array, vocab: int) -> Array:
+def noise(kernels, seeds, positions, vocab):
     """g of each (seed, position), `[rows, vocab]`."""
     values = np.full((len(seeds), vocab), np.nan, dtype=np.float32)
     sizes = {"rows": len(seeds), "vocab": vocab}
@@ -135,7 +116,7 @@ def noise(kernels: HostKernels, seeds: Array, positions: Array, vocab: int) -> A
     return values
 
 
-def walk(kernels: HostKernels, tokens: Array, parents: Array | None, choices: Array, **more: Any) -> dict[str, Array]:
+def walk(kernels, tokens, parents, choices, **more):
     """Path, length, emitted, roots, pair and fault."""
     batch, nodes = tokens.shape
     out = {name: poisoned(batch, nodes) for name in ("path", "emitted")}
@@ -146,9 +127,7 @@ def walk(kernels: HostKernels, tokens: Array, parents: Array | None, choices: Ar
     return out
 
 
-def cache_struct(
-    kernels: HostKernels, rows: Array, base: Array, cache_len: Array, node_rows: Array | None = None, **more: Any
-) -> Any:
+def cache_struct(kernels, rows, base, cache_len, node_rows=None, **more):
     """`specbuild_cache` of rows `[2·layers, B or pages, heads, S or rows a page, numbers]`."""
     layers = np.array([kernels.at(layer) for layer in rows], dtype=np.uint64)
     fields = {"layers": layers, "base": base, "cache_len": cache_len, "node_rows": node_rows, "count": len(rows)}
@@ -156,7 +135,7 @@ def cache_struct(
     return struct(kernels, Cache, **fields | more)
 
 
-def commit(kernels: HostKernels, path: Array, length: Array, *caches: Any, **more: Any) -> dict[str, Array]:
+def commit(kernels, path, length, *caches, **more):
     """Kept, ticket and fault."""
     batch, nodes = path.shape
     out = {"kept": np.zeros((2, batch), dtype=np.int32), "ticket": np.zeros(1, dtype=np.uint32)}
@@ -172,7 +151,7 @@ def commit(kernels: HostKernels, path: Array, length: Array, *caches: Any, **mor
 class Growths:
     """The state of growing trees, a sequence each, and the calls that move it on."""
 
-    def __init__(self, kernels: HostKernels, specs: Sequence[TreeSpec | None], roots: Any, positions: Any) -> None:
+    def __init__(self, kernels, specs, roots, positions):
         self.kernels, self.batch = kernels, len(specs)
         real = [spec for spec in specs if spec]
         self.best = max(spec.branch for spec in real)
@@ -195,21 +174,21 @@ class Growths:
         self.sizes |= {"rows": rows, "nodes": nodes}
         self.levels = 0
 
-    def struct(self, choices: Array, scores: Array, **more: Any) -> Any:
+    def struct(self, choices, scores, **more):
         """`specbuild_grow`, as it stands."""
         fields = {**self.arrays, **self.sizes, "growths": self.bytes, "choices": choices, "scores": scores}
         return struct(self.kernels, Grow, **fields | {"first": int(self.levels == 0)} | more)
 
-    def grow(self, choices: Array, scores: Array) -> None:
+    def grow(self, choices, scores):
         """A level from the frontier's `[B, F, K]` best tokens; at first `[B, 1, K]`."""
         self.kernels.launch("grow_level", self.struct(choices, scores))
         self.levels += 1
 
-    def finish(self) -> None:
+    def finish(self):
         """The final trees."""
         self.kernels.launch("finish_tree", self.struct(poisoned(1), poisoned(1, dtype=np.float32)))
 
-    def tree(self, b: int) -> Tree:
+    def tree(self, b):
         """A finished tree."""
         count = int(self.arrays["tree_counts"][b])
         tree = Tree([int(self.arrays["tree_tokens"][b, 0])])

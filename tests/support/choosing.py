@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import oracles
 from calls import choose, history, noise, tree_arrays
-from device import HostKernels
 from hypothesis import strategies as st
 
 from specbuild.runtime.sampling.cut_offs import CutOffs
 from specbuild.runtime.sampling.noise import Noise
-from specbuild.runtime.sampling.row import Logits, Row
+from specbuild.runtime.sampling.row import Row
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
 
 
-def masks(legal: Any) -> Any:
+def masks(legal):
     """`uint32[…, ⌈V / 32⌉]` of `bool[…, V]`; the bits past the vocabulary, which have no meaning, are set."""
     width = [(0, 0)] * (legal.ndim - 1) + [(0, -legal.shape[-1] % 32)]
     padded = np.pad(legal, width, constant_values=True)
@@ -31,26 +29,26 @@ def masks(legal: Any) -> Any:
 class MaskedSampler(Sampler):
     """What a sampler does at a node where some tokens alone are legal: the others' processed logits are −∞."""
 
-    def __init__(self, made: Sampler, legal: Any) -> None:
+    def __init__(self, made, legal):
         vars(self).update(vars(made))  # its text and noise too
         self.legal, self._plain = legal, False
 
-    def adjusted(self, logits: Logits, path: Sequence[int]) -> Logits:
+    def adjusted(self, logits, path):
         return np.where(self.legal, super().adjusted(logits, path), np.float32(-np.inf))
 
 
 class GivenNoise(Noise):
     """Noise that somebody else computed, `float32[V]`."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values):
         super().__init__(0, 0, len(values))
         self.all = values
 
     @property
-    def bounds(self) -> Any:
+    def bounds(self):
         return self.best_of(self.all)
 
-    def of(self, tokens: Any) -> Any:
+    def of(self, tokens):
         return self.all[tokens]
 
 
@@ -59,9 +57,7 @@ class Case:
 
     legal: Any = None
 
-    def __init__(
-        self, seed: int, params: list[SamplingParams], vocab: int, nodes: int, dtype: Any, best: int, spread: float = 4
-    ) -> None:
+    def __init__(self, seed, params, vocab, nodes, dtype, best, spread=4):
         rng = np.random.default_rng(seed)
         self.params, self.vocab, self.best = params, vocab, best
         self.trees = [oracles.random_tree(rng, int(rng.integers(1, nodes + 1)), vocab) for _ in params]
@@ -70,7 +66,7 @@ class Case:
         self.logits = (rng.normal(0, spread, (len(params), nodes, vocab))).astype(dtype)
         self.texts = [(rng.integers(0, vocab, 12).tolist(), rng.integers(0, vocab, 9).tolist()) for _ in params]
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self):
         """What `choose` takes."""
         tokens, parents, counts = tree_arrays(self.trees, self.logits.shape[1])
         past = np.stack([history(self.vocab, *text) for text in self.texts])
@@ -78,11 +74,11 @@ class Case:
         masked = {} if self.legal is None else {"masks": masks(self.legal)}
         return plain, {"counts": counts, "history": past} | masked
 
-    def _kernel_noise(self, kernels: HostKernels, seed: int, position: int) -> GivenNoise:
+    def _kernel_noise(self, kernels, seed, position):
         key = (np.array([each], dtype=np.uint64) for each in (seed, position))
         return GivenNoise(noise(kernels, *key, self.vocab)[0])
 
-    def expected(self, kernels: HostKernels | None) -> list[tuple[int, int, Any, list[int], list[float]]]:
+    def expected(self, kernels):
         """Per row: sequence, node, sampler, tokens and scores; with kernels, from the kernel's own noise."""
         rows = []
         for b, tree in enumerate(self.trees):
@@ -99,7 +95,7 @@ class Case:
         return rows
 
 
-def drawn_params(data: st.DataObject, vocab: int) -> SamplingParams:
+def drawn_params(data, vocab):
     """Every processor and cut-off, on or off."""
     return SamplingParams(
         temperature=data.draw(st.sampled_from([0.0, 0.3, 1.0, 1.7])),
@@ -113,7 +109,7 @@ def drawn_params(data: st.DataObject, vocab: int) -> SamplingParams:
     )
 
 
-def check(kernels: HostKernels, case: Case) -> None:
+def check(kernels, case):
     """Tokens and scores are bit for bit the sampler's, given the kernel's noise; padding is −1."""
     arguments, more = case.arguments()
     choices, scores = choose(kernels, *arguments, **more)
@@ -134,11 +130,11 @@ def check(kernels: HostKernels, case: Case) -> None:
         assert np.isneginf(scores[b, len(tree) :]).all()
 
 
-def rows(*values: Any, dtype: Any = np.float32) -> Any:
+def rows(*values, dtype=np.float32):
     """Logits `[1, rows, V]` of a chain of as many nodes."""
     return np.array([values], dtype=dtype)
 
 
-def simple(kernels: HostKernels, logits: Any, params: SamplingParams, best: int = 1, **more: Any) -> Any:
+def simple(kernels, logits, params, best=1, **more):
     tokens = np.zeros(logits.shape[:2], dtype=np.int32)
     return choose(kernels, logits, [params], [3], [10], tokens, None, best, **more)

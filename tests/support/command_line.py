@@ -6,7 +6,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Outcome:
     out: str
     err: str
 
-    def refusal(self, status: int = 2) -> str:
+    def refusal(self, status=2):
         """The one line on stderr of a command that was refused."""
         assert (self.status, self.out) == (status, ""), self
         lines = [line for line in self.err.splitlines() if line]
@@ -35,7 +35,7 @@ Specbuild = Callable[..., Outcome]
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
+def own_signals():
     """What a command does with signals and destructors ends with this."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     hook = sys.unraisablehook
@@ -48,7 +48,7 @@ def own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def redirected(stream: int, descriptor: int) -> Iterator[None]:
+def redirected(stream, descriptor):
     """A stream's descriptor, 1 or 2, is another file while this lasts."""
     before = os.dup(stream)
     os.dup2(descriptor, stream)
@@ -60,13 +60,13 @@ def redirected(stream: int, descriptor: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Specbuild:
+def specbuild(capfd, monkeypatch):
     """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
     from specbuild.cli import main, progress
 
     monkeypatch.setattr(progress, "INTERVAL", 3600.0)  # what is said of a slow machine is not the command's
 
-    def run(*arguments: object, stdin: bytes = b"") -> Outcome:
+    def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "argv", ["specbuild", *map(str, arguments)])
         for name in ("stdout", "stderr"):  # the command replaces them
             monkeypatch.setattr(sys, name, getattr(sys, name))

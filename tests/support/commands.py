@@ -1,7 +1,5 @@
 """The commands of `specbuild`, and what their help lists."""
 
-from __future__ import annotations
-
 import click
 from command_line import own_signals
 
@@ -12,7 +10,7 @@ with own_signals():
     COMMANDS = {name: command for name in cli.list_commands(GROUP) if (command := cli.get_command(GROUP, name))}
 
 
-def options_of(command: click.Command) -> list[click.Option]:
+def options_of(command):
     """The options that a command's help lists."""
     return [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
 

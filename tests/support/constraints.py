@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.proposer import Proposer
-from specbuild.runtime.sampling.constraint import Bitmask, pack
-from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.sampling.constraint import pack
 
 BATCH = 4
 QUANTILE = 3.0902  # of the normal distribution, 0.999
@@ -26,10 +22,10 @@ class OneOf:
     texts: tuple[tuple[int, ...], ...]
     end: int
 
-    def matcher(self, vocab_size: int) -> Place:
+    def matcher(self, vocab_size):
         return Place(self, vocab_size)
 
-    def legal(self, text: Sequence[int]) -> set[int]:
+    def legal(self, text):
         """The tokens after a text that has kept to it."""
         begun = tuple(text)
         after = {each[len(begun)] for each in self.texts if each[: len(begun)] == begun and len(each) > len(begun)}
@@ -39,10 +35,10 @@ class OneOf:
 class Place:
     """See `Matcher`; every path that it is asked about is legal, which it checks."""
 
-    def __init__(self, of: OneOf, vocab_size: int) -> None:
+    def __init__(self, of, vocab_size):
         self._of, self._vocab_size, self.text, self.asked = of, vocab_size, list[int](), 0
 
-    def mask(self, path: Sequence[int]) -> Bitmask:
+    def mask(self, path):
         self.asked += 1
         text = list(self.text)
         for token in path:
@@ -50,12 +46,12 @@ class Place:
             text.append(token)
         return pack(self._of.legal(text), self._vocab_size)
 
-    def emit(self, token: int) -> None:
+    def emit(self, token):
         assert token in self._of.legal(self.text), f"{token} was emitted after {self.text}"
         self.text.append(token)
 
 
-def family(seed: int, vocab_size: int, end: int, count: int = 40, length: int = 12) -> OneOf:
+def family(seed, vocab_size, end, count=40, length=12):
     """Sequences of different lengths with common beginnings."""
     rng = np.random.default_rng(seed)
     texts = [tuple(rng.integers(0, vocab_size, int(rng.integers(1, length))).tolist())]
@@ -67,17 +63,15 @@ def family(seed: int, vocab_size: int, end: int, count: int = 40, length: int = 
     return OneOf(tuple(text for text in texts if end not in text), end)
 
 
-def probabilities(
-    model: Any, prompt: list[int], constraint: OneOf, params: SamplingParams
-) -> dict[tuple[int, ...], float]:
+def probabilities(model, prompt, constraint, params):
     """The chance of every text, its end included: the product of softmaxes over what is legal, by enumeration."""
 
-    def grown(text: tuple[int, ...], chance: float) -> Iterator[tuple[tuple[int, ...], float]]:
+    def grown(text, chance):
         if text and text[-1] == constraint.end:
             yield text, chance
             return
         legal = sorted(constraint.legal(text))
-        scores: NDArray[np.float64] = model([*prompt, *text])[legal].astype(np.float64) / params.temperature
+        scores = model([*prompt, *text])[legal].astype(np.float64) / params.temperature
         weights = np.exp(scores - scores.max())
         for token, share in zip(legal, (weights / weights.sum()).tolist(), strict=True):
             yield from grown((*text, token), chance * share)
@@ -85,7 +79,7 @@ def probabilities(
     return dict(grown((), 1.0))
 
 
-def fits(seen: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> int:
+def fits(seen, expected):
     """Assert by χ² that texts were drawn with these chances, at the 0.999 quantile; returns how many classes it had.
 
     Texts of which fewer than five are expected are counted together (Wilson and Hilferty, 1931, have the quantile).
@@ -102,7 +96,7 @@ def fits(seen: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...],
     return len(counts)
 
 
-def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str, end: int = 11) -> HostLoop:
+def loop_of(hash_model, hash_executor, seed, drafter, end=11):
     """A loop over hash models in batches of four. `drafter`: lookup, model or both."""
     executor = hash_executor(hash_model(seed, error=0.4), BATCH)
     drafts = None if drafter == "lookup" else ModelDrafter(executor, 8)

@@ -9,22 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
-
 Array = NDArray[Any]
 
 
 class HostKernels:
     """The kernels over NumPy's own memory."""
 
-    def __init__(self, library: KernelLibrary) -> None:
+    def __init__(self, library):
         self.library = library
 
-    def at(self, array: Array | None) -> int | None:
+    def at(self, array):
         """The address of an array's first number, for a struct."""
         return None if array is None else array.ctypes.data
 
-    def launch(self, name: str, params: ctypes.Structure) -> None:
+    def launch(self, name, params):
         """Run a kernel to its end: what it wrote is in the arrays then."""
         self.library.launch(name, params)
 
@@ -32,11 +30,11 @@ class HostKernels:
 class CudaKernels(HostKernels):
     """The kernels on a GPU: an array goes there when its address is asked for, and comes back after the launch."""
 
-    def __init__(self, library: KernelLibrary) -> None:
+    def __init__(self, library):
         super().__init__(library)
         self._copies: dict[int, tuple[Array, int]] = {}
 
-    def at(self, array: Array | None) -> int | None:
+    def at(self, array):
         """The address on the device; a view's lies inside that of the array it is a view of."""
         if array is None:
             return None
@@ -50,7 +48,7 @@ class CudaKernels(HostKernels):
             self._copies[id(whole)] = whole, pointer
         return self._copies[id(whole)][1] + array.ctypes.data - whole.ctypes.data
 
-    def launch(self, name: str, params: ctypes.Structure) -> None:
+    def launch(self, name, params):
         """Run a kernel and bring all arrays back; their addresses are not valid after that."""
         copies, self._copies = self._copies, {}
         take_gpu()
@@ -64,7 +62,7 @@ class CudaKernels(HostKernels):
                 call("cuMemFree", pointer)
 
 
-def take_gpu() -> str:
+def take_gpu():
     """The first GPU's compute capability ("90"); its context is the calling thread's from now on."""
     from cuda.bindings.driver import CUdevice_attribute as Asked
 
@@ -76,7 +74,7 @@ def take_gpu() -> str:
     return "".join(str(call("cuDeviceGetAttribute", part, device)) for part in parts)
 
 
-def call(name: str, *arguments: Any) -> Any:
+def call(name, *arguments):
     """What a function of CUDA's driver gives."""
     from cuda.bindings import driver
 
@@ -85,7 +83,7 @@ def call(name: str, *arguments: Any) -> Any:
     return results[0] if results else None
 
 
-def gpus() -> int:
+def gpus():
     """How many NVIDIA GPUs the driver shows; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,10 +1,6 @@
 """Requests for loops over tiny models, the scheduler's part of a round, and such a loop with what it is made of."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hash_models import sequence_of
@@ -12,14 +8,13 @@ from host_device import HostDevice, HostQueue
 from spellings import Spelling
 from tiny_models import CHUNK, VOCAB, executor
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
+from specbuild.runtime.decoding.loop import DEFAULTS
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
-REQUESTS: list[dict[str, Any]] = [
+REQUESTS = [
     {},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.1, "top_k": 12, "min_p": 0.02, "repetition_penalty": 1.2},
@@ -32,28 +27,28 @@ LENGTHS = [3, 33, 1, 12, 26, 2, 7]
 
 
 class Words(Spelling):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(lambda token: chr(0x4E00 + token))
 
 
-def request_of(prompt: list[int], **fields: Any) -> Sequence:
+def request_of(prompt, **fields):
     params = SamplingParams(**{"max_new_tokens": 14, "seed": 7} | fields)
     return sequence_of(prompt, params, slot=-1, vocab_size=VOCAB, tokenizer=Words())
 
 
-def prompt_of(seed: int, length: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+def prompt_of(seed, length):
+    tokens = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
     return tokens
 
 
-def requests(tree: str) -> list[Sequence]:
+def requests(tree):
     return [
         request_of(prompt_of(i, length), **{"speculation": tree, "max_new_tokens": 9 + 2 * i, "seed": i} | fields)
         for i, (length, fields) in enumerate(zip(LENGTHS, REQUESTS, strict=True))
     ]
 
 
-def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
+def run(loop, waiting):
     """As the scheduler does: a freed slot takes the next sequence."""
     everyone, waiting = waiting, list(waiting)
     active, free = list[Sequence](), list(range(loop.target.batch_size))
@@ -72,21 +67,19 @@ def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
     return everyone
 
 
-def again(sequence: Sequence, **change: Any) -> Sequence:
+def again(sequence, **change):
     """The same request once more, but for a change."""
     own = {field.name: getattr(sequence.params, field.name) for field in fields(SamplingParams)}
     return request_of(sequence.tokens[: sequence.metrics.num_prompt_tokens], **own | change)
 
 
-def plain(
-    folder: Path, wanted: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()
-) -> list[Sequence]:
+def plain(folder, wanted, name="target", eos=frozenset()):
     """The same requests one by one, without speculation, by the loop on the host."""
     alone = HostLoop(executor(name, HostDevice(), folder, 1), None, CHUNK, eos)
     return run(alone, [again(each, speculation="off") for each in wanted])
 
 
-def check_plain(folder: Path, done: list[Sequence], name: str = "target", eos: frozenset[int] = frozenset()) -> None:
+def check_plain(folder, done, name="target", eos=frozenset()):
     """Every text is whole, and plain decoding's."""
     expected = [s.output for s in plain(folder, done, name, eos)]
     assert [(s.error, s.output) for s in done] == [(None, output) for output in expected]
@@ -97,15 +90,15 @@ class Made:
 
     def __init__(
         self,
-        host: KernelLibrary,
-        folder: Path,
-        batch_size: int = 2,
-        names: tuple[str, ...] = ("target", "draft"),
-        looks_up: bool = False,
-        eos: frozenset[int] = frozenset(),
-        rounds: int = 0,
-        options: LoopOptions = DEFAULTS,
-    ) -> None:
+        host,
+        folder,
+        batch_size=2,
+        names=("target", "draft"),
+        looks_up=False,
+        eos=frozenset(),
+        rounds=0,
+        options=DEFAULTS,
+    ):
         """`looks_up`: whether texts are continued from themselves; `rounds`: that follow each other at most."""
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]

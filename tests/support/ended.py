@@ -1,10 +1,7 @@
 """Requests that have ended, as watchers are told of them, without an engine."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 from specbuild.runtime import RequestMetrics, Result, SamplingParams, SpeculationStats
 from specbuild.serve.request.admission import Admission
@@ -17,26 +14,24 @@ _LOOP = asyncio.new_event_loop()  # of all watchers: their queues belong to the 
 class Engine:
     """What a canary and drift ask of an engine."""
 
-    def __init__(self, tokenizer: str = "t") -> None:
+    def __init__(self, tokenizer="t"):
         record = SimpleNamespace(sha256=tokenizer)
         self.manifest = SimpleNamespace(buckets=[1, 4, 8], files={"t": record}, tokenizer="t", digest=DIGEST)
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens):
         return " ".join(map(str, tokens))
 
 
-def served(name: str = "m", tokenizer: str = "t") -> ServedModel:
-    engine: Any = SimpleNamespace(engine=Engine(tokenizer))
-    return ServedModel((name,), name, engine, {}, Admission(4, 4))  # type: ignore[arg-type]
+def served(name="m", tokenizer="t"):
+    engine = SimpleNamespace(engine=Engine(tokenizer))
+    return ServedModel((name,), name, engine, {}, Admission(4, 4))
 
 
-def models(*names: str) -> Models:
+def models(*names):
     return Models([served(name) for name in names or ("m",)])
 
 
-def result(
-    ttft: float = 0.1, tpot: float = 0.01, tokens: int = 10, reason: str = "stop", accepted: tuple[int, ...] = ()
-) -> Result:
+def result(ttft=0.1, tpot=0.01, tokens=10, reason="stop", accepted=()):
     """A text; `accepted`: tokens of each round that drafted four."""
     stats = SpeculationStats()
     for each in accepted:
@@ -46,15 +41,15 @@ def result(
     return Result("", [7] * tokens, reason, own)
 
 
-def generation(model: ServedModel, *results: Result, status: int = 200, **more: Any) -> Any:
+def generation(model, *results, status=200, **more):
     given = {"served": model, "status": status, "results": dict(enumerate(results)), "draw": None, "prompts": [[1, 2]]}
     return SimpleNamespace(**given | {"params": SamplingParams()} | more)
 
 
-def settle(watcher: Any) -> None:
+def settle(watcher):
     """Let a canary, drift or an oracle run until it is done with all that has ended."""
 
-    async def run() -> None:
+    async def run():
         running = asyncio.ensure_future(watcher.run())
         await watcher.settled()
         running.cancel()

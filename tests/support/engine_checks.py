@@ -1,16 +1,12 @@
 """What tests of an engine over a hash model ask again and again: that it is at rest, and what a quiet one would say."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from specbuild.runtime import SamplingParams
 
 LONG = SamplingParams(max_new_tokens=100)
 SHORT = SamplingParams(max_new_tokens=6)
 
 
-def at_rest(engine: Any) -> None:
+def at_rest(engine):
     """Nothing active, nothing waiting, every slot free."""
     scheduler = engine.scheduler
     with scheduler.exclusive():
@@ -18,9 +14,9 @@ def at_rest(engine: Any) -> None:
         assert (scheduler.active, list(scheduler.waiting), list(scheduler.overflow)) == ([], [], [])
 
 
-def expected(hash_engine: Any, prompt: Any, params: SamplingParams = LONG) -> list[int]:
+def expected(hash_engine, prompt, params=LONG):
     """A quiet engine's tokens."""
     (result,) = hash_engine().generate(prompt, params)
     assert result.error is None
-    tokens: list[int] = result.token_ids
+    tokens = result.token_ids
     return tokens

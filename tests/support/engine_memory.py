@@ -1,14 +1,12 @@
 """What a process holds, when it is at rest: resident memory and threads."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading
 from pathlib import Path
 
 
-def memory() -> int:
+def memory():
     """Resident bytes, without what the allocator only keeps for later."""
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
@@ -17,7 +15,7 @@ def memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-def settled(before: set[threading.Thread]) -> None:
+def settled(before):
     """Every thread that was not there before ends within ten seconds."""
     for thread in set(threading.enumerate()) - before:
         thread.join(10)

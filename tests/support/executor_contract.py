@@ -1,31 +1,22 @@
 """What every executor has to do: logits are those of each node's own text, whatever else stands in the cache."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from small_models import branching
 
 from specbuild.runtime.backends.executor import StepInput
-from specbuild.runtime.speculation.tree import Tree
-
-Last = Callable[[Sequence[int]], NDArray[np.float32]]  # the logits after a text that is read alone
 
 
-def chain(slot: int, tokens: Sequence[int], start: int, logits: int) -> StepInput:
+def chain(slot, tokens, start, logits):
     """Tokens one after the other, all before them being committed."""
     return StepInput(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
 
 
-def grown(slot: int, tree: Tree, start: int) -> StepInput:
+def grown(slot, tree, start):
     """A tree's nodes, its root being the first that is not committed."""
     return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
 
 
-def check_trees_and_commits(made: Any, prompts: Sequence[Sequence[int]], last: Last, bound: dict[str, float]) -> None:
+def check_trees_and_commits(made, prompts, last, bound):
     """Prompts, trees over them, a branch of each committed, and trees over that; one slot of several has no trees.
 
     Inputs come in another order than slots, and rows that are not committed lie there while another slot is read.
@@ -54,7 +45,7 @@ def check_trees_and_commits(made: Any, prompts: Sequence[Sequence[int]], last: L
         made.commit(slot, (), 0)
 
 
-def check_next(made: Any, slot: int, text: list[int], last: Last, bound: dict[str, float]) -> None:
+def check_next(made, slot, text, last, bound):
     """Read and commit one token more."""
     (rows,) = made.step([chain(slot, [3], len(text), 1)])
     text.append(3)
@@ -62,7 +53,7 @@ def check_next(made: Any, slot: int, text: list[int], last: Last, bound: dict[st
     made.commit(slot, (), len(text))
 
 
-def check_levels(made: Any, slot: int, text: Sequence[int], last: Last, bound: dict[str, float]) -> None:
+def check_levels(made, slot, text, last, bound):
     """As a draft runs them: rows that are there, but not committed, are seen as the mask says."""
     made.step([chain(slot, text, 0, 1)])
     made.commit(slot, (), len(text))

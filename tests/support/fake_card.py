@@ -1,18 +1,13 @@
 """A stand-in for CUDA's driver (tests/support/card), under which a further process finds a GPU on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 SUPPORT = Path(__file__).resolve().parent
 CARD = SUPPORT / "card"
@@ -31,12 +26,12 @@ HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
 HEADERS += [Path(folder) / "nvidia" / "cu13" / "include" for folder in sys.path]
 
 
-def find_header() -> Path | None:
+def find_header():
     """The folder of CUDA's cuda.h, of a toolkit or of a package."""
     return next((folder for folder in HEADERS if (folder / "cuda.h").exists()), None)
 
 
-def build(folder: Path, kernels: Iterable[Path], header: Path) -> None:
+def build(folder, kernels, header):
     """In `folder` the driver, and beside it the kernels' library, of objects compiled for the host."""
     folder.mkdir()
     compiler = ["g++", "-std=c++17", "-O1", "-fPIC", f"-I{SUPPORT}"]
@@ -59,12 +54,12 @@ def build(folder: Path, kernels: Iterable[Path], header: Path) -> None:
     link(folder / KERNELS, [*kernels, folder / "known.o"])
 
 
-def link(library: Path, objects: Iterable[Path], *flags: str) -> None:
+def link(library, objects, *flags):
     """A shared library of objects."""
     subprocess.run(["g++", "-shared", *flags, *map(str, objects), "-ldl", "-o", str(library)], check=True)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder):
     """A process's environment, in which the driver in `folder` is the machine's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     libraries = [str(folder), *filter(None, [kept.get("LD_LIBRARY_PATH")])]
@@ -76,7 +71,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibrary) -> dict[str, str]:
+def card(once, host):
     """The environment of a process that is to find the stand-in."""
     header = find_header() or pytest.skip("needs CUDA's header, cuda.h")
     assert shutil.which("g++")
@@ -85,12 +80,10 @@ def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibr
 
 
 @pytest.fixture(scope="session")
-def card_bundle(
-    card: dict[str, str], pair: Path, once: Callable[[str, Callable[[Path], object]], Path]
-) -> Callable[[str], Path]:
+def card_bundle(card, pair, once):
     """`card_bundle(backend)`: the reference pair's, with cubins for the stand-in; built and checked on it, once."""
 
-    def make(backend: str, folder: Path) -> None:
+    def make(backend, folder):
         folder.mkdir()
         sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend.partition(',')[0]}"]
         command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
@@ -103,7 +96,7 @@ def card_bundle(
     return lambda backend: once(f"card-{backend}", lambda folder: make(backend, folder)) / "card.bundle"
 
 
-def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
+def run(card, folder, *arguments):
     """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
     places = [each if each.startswith("-") else str(SUPPORT.parent / each) for each in arguments]

@@ -1,11 +1,8 @@
 """Holds a family's tiny model, as a CPU runs it, against transformers: prompts in parts, a tree, a commit, and bits."""
 
-from __future__ import annotations
-
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from small_models import branching, randomize, reference
@@ -22,7 +19,7 @@ VOCAB, CAPACITY, NODES = 97, 64, 7
 PARTS = (0, 9, 10, 21)  # where the parts of the prompt begin and end
 
 
-def check_family(model_type: str) -> None:
+def check_family(model_type):
     """Export and run a family's tiny model; raises CheckpointError if it is refused, AssertionError if it is wrong."""
     from transformers import AutoModelForCausalLM
 
@@ -42,7 +39,7 @@ def check_family(model_type: str) -> None:
             executor.close()
 
 
-def _check(executor: OrtExecutor, model: Any) -> None:
+def _check(executor, model):
     text = np.random.default_rng(0).integers(1, VOCAB, PARTS[-1]).tolist()
     alone, slot = 0, 1
     for start, stop in pairwise(PARTS):
@@ -69,6 +66,6 @@ def _check(executor: OrtExecutor, model: Any) -> None:
     assert np.array_equal(plain[0], logits[1]), "bits differ from those of plain decoding"
 
 
-def same(found: np.ndarray, expected: np.ndarray) -> None:
+def same(found, expected):
     """Hold logits against transformers', relative to the largest."""
     np.testing.assert_allclose(found, expected, atol=1e-3 * max(1.0, float(np.abs(expected).max())), rtol=0)

@@ -1,12 +1,6 @@
 """Exports with copied layers and without, and what two graphs compute, compared without running them."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import Any
-
-import onnx_ir as ir
-import pytest
 
 from specbuild.builder.frontend import export as exporting
 from specbuild.builder.frontend.attention_layout import probe
@@ -15,11 +9,11 @@ from specbuild.builder.frontend.repeated_layers import Repeated
 CAPACITY = 40
 
 
-def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, Repeated | None]:
+def graphs(model, monkeypatch):
     """The graph as it is exported, the one that a trace of every layer gives, and which layers were copied."""
     real, found = exporting.repeated, list[Repeated | None]()
 
-    def noted(*given: Any) -> Repeated | None:
+    def noted(*given):
         found.append(real(*given))
         return found[-1]
 
@@ -31,9 +25,9 @@ def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Mo
     return copied, exporting.export(model, *given), copies
 
 
-def meanings(graph: ir.Graph) -> dict[str, str]:
+def meanings(graph):
     """Each output as a hash of all that it is computed from."""
-    known: dict[ir.Value, str] = {}
+    known = {}
     for value in graph.inputs:
         known[value] = str(value.name)
     for value in graph.initializers.values():
@@ -49,7 +43,7 @@ def meanings(graph: ir.Graph) -> dict[str, str]:
     return {str(value.name): known[value] for value in graph.outputs}
 
 
-def same(copied: ir.Model, whole: ir.Model) -> None:
+def same(copied, whole):
     """Fail unless both compute the same from the same weights, into outputs of the same names, types and shapes."""
     assert meanings(copied.graph) == meanings(whole.graph)
     names = [{name for name in each.graph.initializers if not name.startswith("val_")} for each in (copied, whole)]

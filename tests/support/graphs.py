@@ -1,16 +1,11 @@
 """Graphs written as text, what a pass makes of them, and what ONNX Runtime computes by them."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
-
-from specbuild.builder.passes.pattern import FusionPass
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23, "specbuild" : 1]>'
 RESHAPE = """g (float[B, N, 12] x) => (float[B, N, 3, 4] y) {
@@ -43,15 +38,15 @@ MEANINGS = (  # of the operators that passes make, in standard ones
 )
 
 
-def parse(text: str) -> ir.Model:
+def parse(text):
     return ir.from_onnx_text(HEADER + text)
 
 
-def kinds(model: ir.Model) -> Counter[str]:
+def kinds(model):
     return Counter(node.op_type for node in model.graph)
 
 
-def apply(fusion: FusionPass, text: str) -> tuple[int, ir.Model]:
+def apply(fusion, text):
     """How often a pass matches in a graph, and the graph afterwards."""
     model = parse(text)
     result = fusion(model)
@@ -59,11 +54,11 @@ def apply(fusion: FusionPass, text: str) -> tuple[int, ir.Model]:
     return fusion.matched, model
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def run(model: ir.Model, feeds: dict[str, Any], *meanings: str) -> list[np.ndarray]:
+def run(model, feeds, *meanings):
     """All outputs; `meanings`: what other operators of specbuild compute, as functions in text."""
     proto = ir.to_proto(model)
     for text in (*MEANINGS, *meanings):
@@ -72,7 +67,7 @@ def run(model: ir.Model, feeds: dict[str, Any], *meanings: str) -> list[np.ndarr
     return [np.asarray(output) for output in session.run(None, feeds)]
 
 
-def assert_same(model: ir.Model, text: str, feeds: dict[str, Any], *meanings: str, rtol: float = 1e-6) -> None:
+def assert_same(model, text, feeds, *meanings, rtol=1e-6):
     """A graph has the outputs of the one it was made of, and their names; its nodes are in order."""
     nodes = list(model.graph)
     makers = [(at, value.producer()) for at, node in enumerate(nodes) for value in node.inputs if value is not None]

@@ -1,14 +1,11 @@
 """The kernels' own source, compiled for the host, and kept until it changes."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,7 +31,7 @@ FLAGS = [
 ]
 
 
-def name_of(compiler: str, flags: tuple[str, ...]) -> str:
+def name_of(compiler, flags):
     """A name that changes with the kernels' sources, the host's, the flags and the compiler."""
     told = [subprocess.check_output([compiler, "--version"]), *(flag.encode() for flag in (*FLAGS, *flags))]
     sources = sorted([*PLUGINS.glob("*.h"), *(PLUGINS / "kernels").iterdir(), *HOST.iterdir()])
@@ -43,7 +40,7 @@ def name_of(compiler: str, flags: tuple[str, ...]) -> str:
 
 
 @pytest.fixture(scope="session")
-def compile_host() -> Callable[..., KernelLibrary]:
+def compile_host():
     """`compile_host(*flags)`: the library, every source compiled by g++; kept in build/ for later runs."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -53,7 +50,7 @@ def compile_host() -> Callable[..., KernelLibrary]:
     # A process of tests keeps to one core; others wait for this.
     spread = ["taskset", "-a", "-c", f"0-{(os.cpu_count() or 1) - 1}"] if shutil.which("taskset") else []
 
-    def compile_all(folder: Path, flags: tuple[str, ...]) -> None:
+    def compile_all(folder, flags):
         folder.mkdir()
         sources = [*sorted((PLUGINS / "kernels").glob("*.cu")), HOST / "host.cpp"]
         objects = [folder / f"{source.stem}.o" for source in sources]
@@ -65,7 +62,7 @@ def compile_host() -> Callable[..., KernelLibrary]:
         assert not any(failed)
         subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(folder / LIBRARY)], check=True)
 
-    def make(*flags: str) -> KernelLibrary:
+    def make(*flags):
         name = name_of(compiler, flags)
         return KernelLibrary(made_once(KEPT, name, lambda folder: compile_all(folder, flags)) / LIBRARY)
 
@@ -73,19 +70,19 @@ def compile_host() -> Callable[..., KernelLibrary]:
 
 
 @pytest.fixture(scope="session")
-def host(compile_host: Callable[..., KernelLibrary]) -> KernelLibrary:
+def host(compile_host):
     """The kernels, run on this machine's CPU."""
     return compile_host()
 
 
 @pytest.fixture(scope="session")
-def host_kernels(host: KernelLibrary) -> HostKernels:
+def host_kernels(host):
     """The same, with arrays for arguments."""
     return HostKernels(host)
 
 
 @pytest.fixture(scope="session")
-def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
+def cuda_kernels(tmp_path_factory):
     """The kernels on this machine's GPU: those in $SPECBUILD_KERNELS, the installed ones, or compiled for it."""
     library = Path(os.environ["SPECBUILD_KERNELS"]) if "SPECBUILD_KERNELS" in os.environ else find_library()
     if library is None:
@@ -99,18 +96,18 @@ def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
 
 
 @pytest.fixture(scope="session", params=["host", *GPU])
-def kernels(request: pytest.FixtureRequest) -> HostKernels:
+def kernels(request):
     """The kernels on the host, and on a GPU where there is one."""
-    found: HostKernels = request.getfixturevalue(f"{request.param}_kernels")
+    found = request.getfixturevalue(f"{request.param}_kernels")
     return found
 
 
 @pytest.fixture(scope="session")
-def in_order() -> Callable[[KernelLibrary, int], AbstractContextManager[None]]:
+def in_order():
     """`with in_order(library, seed)`: threads take turns, and copies are done, in another order (host/host.h)."""
 
     @contextmanager
-    def order(library: KernelLibrary, seed: int) -> Iterator[None]:
+    def order(library, seed):
         set_order = ctypes.CDLL(str(library.path)).specbuild_host_order
         set_order(seed)
         try:

@@ -10,7 +10,7 @@ VOID = frozenset({"meta", "br"})  # elements that have no end
 class Page(HTMLParser):
     """What a page shows; every element must end where it began, and nothing is fetched."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.tags: list[str] = []
         self.text = ""
@@ -20,7 +20,7 @@ class Page(HTMLParser):
         assert "http" not in text
         assert not {"script", "link", "img", "metadata"} & {*self.tags}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         if tag not in VOID:
             self._open.append(tag)
@@ -28,13 +28,13 @@ class Page(HTMLParser):
             if name.split(":")[-1] in ("src", "href"):
                 assert str(value).startswith("#")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         if tag not in VOID:
             self.handle_endtag(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from hash_models import HashExecutor, HashModel, sequence_of
+from hash_models import HashExecutor, sequence_of
 
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -30,13 +30,13 @@ LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "pla
 SMALL = {"verify": [[1, 0.8], [64, 5.0]], "draft": [[1, 0.2], [64, 0.6]], "plain": 0.05, "round": 0.1, "level": 0.05}
 
 
-def record_of(times: dict[str, Any], slots: int = 1, chances: dict[str, Any] = CHANCES) -> dict[str, Any]:
+def record_of(times, slots=1, chances=CHANCES):
     """The JSON of a table with the same times for one sequence and for as many as there are slots."""
     both = {"greedy": chances, "sampled": chances}
     return {"schema": 2, "machine": {}, "widest": "best:15", "times": {"1": times, str(slots): times}, "chances": both}
 
 
-def table_of(times: dict[str, Any], slots: int = 1, chances: dict[str, Any] = CHANCES, most: int = 64) -> TimingTable:
+def table_of(times, slots=1, chances=CHANCES, most=64):
     return TimingTable.of(record_of(times, slots, chances), most)
 
 
@@ -54,7 +54,7 @@ class PricedExecutor(HashExecutor):
     price: Any = None
     slowed: Callable[[int], float] = staticmethod(lambda rows: 1.0)
 
-    def step(self, inputs: Any) -> Any:
+    def step(self, inputs):
         before, rows = self.seconds, sum(len(each.tokens) for each in inputs)
         logits = super().step(inputs)
         self.seconds = before + float(self.price[min(rows, len(self.price) - 1)]) * self.slowed(rows)
@@ -64,16 +64,7 @@ class PricedExecutor(HashExecutor):
 class PricedLoop:
     """A loop on the host with a controller; `run` decodes requests and notes their rounds."""
 
-    def __init__(
-        self,
-        target: HashModel,
-        draft: HashModel | None,
-        times: dict[str, Any],
-        slots: int = 1,
-        limits: Limits | None = None,
-        live: bool = False,
-        looks_up: bool = False,
-    ) -> None:
+    def __init__(self, target, draft, times, slots=1, limits=None, live=False, looks_up=False):
         """`live`: whether rounds correct the table."""
         self.table, self.slots = table_of(times, slots), slots
         self.times = self.table.at(slots)
@@ -90,18 +81,18 @@ class PricedLoop:
         self.rounds = list[Round]()
 
     @property
-    def seconds(self) -> float:
+    def seconds(self):
         """Seconds of the rounds since the prompts were read."""
         return sum(each.seconds for each in self.rounds)
 
-    def plain(self, sequences: int = 1) -> float:
+    def plain(self, sequences=1):
         """Seconds of a round of plain decoding."""
         return CostModel(self.table, self.slots).of_round(sequences).plain
 
-    def drafted(self) -> list[int]:
+    def drafted(self):
         return [each.drafted for each in self.rounds]
 
-    def run(self, *prompts: list[int], count: int, before: Any = None, **params: Any) -> list[Sequence]:
+    def run(self, *prompts, count, before=None, **params):
         """Decode texts side by side; `before(tokens)` is called before each round; a list gives each its parameter."""
         found = list[Sequence]()
         for slot, prompt in enumerate(prompts):
@@ -120,8 +111,8 @@ class PricedLoop:
             self.loop.release(slot)
         return found
 
-    def _round(self, active: list[Sequence]) -> None:
-        def totals() -> Any:
+    def _round(self, active):
+        def totals():
             told = [each.metrics.speculative_decoding.num_draft_tokens for each in active]
             models = self.target.seconds + (self.draft.seconds if self.draft else 0.0)
             return np.array([sum(told), sum(len(each.output) for each in active), models])

@@ -3,22 +3,15 @@
 Processors, cut-offs, walk and growth are the runtime's own (sampling.py, accept.py, draft.py), which run in NumPy.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.sampling.sampler import Sampler
 from specbuild.runtime.speculation.tree import Tree
 
-Array = NDArray[Any]
 
-
-def sampler(params: SamplingParams, seed: int, vocab: int, prompt: Sequence[int], output: Sequence[int]) -> Sampler:
+def sampler(params, seed, vocab, prompt, output):
     """The runtime's sampler of a sequence that has emitted `output`."""
     made = Sampler(params, seed, prompt, vocab)
     for token in output:
@@ -26,7 +19,7 @@ def sampler(params: SamplingParams, seed: int, vocab: int, prompt: Sequence[int]
     return made
 
 
-def best(made: Sampler, logits: Array, position: int, path: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+def best(made, logits, position, path, count):
     """The `count` best tokens and scores of a row, filled up with −1 and −∞; −1 alone where the row is unsound."""
     row = logits.astype(np.float32)
     found = [] if np.isnan(row).any() else list(islice(made.ranked(row, position, path), count))
@@ -36,7 +29,7 @@ def best(made: Sampler, logits: Array, position: int, path: Sequence[int], count
     return [t for t, _ in found] + [-1] * missing, [s for _, s in found] + [-np.inf] * missing
 
 
-def mask(tree: Tree, committed: int, offset: int, count: int, nodes: int, capacity: int, window: int) -> Array:
+def mask(tree, committed, offset, count, nodes, capacity, window):
     """`bool[N, S]`: what nodes offset … offset + count − 1 of a tree see; padding sees row 0."""
     seen = np.zeros((nodes, capacity), dtype=bool)
     seen[count:, 0] = True
@@ -51,7 +44,7 @@ def mask(tree: Tree, committed: int, offset: int, count: int, nodes: int, capaci
     return seen
 
 
-def random_tree(rng: np.random.Generator, size: int, vocab: int, root: int = 0) -> Tree:
+def random_tree(rng, size, vocab, root=0):
     """A tree of `size` nodes of any shape, whose siblings differ."""
     tree, known = Tree([root]), set[tuple[int, int]]()
     reach = int(rng.integers(1, size + 1))  # small: deep trees; large: wide ones

@@ -1,14 +1,8 @@
 """Other tokenizers than the reference pair's, and drafts that have them."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil
-from collections.abc import Iterable
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -16,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 END = "<|end|>"
 
 
-def byte_level(size: int, *sources: ModuleType) -> tokenizers.Tokenizer:
+def byte_level(size, *sources):
     """A byte-level BPE of so many tokens, trained on modules' own text; its last token ends a text."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,7 +22,7 @@ def byte_level(size: int, *sources: ModuleType) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def sentencepiece(words: Iterable[str]) -> tokenizers.Tokenizer:
+def sentencepiece(words):
     """A BPE of these words and their beginnings as SentencePiece writes it, with a byte for whatever else there is."""
     pieces, merges = dict[str, int](), []
     for piece in ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]:
@@ -47,7 +41,7 @@ def sentencepiece(words: Iterable[str]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def give(folder: Path, tokenizer: tokenizers.Tokenizer, end: str = END, **special: str) -> Path:
+def give(folder, tokenizer, end=END, **special):
     """Put a tokenizer into a checkpoint's folder, and the id of what ends its texts into its configuration.
 
     Embedding and head get as many rows as it has tokens.
@@ -68,14 +62,14 @@ def give(folder: Path, tokenizer: tokenizers.Tokenizer, end: str = END, **specia
     return folder
 
 
-def edit(folder: Path, **fields: Any) -> Path:
+def edit(folder, **fields):
     """Change a checkpoint's configuration."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
 
 
-def with_tokenizer(draft: Path, folder: Path, tokenizer: tokenizers.Tokenizer) -> Path:
+def with_tokenizer(draft, folder, tokenizer):
     """A tied draft of the reference pair with another byte-level tokenizer.
 
     Its embedding has the draft's own rows of the tokens that both have, and means of the draft's pieces of the others.

@@ -4,22 +4,17 @@ It is what the runtime's sampler was before it computed no more than a choice ne
 against this one bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from specbuild.runtime.sampling.constraint import unpack
-from specbuild.runtime.sampling.parameters import SamplingParams
 
 SMALL = 8192  # a larger vocabulary's tokens run in races of 32
 
 
-def gumbel(seed: int, position: int, vocab_size: int) -> Any:
+def gumbel(seed, position, vocab_size):
     """g(seed, t, ·) `float32[V]`."""
     race = 32 if vocab_size > SMALL else 1
     races, tokens = math.ceil(vocab_size / race / 8) * 8, np.arange(vocab_size)
@@ -38,17 +33,17 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Any:
 class PlainSampler:
     """Ranks and chooses as the runtime's sampler has to."""
 
-    def __init__(self, params: SamplingParams, seed: int, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, params, seed, prompt, vocab_size):
         self.params, self.seed, self.vocab_size = params, seed, vocab_size
         self.prompt, self.output = list(prompt), list[int]()
         self.matcher = params.constraint.matcher(vocab_size) if params.constraint else None
 
-    def emit(self, token: int, position: int) -> None:
+    def emit(self, token, position):
         self.output.append(token)
         if self.matcher:
             self.matcher.emit(token)
 
-    def processed(self, logits: Any, path: Sequence[int]) -> Any:
+    def processed(self, logits, path):
         p, out = self.params, logits.copy()
         if self.matcher is not None and (mask := self.matcher.mask(path)) is not None:
             out[~unpack(mask, len(out))] = -np.inf
@@ -63,9 +58,7 @@ class PlainSampler:
             out[token] += np.float32(bias)
         return out if p.temperature in (0, 1) else out / np.float32(p.temperature)
 
-    def ranked(
-        self, logits: Any, position: int, path: Sequence[int], misses: int | None = None
-    ) -> Iterator[tuple[int, float]]:
+    def ranked(self, logits, position, path, misses=None):
         p, processed = self.params, self.processed(logits, path)
         if not np.isfinite(processed.max()):
             return
@@ -93,6 +86,6 @@ class PlainSampler:
                 scores[~above] = -np.inf
             scores[token] = -np.inf
 
-    def choose(self, logits: Any, position: int, path: Sequence[int]) -> int:
+    def choose(self, logits, position, path):
         best = next(self.ranked(logits, position, path), None)
         return best[0] if best else int(logits.argmax())

@@ -1,25 +1,20 @@
 """Attacks with a fault in each: what a campaign must find, and how it must call it."""
 
-from __future__ import annotations
-
 import os
-import random
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-from campaign.attack import Attack, Bench
+from campaign.attack import Attack
 from campaign.outcome import Fault
 
 from specbuild.runtime.errors import PromptError
 
 
-def planted(act: Callable[[int], object]) -> type[Attack]:
+def planted(act):
     """A class whose cases do this, with a number that is drawn and kept."""
 
     class Planted(Attack):
-        def attempt(self, rng: random.Random, place: Path) -> None:
+        def attempt(self, rng, place):
             number = rng.randrange(1000)
             (place / "input.txt").write_text(str(number))
             act(number)
@@ -27,14 +22,14 @@ def planted(act: Callable[[int], object]) -> type[Attack]:
     return Planted
 
 
-def raising(error: BaseException) -> type[Attack]:
-    def act(number: int) -> None:
+def raising(error):
+    def act(number):
         raise error
 
     return planted(act)
 
 
-def mix(number: int) -> None:
+def mix(number):
     """Pass, refuse, or do one of what nothing may do."""
     if number % 3 == 0:
         raise PromptError("no")
@@ -42,7 +37,7 @@ def mix(number: int) -> None:
         raise ValueError(f"raw {number}")
 
 
-def hoard(number: int) -> None:
+def hoard(number):
     taken = []
     while True:
         taken.append(b"x" * (8 << 20))
@@ -60,5 +55,5 @@ Crash, Hang = planted(lambda number: os.kill(os.getpid(), signal.SIGSEGV)), plan
 class Unprepared(Attack):
     """Cannot be prepared."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         raise RuntimeError("planted")

@@ -1,10 +1,6 @@
 """Executors of models around TensorRT's plugin, on a device that is this process's memory."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import attention_oracle
 import numpy as np
@@ -13,19 +9,17 @@ import pytest
 from attention_oracle import oracle
 from device_requests import prompt_of, request_of
 from host_device import HostDevice, HostQueue, QueuedModel
-from plugin_model import Compute, PluginModel
+from plugin_model import PluginModel
 from tiny_models import BUCKETS, CAPACITY, CHUNK, SIZES, VOCAB
 
 from specbuild.builder.lower import plugin
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import Dtype, KernelLibrary
-from specbuild.runtime.backends.tensorrt.pages import PageTable
+from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.requests.sequence import Sequence
 
 HEAD, BOUND = 64, {"rtol": 1e-4, "atol": 1e-4}
-REQUESTS: list[tuple[int, dict[str, Any]]] = [
+REQUESTS = [
     (3, {}),
     (33, {"temperature": 0.8, "top_p": 0.9}),
     (19, {"temperature": 1.1, "top_k": 12, "repetition_penalty": 1.2}),
@@ -35,7 +29,7 @@ REQUESTS: list[tuple[int, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _in_float32() -> Iterator[None]:
+def _in_float32():
     """A type that the kernel has not, for exact comparisons."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plugin.DTYPES, "fp32", ir.DataType.FLOAT)
@@ -44,7 +38,7 @@ def _in_float32() -> Iterator[None]:
 
 
 @functools.cache
-def torch_model(name: str) -> Any:
+def torch_model(name):
     """target, or draft: the target with some noise; heads that the kernel has, and a window in one of two layers."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -62,7 +56,7 @@ def torch_model(name: str) -> Any:
 
 
 @functools.cache
-def lowered(name: str, precision: str, page_rows: int = 0) -> ir.Model:
+def lowered(name, precision, page_rows=0):
     """The graph with the plugin; "fp16, fp8": in float16 over caches in E4M3."""
     from specbuild.builder.frontend.attention_layout import probe
     from specbuild.builder.frontend.export import export
@@ -76,33 +70,25 @@ def lowered(name: str, precision: str, page_rows: int = 0) -> ir.Model:
     return plugin.lower(graph, precision, CAPACITY, calibrate(model, [prompt_of(9, 40)]) if fp8 else None, page_rows)
 
 
-def spec(name: str) -> ModelSpec:
+def spec(name):
     return ModelSpec(name, 2, 2, HEAD, VOCAB, CAPACITY, BUCKETS[-1], (0, 7))
 
 
-def made(
-    name: str,
-    device: HostDevice,
-    batch_size: int,
-    precision: str = "fp32",
-    tree_nodes: int = 64,
-    by: Compute = oracle,
-    pages: PageTable | None = None,
-) -> StandardExecutor:
+def made(name, device, batch_size, precision="fp32", tree_nodes=64, by=oracle, pages=None):
     """The model's executor, on a stream of its own."""
     graph = lowered(name, precision, pages.rows if pages else 0)
     model = PluginModel(graph, spec(name), device, batch_size, BUCKETS, CHUNK, tree_nodes, by, pages)
     return StandardExecutor(device, QueuedModel(model, device), device.stream())
 
 
-def loop_of(host: KernelLibrary, batch_size: int, **more: Any) -> DeviceLoop:
+def loop_of(host, batch_size, **more):
     device = HostDevice()
     executors = [made(name, device, batch_size, **more) for name in ("target", "draft")]
     return DeviceLoop(*executors, HostQueue(host, device), frozenset(), False)
 
 
-def requests(tree: str, count: int = len(REQUESTS)) -> list[Sequence]:
+def requests(tree):
     return [
         request_of(prompt_of(i, length), **{"speculation": tree, "max_new_tokens": 6 + i, "seed": i} | fields)
-        for i, (length, fields) in enumerate(REQUESTS[:count])
+        for i, (length, fields) in enumerate(REQUESTS)
     ]

@@ -1,9 +1,5 @@
 """Random models of many families, and sessions over their graphs around the TensorRT plugin."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 import small_models
@@ -11,8 +7,6 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3
-
-from specbuild.runtime.speculation.tree import Tree
 
 CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
 PAGE = 8  # rows, less than the builder offers, for short texts over several
@@ -31,7 +25,7 @@ BASE = {
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 LOCAL = ["sliding_attention", "full_attention"]
 # name: model type, fields, whether the plugin takes the merged product whole
-MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
+MODELS = {
     "gqa": ("llama", {}, True),
     "mqa, biases, llama3, tied": (
         "llama",
@@ -48,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 
 
-def make(model_type: str, **fields: Any) -> Any:
+def make(model_type, **fields):
     """A random float32 model of any family whose every weight counts."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -62,7 +56,7 @@ def make(model_type: str, **fields: Any) -> Any:
     return model
 
 
-def fused(model: Any) -> ir.Model:
+def fused(model):
     return small_models.fused(model, CAPACITY)
 
 
@@ -72,23 +66,23 @@ class Session:
     Paged caches have a page more than the sequences, and theirs in any order.
     """
 
-    def __init__(self, graph: ir.Model) -> None:
+    def __init__(self, graph):
         self.evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[TreeAttention])
         self.lengths = [0] * len(PROMPTS)
         inputs, self.table = {str(value.name): value for value in graph.graph.inputs}, dict[str, np.ndarray]()
         first = len(PROMPTS)
         if "page_table" in inputs:
-            pages = int(inputs["page_table"].shape[1])  # type: ignore[index]
+            pages = int(inputs["page_table"].shape[1])
             first = 1 + first * pages
             order = np.random.default_rng(0).permutation(first)[1:].astype(np.int32)
             self.table = {"page_table": order.reshape(len(PROMPTS), pages)}
         self.caches = {
-            name: np.full((first, *value.shape[1:]), np.nan, dtype=value.dtype.numpy())  # type: ignore[index, union-attr]
+            name: np.full((first, *value.shape[1:]), np.nan, dtype=value.dtype.numpy())
             for name, value in inputs.items()
             if name.startswith("past")
         }
 
-    def step(self, trees: list[Tree], begin: int, end: int) -> list[np.ndarray]:
+    def step(self, trees, begin, end):
         """Logits `[n, V]` of each tree's nodes `begin … end − 1`."""
         counts = [max(0, min(end, len(tree)) - begin) for tree in trees]
         tokens = np.full((len(trees), max(counts)), 96, dtype=np.int32)

@@ -7,7 +7,7 @@ or the kernels' compiled for this CPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,13 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from attention_oracle import Case, oracle
-from host_device import HostDevice
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Tensor
 from specbuild.runtime.backends.gpu.step_tensors import StepTensors
 from specbuild.runtime.backends.kernels.abi import Dtype
-from specbuild.runtime.backends.tensorrt.pages import PageTable
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
 SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
@@ -42,12 +39,12 @@ class TreeAttention(OpRun):
     op_domain = "trt.plugins"
     compute: Compute = staticmethod(oracle)
 
-    def _run(self, *arrays: Any, **fields: Any) -> tuple[Any, ...]:
+    def _run(self, *arrays, **fields):
         assert (fields.pop("plugin_version"), fields.pop("plugin_namespace")) == ("1", "specbuild")
         assert fields.keys() <= set(FIELDS)
         assert fields["in_place"] == "address"
         given = dict(zip(fields["inputs"].split(","), arrays, strict=True))
-        sizes: dict[str, int] = {}
+        sizes = {}
         specs = [spec for spec in SPECS if spec[0] in given]
         assert [name for name, *_ in specs] == list(given)
         table, page_rows = given.get("page_table"), 0
@@ -93,7 +90,7 @@ class TreeAttention(OpRun):
         return out.astype(arrays[0].dtype), given["past_key"], given["past_value"]
 
 
-def write(past: NDArray[Any], new: NDArray[Any], given: dict[str, Any]) -> None:
+def write(past, new, given):
     """Into a cache what a call wrote, out of a linear one: a page may be several sequences', of whom one writes it."""
     if "page_table" not in given:
         past[...] = new
@@ -109,17 +106,8 @@ class PluginModel:
     """See `Model`: as `TrtModel` does, every input is read at its address, and the cache is written at its own."""
 
     def __init__(
-        self,
-        graph: ir.Model,
-        spec: ModelSpec,
-        device: HostDevice,
-        batch_size: int,
-        buckets: Sequence[int],
-        chunk: int,
-        tree_nodes: int = MAX_NODES,
-        compute: Compute = oracle,
-        pages: PageTable | None = None,
-    ) -> None:
+        self, graph, spec, device, batch_size, buckets, chunk, tree_nodes=MAX_NODES, compute=oracle, pages=None
+    ):
         """`tree_nodes`: M; `compute`: what the plugin does; `pages`: of paged caches."""
         operator = type("TreeAttention", (TreeAttention,), {"compute": staticmethod(compute)})
         self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
@@ -133,15 +121,15 @@ class PluginModel:
         cache = device.empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
         self.tensors = StepTensors.allocate(device, spec, (batch_size, buckets[-1], chunk), cache, tree_nodes)
 
-    def enqueue(self, nodes: int, stream: int) -> None:
+    def enqueue(self, nodes, stream):
         """See `Model.enqueue`."""
         self._run(slice(None), self.batch_size, nodes, np.arange(nodes))
 
-    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+    def prefill(self, slot, nodes, last, stream):
         """See `Model.prefill`."""
         self._run(slice(slot, slot + 1), 1, nodes, np.array([last]))
 
-    def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
+    def _run(self, slots, batch, nodes, wanted):
         given = self.tensors
         tree, cache = given.tree, self._device.array(given.cache).view(self._number)
         assert tree
@@ -171,5 +159,5 @@ class PluginModel:
             if tensor:
                 self._device.array(tensor).reshape(-1)[: outputs[name].size] = outputs[name].ravel()
 
-    def close(self) -> None:
+    def close(self):
         """See `Model.close`."""

@@ -1,21 +1,16 @@
 """A body for each route of the server with every field that it knows, and what is done to such bodies."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 from data_files import rows
 
 from specbuild.serve.http import app  # noqa: F401 - whose routes have the bodies
 from specbuild.serve.request.body import Body
 
-Path = tuple[str | int, ...]
 NO_VALUES = {"refusal", "audio", "function_call", "encrypted_content", "typical_p", "adapter_id"}  # null and no other
 
 
-def kinds(base: type[Body] = Body) -> Iterator[type[Body]]:
+def kinds(base=Body):
     """Every kind of body and part of one."""
     for kind in base.__subclasses__():
         yield kind
@@ -23,10 +18,10 @@ def kinds(base: type[Body] = Body) -> Iterator[type[Body]]:
 
 
 NAMED = {kind.__name__: kind for kind in kinds()}
-BODIES: dict[type[Body], dict[str, Any]] = {NAMED[each["kind"]]: each["body"] for each in rows("request_bodies.jsonl")}
+BODIES = {NAMED[each["kind"]]: each["body"] for each in rows("request_bodies.jsonl")}
 
 
-def fields(value: Any, path: Path = ()) -> Iterator[tuple[Path, type[Body]]]:
+def fields(value, path=()):
     """Where a body's fields are, those of its parts included, and which kind of body has each."""
     if isinstance(value, Body):
         for name, field in type(value).model_fields.items():
@@ -41,10 +36,10 @@ def fields(value: Any, path: Path = ()) -> Iterator[tuple[Path, type[Body]]]:
 PLACES = [(kind, path) for kind, body in BODIES.items() for path, _ in fields(kind.model_validate(body))]
 
 
-def put(body: dict[str, Any], path: Path, *value: Any) -> dict[str, Any]:
+def put(body, path, *value):
     """The body with this value at a place, or without the field if there is no value."""
     changed = copy.deepcopy(body)
-    parent: Any = changed
+    parent = changed
     for part in path[:-1]:
         parent = parent[part]
     if value:

@@ -1,15 +1,10 @@
 """A client of a server's routes in this process: replies as JSON, streams as events, both as one kind of choice."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from fastapi.testclient import TestClient
-from serving import Log
 
-from specbuild.runtime import AsyncEngine, Bundle, Engine
+from specbuild.runtime import AsyncEngine, Bundle
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.canary.routes import CanaryMetrics
 from specbuild.serve.drift.watch import Drift
@@ -24,8 +19,8 @@ from specbuild.serve.request.rate_limits import RateLimits
 from specbuild.serve.shadow.shadow_check import Oracle
 
 COMPLETIONS, CHATS, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
-SAID: list[dict[str, Any]] = [{"role": "user", "content": "a loop"}]
-ASKED: dict[str, dict[str, Any]] = {  # a short greedy text of each route
+SAID = [{"role": "user", "content": "a loop"}]
+ASKED = {  # a short greedy text of each route
     COMPLETIONS: {"prompt": "def main(", "max_tokens": 12, "temperature": 0},
     CHATS: {"messages": SAID, "max_tokens": 12, "temperature": 0},
     RESPONSES: {"input": "a loop", "max_output_tokens": 12, "temperature": 0},
@@ -40,16 +35,15 @@ SCHEMA = {  # of a tool's arguments
 }
 
 
-def service_of(engine: Engine, bundle: Path, log: Log, **given: Any) -> Service:
+def service_of(engine, bundle, log, **given):
     """A service over an engine; `given`: of ServeOptions."""
     options = ServeOptions(**given)
     admission = Admission(engine.batch_size, options.max_waiting, options.max_queued_tokens)
     model = ServedModel(("pycode", "alias"), bundle, AsyncEngine(engine), defaults_of(Bundle.open(bundle)), admission)
     models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
-    events: Any = log
-    oracle = Oracle(models, options, metrics, events) if options.shadow else None
-    canary = Canary(models, options.canary, events, len(options.api_keys)) if options.canary else None
-    drift = Drift(models, options.drift, events) if options.drift else None
+    oracle = Oracle(models, options, metrics, log) if options.shadow else None
+    canary = Canary(models, options.canary, log, len(options.api_keys)) if options.canary else None
+    drift = Drift(models, options.drift, log) if options.drift else None
     for each in (CanaryMetrics(canary) if canary else None, drift):
         if each:
             metrics.registry.register(each)
@@ -61,29 +55,29 @@ def service_of(engine: Engine, bundle: Path, log: Log, **given: Any) -> Service:
 class RouteClient(TestClient):
     """A client; `service` is what it talks to."""
 
-    def __init__(self, service: Service, log: Log) -> None:
+    def __init__(self, service, log):
         super().__init__(make_app(service, log), raise_server_exceptions=False)
         self.service = service
 
     @property
-    def admission(self) -> Admission:
+    def admission(self):
         """That of the only model."""
         return self.service.models.all[0].admission
 
-    def ask(self, path: str = COMPLETIONS, **fields: Any) -> Any:
+    def ask(self, path=COMPLETIONS, **fields):
         """A reply's JSON."""
         reply = self.post(path, json=ASKED.get(path, {}) | fields)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def events(self, path: str = COMPLETIONS, **fields: Any) -> list[Any]:
+    def events(self, path=COMPLETIONS, **fields):
         """A stream's events, each as JSON."""
         reply = self.post(path, json=ASKED.get(path, {}) | fields | {"stream": True})
         assert reply.headers["content-type"].startswith("text/event-stream"), reply.text
         lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
-    def choices(self, path: str = COMPLETIONS, **fields: Any) -> list[dict[str, Any]]:
+    def choices(self, path=COMPLETIONS, **fields):
         """The choices of a text, which are the same whole and streamed."""
         whole, streamed = self.ask(path, **fields)["choices"], self.events(path, **fields)
         parts = [choice for event in streamed for choice in event["choices"]]
@@ -91,25 +85,25 @@ class RouteClient(TestClient):
         assert [joined([part for part in parts if part["index"] == each["index"]]) for each in whole] == found
         return found
 
-    def choice(self, path: str = COMPLETIONS, **fields: Any) -> dict[str, Any]:
+    def choice(self, path=COMPLETIONS, **fields):
         """The only choice."""
         (choice,) = self.choices(path, **fields)
         return choice
 
-    def refusal(self, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    def refusal(self, path, **fields):
         """The status and error of a request that is refused; JSON of Python's own, which has half characters too."""
         reply = self.post(path, content=json.dumps(fields), headers={"Content-Type": "application/json"})
         return reply.status_code, reply.json()["error"]
 
-    def series(self) -> dict[str, float]:
+    def series(self):
         """What /metrics says, by name and labels."""
         lines = [line.rpartition(" ") for line in self.get("/metrics").text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
 
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(parts):
     """A choice put together of its parts: text, reasoning, calls (name and arguments), tokens, and how it ended."""
-    found: dict[str, Any] = {"text": "", "reasoning": "", "calls": [], "token_ids": [], "token_sources": []}
+    found = {"text": "", "reasoning": "", "calls": [], "token_ids": [], "token_sources": []}
     for part in parts:
         said = part.get("message") or part.get("delta") or part
         found["text"] += said.get("text") or said.get("content") or ""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,17 @@ CHAT_TEMPLATE = (
 class Log:
     """What a server would write."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lines: list[dict[str, Any]] = []
 
-    def ended(self, **told: Any) -> None:
+    def ended(self, **told):
         self.lines.append(told)
 
-    def event(self, level: str, message: str, **told: Any) -> None:
+    def event(self, level, message, **told):
         self.lines.append({"level": level, "message": message, **told})
 
 
-def until(holds: Callable[[], object], seconds: float = 60) -> None:
+def until(holds, seconds=60):
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not holds():
@@ -45,7 +44,7 @@ def until(holds: Callable[[], object], seconds: float = 60) -> None:
 
 
 @asynccontextmanager
-async def running(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+async def running(*works):
     """`async with running(watcher.run()):` has what runs for ever run meanwhile, and cancels it then."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -59,7 +58,7 @@ async def running(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 class Server:
     """A server in a process of its own; `url` is where it serves, `lines` its log."""
 
-    def __init__(self, *arguments: str, program: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *arguments, program=(), env=None):
         command = [*(program or [str(Path(sys.executable).parent / "specbuild")]), "serve", *arguments]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | dict(env or {})
@@ -72,7 +71,7 @@ class Server:
         assert self._told.wait(60), "it neither serves nor ends"
         assert self.url, self.other
 
-    def _read(self) -> None:
+    def _read(self):
         assert self.process.stderr
         for line in self.process.stderr:
             if not line.startswith("{"):
@@ -85,27 +84,27 @@ class Server:
                 self._told.set()
         self._told.set()
 
-    def client(self, **given: Any) -> httpx.Client:
+    def client(self, **given):
         """An HTTP client of it."""
         if self.url.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=self.url.removeprefix("unix:"))
             return httpx.Client(transport=transport, base_url="http://server", timeout=60, **given)
         return httpx.Client(base_url=self.url, timeout=60, **given)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number):
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds=60):
         """Its exit status, once it has ended and its log is read."""
         status = self.process.wait(seconds)
         self._reader.join(10)
         return status
 
-    def __enter__(self) -> Server:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.kill()
         self.wait()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from host_device import HostDevice
 from numpy.typing import NDArray
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB
 
@@ -27,7 +24,7 @@ class ShapedModel:
     capturable = True
     pages: Pages | None = None
 
-    def __init__(self, name: str, device: HostDevice, batch_size: int, planted: float, error: float = 0.0) -> None:
+    def __init__(self, name, device, batch_size, planted, error=0.0):
         self.spec = ModelSpec(name, 1, 1, WIDTH, VOCAB, CAPACITY, BUCKETS[-1])
         self.batch_size, self.buckets, self.chunk, self.lengths = batch_size, BUCKETS, CHUNK, range(1, CHUNK + 1)
         cache = device.empty((2, batch_size, 1, CAPACITY, WIDTH), np.float32)
@@ -39,16 +36,16 @@ class ShapedModel:
         wide = max(*BUCKETS, CHUNK) + 1
         self._planted = {n: planted * np.random.default_rng(n).normal(0, 1, VOCAB + WIDTH) for n in range(wide)}
 
-    def enqueue(self, nodes: int, stream: int) -> None:
+    def enqueue(self, nodes, stream):
         self._device.run(stream, lambda: self._step(range(self.batch_size), nodes, slice(None)))
 
-    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+    def prefill(self, slot, nodes, last, stream):
         self._device.run(stream, lambda: self._step([slot], nodes, slice(last, last + 1)))
 
-    def close(self) -> None:
+    def close(self):
         """Its memory is the device's."""
 
-    def _step(self, slots: Any, nodes: int, wanted: slice) -> None:
+    def _step(self, slots, nodes, wanted):
         tokens, positions, masks = (
             self._device.array(each).reshape(-1)[: len(slots) * nodes * size].reshape(len(slots), nodes, size)
             for each, size in ((self.tensors.tokens, 1), (self.tensors.positions, 1), (self.tensors.masks[0], CAPACITY))
@@ -61,7 +58,7 @@ class ShapedModel:
         found = np.stack(out)[:, wanted].astype(np.float32).reshape(-1)
         self._device.array(self.tensors.logits).reshape(-1)[: len(found)] = found
 
-    def _rows(self, cache: Any, first: int, tokens: Any, positions: Any, mask: Any) -> NDArray[np.float64]:
+    def _rows(self, cache, first, tokens, positions, mask):
         """Write a sequence's rows, each after those that it sees; what the nodes made of them."""
         nodes, made = len(tokens), list[NDArray[np.float64]]()
         for node, (token, place) in enumerate(zip(tokens, positions, strict=True)):
@@ -75,10 +72,10 @@ class ShapedModel:
             cache[first + node] = row + self._planted[nodes][VOCAB:]
         return np.stack(made)
 
-    def _logits(self, made: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+    def _logits(self, made, nodes):
         return np.stack([row @ self._weights["head"] for row in made]) + self._planted[nodes][:VOCAB]
 
 
-def executor(name: str, device: HostDevice, batch_size: int, planted: float, error: float = 0.0) -> StandardExecutor:
+def executor(name, device, batch_size, planted, error=0.0):
     """Such a model on a stream of its own."""
     return StandardExecutor(device, ShapedModel(name, device, batch_size, planted, error), device.stream())

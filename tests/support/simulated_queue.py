@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specbuild.serve.slo.draft_throttle import Steering, Step
@@ -40,13 +39,13 @@ class SimulatedQueue:
     steps: list[tuple[float, Step]] = field(default_factory=list)
     levels: list[tuple[float, int]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         plain = self.base + self.row * self.slots
-        load: Callable[[], int] = lambda: len(self.waiting) + len(self.active)  # noqa: E731
+        load = lambda: len(self.waiting) + len(self.active)  # noqa: E731
         self.steering = Steering(self.objectives, lambda: plain if self.knows else None, load, lambda: self.now)
         self._drawn, self._limit, self._looked = random.Random(5), 1 << 16, 0.0
 
-    def run(self, seconds: float, rate: float, guarded: bool = True, tokens: float = 24) -> None:
+    def run(self, seconds, rate, guarded=True, tokens=24):
         """So many requests a second, for so long."""
         end, coming = self.now + seconds, self.now + self._drawn.expovariate(rate) if rate else float("inf")
         while self.now < end:
@@ -58,7 +57,7 @@ class SimulatedQueue:
                 self._looked += 1
                 self._look()
 
-    def _round(self, end: float) -> None:
+    def _round(self, end):
         while self.waiting and len(self.active) < self.slots:
             self.active.append(self.waiting.popleft())
             self.active[-1].started = self.now
@@ -81,17 +80,17 @@ class SimulatedQueue:
                 self.ended.append((self.now, sample))
                 self.steering.window.add(sample)
 
-    def _look(self) -> None:
+    def _look(self):
         if step := self.steering.look():
             self.steps.append((self.now, step))
             if step.changed:
                 self._limit = 1 << 16 if step.nodes is None else step.nodes
         self.levels.append((self.now, self.steering.level))
 
-    def tail(self, objective: Objective, since: float, until: float) -> float:
+    def tail(self, objective, since, until):
         """The plain quantile of whoever ended between two times."""
         times = sorted(s.time(objective.measured) or 0.0 for at, s in self.ended if since <= at < until)
         return times[min(int(objective.quantile * len(times)), len(times) - 1)]
 
-    def level_at(self, time: float) -> int:
+    def level_at(self, time):
         return next(level for at, level in reversed(self.levels) if at <= time)

@@ -1,10 +1,6 @@
 """A tokenizer of a few tokens, and llguidance's grammars over it, which are easily enumerated."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +9,12 @@ from specbuild.runtime.sampling.constraint import unpack
 from specbuild.runtime.sampling.grammar import Grammar
 from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled, grammar_of
 from specbuild.runtime.sampling.structured import StructuredOutputs
-from specbuild.runtime.sampling.vocabulary import Vocabulary
 
 TOKENS = ["a", "b", "c", "d", "0", "1", ",", "ab", "cd", "aba", "<s>", "</s>"]
 VOCAB, START, END = len(TOKENS), 10, 11
 
 
-def tokenizer_json() -> str:
+def tokenizer_json():
     """Bytes, a few merges and two special tokens."""
     special = [{"id": place, "content": TOKENS[place], "special": True} for place in (START, END)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -39,23 +34,23 @@ def tokenizer_json() -> str:
     )
 
 
-def vocabulary(ends: Sequence[int] = (END,), size: int = VOCAB) -> Vocabulary:
+def vocabulary(ends=(END,), size=VOCAB):
     """Of a model that has more tokens, the others write nothing."""
     return Tokenizer(tokenizer_json().encode(), None, {}).vocabulary(size, ends)
 
 
-def grammar(ends: Sequence[int] = (END,), vocab_size: int = VOCAB, **fields: Any) -> Grammar:
+def grammar(ends=(END,), vocab_size=VOCAB, **fields):
     """Compiled in this process."""
     outputs = StructuredOutputs(**fields).to_dict()
     tokenizer = Tokenizers(vocabulary(ends, vocab_size)).tokenizer(outputs)
     return Grammar(compiled(tokenizer, grammar_of(outputs)), tokenizer.vocab_size, ends)
 
 
-def legal(matcher: Any, path: Sequence[int] = (), vocab_size: int = VOCAB) -> set[int]:
+def legal(matcher, path=(), vocab_size=VOCAB):
     return set(np.flatnonzero(unpack(matcher.mask(path), vocab_size)).tolist())
 
 
-def ids(names: str) -> list[int]:
+def ids(names):
     """Of tokens' names, with spaces between them."""
     return [TOKENS.index(name) for name in names.split()]
 
@@ -63,8 +58,8 @@ def ids(names: str) -> list[int]:
 class Enumerable:
     """A grammar as `constraints.probabilities` asks about it."""
 
-    def __init__(self, of: Grammar, end: int = END) -> None:
+    def __init__(self, of, end=END):
         self._of, self.end = of, end
 
-    def legal(self, text: Sequence[int]) -> set[int]:
+    def legal(self, text):
         return legal(self._of.matcher(VOCAB), text)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 from torch import nn
 
 from specbuild.builder.frontend.eagle3_head import EagleHead, head_config
 from specbuild.builder.frontend.hidden_state_taps import Taps
 from specbuild.runtime.speculation.tree import Tree
-
-Chain = Callable[[list[int], int], list[int]]  # a text, and how many tokens → those that are drafted after it
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -28,10 +23,10 @@ LLAMA3 = {
 }
 
 
-_FUSED: dict[tuple[Any, ...], ir.Model] = {}
+_FUSED = {}
 
 
-def fused(model: Any, capacity: int) -> ir.Model:
+def fused(model, capacity):
     """A model's portable graph after all passes, exported once a process; read it, do not change it."""
     from specbuild.builder.frontend.attention_layout import probe
     from specbuild.builder.frontend.export import export
@@ -45,13 +40,13 @@ def fused(model: Any, capacity: int) -> ir.Model:
     return _FUSED[key]
 
 
-def reference(model: Any, tokens: list[int]) -> np.ndarray:
+def reference(model, tokens):
     """transformers' logits after each token of a text, `[T, V]`."""
     with torch.no_grad():
         return np.asarray(model(input_ids=torch.tensor([tokens])).logits[0])
 
 
-def branching(seed: int, nodes: int) -> Tree:
+def branching(seed, nodes):
     """A random tree of the random models' 97 tokens."""
     rng = np.random.default_rng(seed)
     tree = Tree([int(rng.integers(97))])
@@ -60,7 +55,7 @@ def branching(seed: int, nodes: int) -> Tree:
     return tree
 
 
-def random_model(model_type: str, **fields: Any) -> Any:
+def random_model(model_type, **fields):
     """A random float32 model of a family, of 97 tokens and 3 layers; norms and biases random too."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,7 +67,7 @@ def random_model(model_type: str, **fields: Any) -> Any:
     return randomize(AutoModelForCausalLM.from_config(config).eval())
 
 
-def randomize(model: Any, noise: float = 0.0) -> Any:
+def randomize(model, noise=0.0):
     """Give a model random weights; norms and biases random too. Noise tells it from another one."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -85,13 +80,13 @@ def randomize(model: Any, noise: float = 0.0) -> Any:
     return model
 
 
-def rows(module: Any) -> Any:
+def rows(module):
     """A module's weight with a row for each output."""
     return module.weight.detach().T if type(module).__name__ == "Conv1D" else module.weight.detach()
 
 
 @contextmanager
-def holding(model: Any, found: Mapping[str, Any]) -> Iterator[None]:
+def holding(model, found):
     """The whole model, in memory, with quantized weights and with inputs rounded for them."""
     with ExitStack() as undo:
         for name, each in found.items():
@@ -105,17 +100,17 @@ def holding(model: Any, found: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _rounded(each: Any, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _rounded(each, _, inputs):
     return (each.seen(inputs[0]), *inputs[1:])
 
 
-def random_texts(count: int = 4, length: int = 24, seed: int = 1) -> list[list[int]]:
+def random_texts(count=4, length=24, seed=1):
     """Texts of the random models' tokens, of several lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(1, 97, length - each).tolist() for each in range(count)]
 
 
-def random_head(config: Any, known: list[int]) -> EagleHead:
+def random_head(config, known):
     """An EAGLE-3 head for a target of this configuration, which drafts these tokens."""
     torch.manual_seed(1)
     raw = config.to_dict() | {"draft_vocab_size": len(known), "initializer_range": 0.2, "model_type": "llama"}
@@ -125,7 +120,7 @@ def random_head(config: Any, known: list[int]) -> EagleHead:
     return head
 
 
-def head_chain(model: Any, head: EagleHead, places: tuple[int, ...]) -> Chain:
+def head_chain(model, head, places):
     """A head's greedy drafting in PyTorch: each step from the text's beginning on, without a cache."""
     taps, known = Taps(places, nn.Identity()), head.tokens.tolist()
 
@@ -145,13 +140,13 @@ def head_chain(model: Any, head: EagleHead, places: tuple[int, ...]) -> Chain:
     return chain
 
 
-def parallel_chain(model: Any, mask: int) -> Chain:
+def parallel_chain(model, mask):
     """All tokens of one pass, after masks."""
 
     @torch.no_grad()
     def chain(text: list[int], depth: int) -> list[int]:
         logits = model(torch.tensor([[*text, *[mask] * (depth - 1)]])).logits[0, len(text) - 1 :, :mask]
-        found: list[int] = logits.argmax(-1).tolist()
+        found = logits.argmax(-1).tolist()
         return found
 
     return chain

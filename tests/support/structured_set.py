@@ -1,32 +1,27 @@
 """The set of schemas, regexes and grammars, and whether a text is what its row says."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import numpy as np
 
-from specbuild.runtime import Constraint, StructuredOutputs
+from specbuild.runtime import StructuredOutputs
 
 SET = Path(__file__).resolve().parents[1] / "data" / "structured.jsonl"
-Row = dict[str, Any]
 
 
-def rows(path: Path = SET) -> list[Row]:
+def rows(path=SET):
     """Each with a name, and one of json, regex and grammar."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def outputs(row: Row) -> StructuredOutputs:
+def outputs(row):
     return StructuredOutputs(**{kind: value for kind, value in row.items() if kind != "name"})
 
 
-def check(row: Row, text: str) -> None:
+def check(row, text):
     """Raise ValueError or jsonschema's ValidationError for a whole text that is not what was asked for."""
     if "json" in row:
         jsonschema.validate(json.loads(text), row["json"], format_checker=jsonschema.FormatChecker())
@@ -34,7 +29,7 @@ def check(row: Row, text: str) -> None:
         raise ValueError(f"{text!r} does not match {row['regex']!r}")
 
 
-def check_tokens(constraint: Constraint, tokens: Sequence[int], vocab_size: int) -> None:
+def check_tokens(constraint, tokens, vocab_size):
     """Raise ValueError where a token is not what a new matcher allows."""
     matcher = constraint.matcher(vocab_size)
     for place, token in enumerate(tokens):

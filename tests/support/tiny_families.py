@@ -1,11 +1,7 @@
 """A tiny configuration of each of transformers' text decoders, with layers of all of the family's kinds."""
 
-from __future__ import annotations
-
-from typing import Any
-
 LAYERS = 4
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 4096,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -19,7 +15,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 0,
 }
 # Sizes that only some families have, where their configurations have them.
-MORE: dict[str, Any] = {
+MORE = {
     "sliding_window": 6,
     "num_experts": 4,
     "num_local_experts": 4,
@@ -55,7 +51,7 @@ DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LOCAL = ["sliding_attention", "full_attention"] * 2
 LINEAR = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-OWN: dict[str, dict[str, Any]] = {
+OWN = {
     "axk1": LATENT | DENSE_FIRST,
     "axk2": LATENT | DENSE_FIRST,
     "bailing_hybrid": LATENT | {"first_k_dense_replace": 1, "layer_types": LINEAR, "q_lora_rank": None},
@@ -134,7 +130,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def families() -> list[str]:
+def families():
     """The model types of transformers' decoders of text alone."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -156,7 +152,7 @@ ENCODERS = (
 ).split()
 
 
-def tiny(model_type: str, **fields: Any) -> Any:
+def tiny(model_type, **fields):
     """The configuration of a family, with fields of one's own."""
     from transformers import CONFIG_MAPPING
 
@@ -169,7 +165,7 @@ def tiny(model_type: str, **fields: Any) -> Any:
     return kind(**{name: value for name, value in asked.items() if value is not None or name == "q_lora_rank"})
 
 
-def _fields(kind: Any) -> set[str]:
+def _fields(kind):
     import dataclasses
     import inspect
 

@@ -1,11 +1,6 @@
 """GGUF files of tiny Llamas and Qwens, written as llama.cpp's converter writes them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -27,7 +22,7 @@ NAMES = {
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 
 
-def own_name(name: str) -> str:
+def own_name(name):
     """A tensor's name in a GGUF file."""
     plain = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
     if name in plain:
@@ -37,7 +32,7 @@ def own_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[inner]}.{what}"
 
 
-def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+def permuted(weight, heads):
     """Query's or key's rows as llama.cpp rotates them: pairs beside each other."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
@@ -46,7 +41,7 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 _HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of scales
 
 
-def quantized_rows(weight: np.ndarray, kind: str) -> np.ndarray:
+def quantized_rows(weight, kind):
     """A matrix's rows in a type; in one that gguf's package cannot make, blocks of any numbers of that size."""
     quantized = gguf.GGMLQuantizationType[kind]
     if kind not in _HALVES:
@@ -60,7 +55,7 @@ def quantized_rows(weight: np.ndarray, kind: str) -> np.ndarray:
     return raw.reshape(len(weight), -1)
 
 
-def write_gguf(checkpoint: Path, path: Path, kind: str | Mapping[str, str] = "F32", **changes: Any) -> Path:
+def write_gguf(checkpoint, path, kind="F32", **changes):
     """The checkpoint of a Llama, or of what `arch` says, as GGUF, its matrices in `kind`.
 
     kind: of all matrices, or by a part of their names in GGUF, in order, the last being "".
@@ -92,7 +87,7 @@ def write_gguf(checkpoint: Path, path: Path, kind: str | Mapping[str, str] = "F3
     return path
 
 
-def metadata(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
+def metadata(checkpoint, config):
     """What a Llama's GGUF says beside its tensors."""
     read = json.loads((checkpoint / "tokenizer.json").read_text())
     model, special = read["model"], {token["id"] for token in read["added_tokens"]}
@@ -124,7 +119,7 @@ def metadata(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _add(writer: Any, name: str, value: Any) -> None:
+def _add(writer, name, value):
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):

@@ -1,14 +1,10 @@
 """Random models of 97 tokens in the standard lowering, exported once a session, over a `HostDevice`."""
 
-from __future__ import annotations
-
 import functools
 import logging
-from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
-from host_device import HostDevice, QueuedModel
+from host_device import QueuedModel
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
@@ -21,7 +17,7 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 
 
 @functools.cache
-def torch_model(name: str) -> Any:
+def torch_model(name):
     """target, draft (the target with some noise), or windowed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -38,12 +34,12 @@ def torch_model(name: str) -> Any:
 
 
 @functools.cache
-def lowered(name: str) -> ir.Model:
+def lowered(name):
     """The model's graph."""
     return lower_model(torch_model(name), CAPACITY)
 
 
-def lower_model(model: Any, capacity: int) -> ir.Model:
+def lower_model(model, capacity):
     """Any model's graph, in float32."""
     from specbuild.builder.frontend.attention_layout import probe
     from specbuild.builder.frontend.export import export
@@ -56,7 +52,7 @@ def lower_model(model: Any, capacity: int) -> ir.Model:
     return lower(graph, "fp32", capacity)
 
 
-def executor(name: str, device: HostDevice, folder: Path, batch_size: int) -> StandardExecutor:
+def executor(name, device, folder, batch_size):
     """The model by ONNX Runtime on a stream of its own."""
     path = folder / f"{name}.onnx"
     if not path.exists():

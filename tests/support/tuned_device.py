@@ -1,19 +1,12 @@
 """A loop on a host in a device's place with a tuned table."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from device_requests import Made, prompt_of, request_of
 from made_up_chances import table_of
 from tiny_models import BUCKETS
 
 from specbuild.runtime import Limits
-from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.loop import LoopOptions
-from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.controller import Controller
 from specbuild.runtime.speculation.cost_model import CostModel
 
@@ -34,28 +27,28 @@ class Tuned(Made):
 
     def __init__(
         self,
-        host: KernelLibrary,
-        folder: Path,
-        times: dict[str, Any],
-        names: tuple[str, ...] = ("target", "draft"),
-        limits: Limits | None = None,
-        ahead: int = 0,
-        batch_size: int = 1,
-        looks_up: bool = False,
-        hostile: bool = False,
-        **options: Any,
-    ) -> None:
+        host,
+        folder,
+        times,
+        names=("target", "draft"),
+        limits=None,
+        ahead=0,
+        batch_size=1,
+        looks_up=False,
+        hostile=False,
+        **options,
+    ):
         """`hostile`: whether the draft likes best what it should like least."""
         own = LoopOptions(limits or Limits(), **options)
         super().__init__(host, folder, batch_size, names, looks_up, rounds=ahead, options=own)
         cost = CostModel(table_of(times, batch_size, most=NODES), batch_size, padded=True, corrected=False)
         self.controller = Controller(cost, len(names) > 1)
         if hostile:
-            model: Any = self.loop.draft_executor.model  # type: ignore[union-attr]
+            model = self.loop.draft_executor.model
             logits = self.device.array(model.tensors.logits)
             model.spoil = lambda nodes: np.negative(logits, out=logits)
 
-    def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:
+    def requests(self, count=1, tokens=40, **fields):
         found = [
             request_of(
                 prompt_of(i, 5 + 3 * i), **{"speculation": "best:15", "max_new_tokens": tokens, "seed": i} | fields

@@ -1,12 +1,8 @@
 """Texts in which calls, reasoning and what looks like them are mixed, and their turns, whole and in parts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from hypothesis import strategies as st
 
-from specbuild.serve.output_parsers.parser_base import Parser, Turn
+from specbuild.serve.output_parsers.parser_base import Turn
 
 CALL = '{"name": "f", "arguments": {"a": [1, "}"]}}'
 ATOMS = (
@@ -25,12 +21,12 @@ texts = st.lists(st.sampled_from(ATOMS), max_size=8).map("".join)
 cuts = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
-def whole(parser: Parser, text: str) -> Turn:
+def whole(parser, text):
     """The turn of a text that comes at once."""
     return Turn.of(parser.feed(text) + parser.end())
 
 
-def parts(parser: Parser, text: str, sizes: list[int]) -> Turn:
+def parts(parser, text, sizes):
     """The turn of a text that comes in parts, their sizes by turns."""
     pieces, place, number = [], 0, 0
     while place < len(text):
@@ -40,7 +36,7 @@ def parts(parser: Parser, text: str, sizes: list[int]) -> Turn:
     return Turn.of(pieces + parser.end())
 
 
-def check(make: Callable[[], Parser], text: str, sizes: list[int]) -> Turn:
+def check(make, text, sizes):
     """Any cut gives the whole's turn, and a text without calls is content to its last character."""
     turn = whole(make(), text)
     assert parts(make(), text, sizes) == turn
@@ -49,6 +45,6 @@ def check(make: Callable[[], Parser], text: str, sizes: list[int]) -> Turn:
     return turn
 
 
-def calls(turn: Turn) -> list[tuple[str, str]]:
+def calls(turn):
     """Names and arguments."""
     return [(call.name, call.arguments) for call in turn.calls]

@@ -1,7 +1,5 @@
 """`python -m campaign`: run by `make attack`, with tests/attacks on the path."""
 
-from __future__ import annotations
-
 import argparse
 import secrets
 import sys
@@ -17,13 +15,13 @@ from .watch import UnpreparedError
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def cases(text: str) -> list[tuple[str, int]]:
+def cases(text):
     """CLASS:NUMBER,CLASS:NUMBER."""
     parts = [part.rpartition(":") for part in text.split(",")]
     return [(name, int(number)) for name, _, number in parts]
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     """Run a campaign, or some of its cases again; exits with 1 for findings, with 2 where no case could be tried."""
     parser = argparse.ArgumentParser(prog="make attack", description=main.__doc__)
     parser.add_argument("--bundle", type=Path, default=ROOT / "pycode.bundle", help="A sound, tuned bundle.")

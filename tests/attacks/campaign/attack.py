@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +18,11 @@ class Bench:
     home: Path
 
     @functools.cached_property
-    def golden(self) -> Golden:
+    def golden(self):
         """The tokens of plain decoding."""
         return Golden.of(self.bundle)
 
-    def once(self, name: str, make: Callable[[Path], object]) -> Path:
+    def once(self, name, make):
         """What `make(path)` writes, made by the first worker that asks for it."""
         path, made = self.home / name, self.home / f"{name}.made"
         with (self.home / f"{name}.lock").open("w") as file:
@@ -38,10 +36,10 @@ class Bench:
 class Attack:
     """Prepared once in a worker; then `attempt` is called for one case after another."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         self.bench = bench
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         """One case, made of `rng` alone; what it is made of goes into the empty folder `place`.
 
         Returns where all was as promised. Raises SpecbuildError where the input was refused, which is as promised too,
@@ -49,5 +47,5 @@ class Attack:
         """
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self):
         """Free what was prepared."""

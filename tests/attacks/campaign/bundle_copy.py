@@ -1,18 +1,14 @@
 """Copies of a bundle to damage: every file a hard link to the sound one until it is written anew."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
-from pathlib import Path
-from typing import Any
 
 MANIFEST = "manifest.json"
 
 
-def copied(bundle: Path, place: Path) -> Path:
+def copied(bundle, place):
     """A copy at `place/bundle`; replace files, never write into them."""
     root = place / "bundle"
     for path in sorted(bundle.rglob("*")):
@@ -28,27 +24,27 @@ def copied(bundle: Path, place: Path) -> Path:
     return root
 
 
-def manifest(root: Path) -> dict[str, Any]:
+def manifest(root):
     """A bundle's manifest as JSON."""
-    body: dict[str, Any] = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+    body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
     return body
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path, content):
     """Write a file anew, so that what it was linked to stays."""
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
 
-def sealed(body: dict[str, Any]) -> dict[str, Any]:
+def sealed(body):
     """A manifest with the digest that a build would give it."""
     rest = {name: value for name, value in body.items() if name != "digest"}
     text = json.dumps(rest, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return rest | {"digest": hashlib.sha256(text).hexdigest()}
 
 
-def put(root: Path, name: str, content: bytes, hashed: bool, **fields: Any) -> None:
+def put(root, name, content, hashed, **fields):
     """Replace a file of a bundle; `hashed`: the manifest then says that it was built so, and has these `fields`."""
     replace(root / name, content)
     if hashed:

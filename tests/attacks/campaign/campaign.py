@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -24,7 +24,7 @@ class Tally:
     seconds: float = 0.0
 
     @property
-    def cases(self) -> int:
+    def cases(self):
         """All of them."""
         return self.passed + self.refused + self.found
 
@@ -55,23 +55,23 @@ class Campaign:
     _running: dict[str, int] = field(default_factory=dict)
     _busy: list[Worker] = field(default_factory=list)
 
-    def run(self, classes: Sequence[str], seconds: float) -> None:
+    def run(self, classes, seconds):
         """Try cases of these classes, in turns, until the time is over."""
         last = time.monotonic() + seconds
         self._work(lambda: self._draw(classes) if time.monotonic() < last else None)
 
-    def replay(self, cases: Sequence[tuple[str, int]]) -> None:
+    def replay(self, cases):
         """Try these cases, in this order, in one worker."""
         left, self.workers = iter(cases), 1
         self._work(lambda: next((Case(name, number, limit(name)) for name, number in left), None))
 
-    def _draw(self, classes: Sequence[str]) -> Case:
+    def _draw(self, classes):
         """The next case of the class that has had the least time; what runs now counts as its own last case did.
 
         A class is not prepared by two workers at once, of which one would wait for the other.
         """
 
-        def spent(name: str) -> float:
+        def spent(name):
             tally = self.tallies.setdefault(name, Tally())
             return tally.seconds + self._running.get(name, 0) * (1 + tally.seconds / max(tally.cases, 1))
 
@@ -80,7 +80,7 @@ class Campaign:
         number = self._next[name] = self._next.get(name, -1) + 1
         return Case(name, number, limit(name))
 
-    def _work(self, draw: Callable[[], Case | None]) -> None:
+    def _work(self, draw):
         workers = [Worker(self.bench, self.seed, self.bench.home / f"worker{n}") for n in range(self.workers)]
         idle, busy = list(workers), self._busy
         try:
@@ -103,7 +103,7 @@ class Campaign:
             for worker in workers:
                 worker.end()
 
-    def _take(self, worker: Worker, case: Case, outcome: Outcome) -> None:
+    def _take(self, worker, case, outcome):
         self._running[case.name] -= 1
         tally = self.tallies.setdefault(case.name, Tally())
         tally.seconds += worker.seconds

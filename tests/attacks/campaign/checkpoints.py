@@ -1,17 +1,12 @@
 """Attacks by checkpoints: configurations, tokenizers, weight headers and indices that no training wrote."""
 
-from __future__ import annotations
-
 import json
-import random
 import struct
-from pathlib import Path
-from typing import Any
 
 from data_files import table
 
 from . import tiny_pair, tokenizer
-from .attack import Attack, Bench
+from .attack import Attack
 from .bundle_copy import copied, replace
 from .mutations import HOSTILE, mutate_bytes, mutate_json, to_bytes
 
@@ -20,10 +15,10 @@ FIELDS = (
     *("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "layer_types", "sliding_window"),
 )
-OTHERS: dict[str, list[Any]] = table("config_fields.json")
+OTHERS = table("config_fields.json")
 
 
-def configuration(rng: random.Random, body: dict[str, Any]) -> bytes:
+def configuration(rng, body):
     """Another config.json."""
     match rng.randrange(5):
         case 0 | 1:
@@ -37,7 +32,7 @@ def configuration(rng: random.Random, body: dict[str, Any]) -> bytes:
     return to_bytes(body)
 
 
-def weights(rng: random.Random, content: bytes) -> bytes:
+def weights(rng, content):
     """Another file of safetensors: its header changed, with its length right or not, or any bytes."""
     size = struct.unpack("<Q", content[:8])[0]
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
@@ -72,7 +67,7 @@ def weights(rng: random.Random, content: bytes) -> bytes:
 class CheckpointsAttack(Attack):
     """Takes a checkpoint through the first stages of a build."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         from specbuild.builder import plan, prepare
         from specbuild.builder.frontend import checkpoint
 
@@ -80,7 +75,7 @@ class CheckpointsAttack(Attack):
         self.prepare, self.check_room, self.frontend = prepare.prepare, plan.check_room, checkpoint
         self.folders = [bench.once("sharded", tiny_pair.checkpoint), bench.once("whole", tiny_pair.whole)]
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         from specbuild.builder.config.build_config import BuildConfig
 
         root = copied(rng.choice(self.folders), place)
@@ -92,7 +87,7 @@ class CheckpointsAttack(Attack):
         self.check_room(config, found)
         self.frontend.load(found.target, "eager")
 
-    def damage(self, rng: random.Random, root: Path) -> None:
+    def damage(self, rng, root):
         """Change one of a checkpoint's files."""
         files = sorted(path.name for path in root.iterdir())
         shards = [name for name in files if name.endswith(".safetensors")]

@@ -1,10 +1,6 @@
 """The classes of attack, each imported when a worker prepares it."""
 
-from __future__ import annotations
-
 import importlib
-
-from .attack import Attack, Bench
 
 CLASSES = (
     *("manifest", "graphs", "timings", "tokenizer", "templates", "checkpoints"),
@@ -16,15 +12,15 @@ CLASSES = (
 LIMITS = {"races": 30.0, "structures": 60.0, "signals": 1200.0}
 
 
-def make(name: str, bench: Bench) -> Attack:
+def make(name, bench):
     """Prepare a class: `name` is one of `CLASSES`, or `module:Class`, which tests plant."""
     module, _, kind = name.partition(":")
     if not kind:
         module, kind = f"{__package__}.{name}", f"{name.capitalize()}Attack"
-    made: Attack = getattr(importlib.import_module(module), kind)(bench)
+    made = getattr(importlib.import_module(module), kind)(bench)
     return made
 
 
-def limit(name: str) -> float:
+def limit(name):
     """Seconds that a case of a class may take, without preparing it."""
     return LIMITS.get(name, 10.0)

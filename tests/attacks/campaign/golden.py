@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 
 from .outcome import Fault, check_error
 
@@ -14,7 +13,7 @@ TOKENS = 10
 SAMPLING = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 7}, {"repetition_penalty": 1.2})
 
 
-def params(speculation: str) -> list[SamplingParams]:
+def params(speculation):
     """Of each prompt; the same whatever the speculation."""
     return [SamplingParams(max_new_tokens=TOKENS, speculation=speculation, **each) for each in SAMPLING]
 
@@ -26,12 +25,12 @@ class Golden:
     tokens: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, bundle: Path) -> Golden:
+    def of(cls, bundle):
         """Those of a sound bundle."""
         with Engine.load(bundle, drafter="ngram") as engine:
             return cls(tuple(tuple(_tokens(each)) for each in engine.generate(list(PROMPTS), params("off"))))
 
-    def check(self, engine: Engine, speculation: str = "auto") -> None:
+    def check(self, engine, speculation="auto"):
         """Raise Fault where an engine decodes something else, and what a result carries as its error."""
         results = engine.generate(list(PROMPTS), params(speculation))
         for prompt, wanted, result in zip(PROMPTS, self.tokens, results, strict=True):
@@ -39,12 +38,12 @@ class Golden:
                 raise Fault("wrong", f"{prompt!r} gave {result.token_ids}, plain decoding {list(wanted)}")
 
 
-def _tokens(result: Result) -> list[int]:
+def _tokens(result):
     check_error(result.error)
     return result.token_ids
 
 
-def run(engine: Engine) -> None:
+def run(engine):
     """Decode the same prompts where no tokens are known to be right."""
     for result in engine.generate(list(PROMPTS), params("auto")):
         check_error(result.error)

@@ -1,10 +1,6 @@
 """Attacks on graphs and weights: other bytes, other files behind a graph's names, and what is no file at all."""
 
-from __future__ import annotations
-
 import os
-import random
-from pathlib import Path
 
 import onnx
 
@@ -32,7 +28,7 @@ OUTSIDE = (
 class GraphsAttack(Attack):
     """Loads a bundle whose graphs and weights are not what was built."""
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         root = copied(self.bench.bundle, place)
         names = sorted(name for name in manifest(root)["files"] if name.endswith((".onnx", ".bin")))
         graph = rng.choice([name for name in names if name.endswith(".onnx")])
@@ -53,7 +49,7 @@ class GraphsAttack(Attack):
             put(root, graph, (root / other).read_bytes(), hashed=True)
             self._load(root, rng, graph, promised=False)
 
-    def _load(self, root: Path, rng: random.Random, name: str, promised: bool) -> None:
+    def _load(self, root, rng, name, promised):
         """Load and decode; `promised`: only a BundleError will do. A draft decides no tokens."""
         models = manifest(root)["models"].values()
         sizes = {graph: size for model in models for size, graph in model["graphs"].items()}
@@ -74,7 +70,7 @@ class GraphsAttack(Attack):
                 golden.run(engine)
 
 
-def external(rng: random.Random, root: Path, graph: str) -> bool:
+def external(rng, root, graph):
     """Have some of a graph's tensors lie elsewhere; whether that is in files that the manifest lists."""
     model = onnx.load(str(root / graph), load_external_data=False)
     where, weights = (root / graph).parent, (root / graph).parent / "weights.bin"
@@ -94,7 +90,7 @@ def external(rng: random.Random, root: Path, graph: str) -> bool:
     return listed
 
 
-def special(rng: random.Random, root: Path, name: str) -> None:
+def special(rng, root, name):
     """Put what is no file, or not this one, in a file's place."""
     path = root / name
     size, content = path.stat().st_size, path.read_bytes()

@@ -1,10 +1,6 @@
 """Attacks on the server: methods and targets of any kind, and bodies with one wrong field, whose name is told."""
 
-from __future__ import annotations
-
 import json
-import random
-from pathlib import Path
 
 from asgi import call, part, scope_of
 from data_files import table
@@ -14,7 +10,7 @@ from serving import CHAT_TEMPLATE, Log
 from specbuild.runtime import Engine
 from specbuild.serve.http.app import make_app
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .mutations import HOSTILE, to_bytes
 from .outcome import Fault
 
@@ -28,21 +24,21 @@ ELSEWHERE = {"model": (404,), "deadline": (408,)}  # statuses that a wrong value
 class HttpAttack(Attack):
     """Calls an application in this process, over an engine that lives as long as the worker."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.engine, log = Engine.load(bench.bundle, batch_size=2, chat_template=CHAT_TEMPLATE), Log()
         self.app = make_app(service_of(self.engine, bench.bundle, log), log)
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         if rng.random() < 0.3:
             self._target(rng, place)
         else:
             self._field(rng, place)
 
-    def close(self) -> None:
+    def close(self):
         self.engine.close()
 
-    def _target(self, rng: random.Random, place: Path) -> None:
+    def _target(self, rng, place):
         """Every answer is the server's own, HEAD's without a body, and a 405 says what is allowed."""
         path, before, method = (
             rng.choice((*PATHS, *PATHS, *ODD_PATHS)),
@@ -61,7 +57,7 @@ class HttpAttack(Attack):
         if path in PATHS and before in ("http://host", "HTTP://host:80", "https://[::1]:8") and status == 404:
             raise Fault("wrong", "a target with a host is not found")
 
-    def _field(self, rng: random.Random, place: Path) -> None:
+    def _field(self, rng, place):
         """A body with one changed field is answered, or refused in that field's name; null is as good as no field."""
         path, name = rng.choice(sorted(BODIES)), rng.choice(FIELDS)
         if path == "/invocations" and name == "inputs":  # which makes another body of it, whose other fields are wrong
@@ -87,7 +83,7 @@ class HttpAttack(Attack):
             if param != name[:256]:
                 raise Fault("wrong", f"{name} is wrong, {param!r} is blamed: {message[:300]}")
 
-    def _ask(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _ask(self, method, target, body):
         """An application's status, headers and body for a request, as an HTTP server would pass it on."""
         scope = scope_of(method, target, host="x", content_type="application/json", content_length=str(len(body)))
         first, *rest = call(self.app, scope, [part(body)])

@@ -1,24 +1,19 @@
 """Attacks on `manifest.json`: any JSON in place of any other, with and without the digest that would make it right."""
 
-from __future__ import annotations
-
 import json
-import random
-from pathlib import Path
-from typing import Any
 
 from specbuild.runtime import Engine
 
 from . import golden
 from .attack import Attack
 from .bundle_copy import MANIFEST, copied, manifest, replace, sealed
-from .mutations import Place, mutate_bytes, mutate_json, to_bytes
+from .mutations import mutate_bytes, mutate_json, to_bytes
 from .outcome import Fault
 
 DECIDE = {"eos_token_ids", "max_seq_len", "special_tokens", "tokenizer", "chat_template", "backend", "digest"}
 
 
-def decides(place: Place) -> bool:
+def decides(place):
     """Whether what is there may change tokens."""
     return place[0] in DECIDE or place[:2] == ("models", "target") or place == ("models",)
 
@@ -26,7 +21,7 @@ def decides(place: Place) -> bool:
 class ManifestAttack(Attack):
     """Loads a bundle by a mutated manifest and decodes."""
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         root = copied(self.bench.bundle, place)
         body, batch = manifest(root), rng.choice((1, 1, 2, 4))
         if rng.random() < 0.1:
@@ -47,5 +42,5 @@ class ManifestAttack(Attack):
                 self.bench.golden.check(engine)
 
 
-def _differs(content: bytes, body: dict[str, Any]) -> bool:
+def _differs(content, body):
     return bool(json.loads(content) != body)

@@ -1,12 +1,7 @@
 """Mutations of JSON and of bytes, drawn from a `random.Random`."""
 
-from __future__ import annotations
-
 import copy
 import json
-import random
-from collections.abc import Callable
-from typing import Any
 
 from data_files import table
 
@@ -24,10 +19,10 @@ RAW = {  # what `json.dumps` would not write, by the string that stands for it
     "@half": '"\\ud83d x"',
     "@twice": '1, "schema_version": 3',
 }
-HOSTILE: tuple[Any, ...] = (*table("hostile_values.json"), "x" * 100_000, list(range(2000)), *RAW)
+HOSTILE = (*table("hostile_values.json"), "x" * 100_000, list(range(2000)), *RAW)
 
 
-def places(document: Any, here: Place = ()) -> list[Place]:
+def places(document, here=()):
     """Every place in a document, its root first."""
     found = [here]
     items = (
@@ -38,13 +33,13 @@ def places(document: Any, here: Place = ()) -> list[Place]:
     return found
 
 
-def _at(document: Any, place: Place) -> Any:
+def _at(document, place):
     for key in place:
         document = document[key]
     return document
 
 
-def mutate_json(rng: random.Random, document: Any, choose: Callable[[Place], bool] = bool) -> tuple[Any, list[Place]]:
+def mutate_json(rng, document, choose=bool):
     """A copy with one to three changes at places that `choose` takes, and which places were changed."""
     changed, touched = copy.deepcopy(document), list[Place]()
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -57,7 +52,7 @@ def mutate_json(rng: random.Random, document: Any, choose: Callable[[Place], boo
     return changed, touched
 
 
-def _change(rng: random.Random, document: Any, place: Place, others: list[Place]) -> None:
+def _change(rng, document, place, others):
     parent, key = _at(document, place[:-1]), place[-1]
     value = parent[key]
     match rng.randrange(8):
@@ -82,7 +77,7 @@ def _change(rng: random.Random, document: Any, place: Place, others: list[Place]
             parent[key] = copy.deepcopy(rng.choice(HOSTILE))
 
 
-def to_bytes(document: Any) -> bytes:
+def to_bytes(document):
     """The JSON text, with what only RAW can say."""
     text = json.dumps(document)
     for stands, raw in RAW.items():
@@ -90,7 +85,7 @@ def to_bytes(document: Any) -> bytes:
     return text.encode()
 
 
-def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
+def mutate_bytes(rng, content):
     """One to four changes of a file's bytes; never the same file."""
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 4))):

@@ -18,7 +18,7 @@ _PACKAGE = {"runtime", "measure", "serve", "builder", "cli", "face"}
 class Fault(BaseException):
     """What a case found, of one of the kinds in `FINDINGS`."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind, detail):
         super().__init__(detail)
         self.kind, self.detail = kind, detail
 
@@ -32,18 +32,18 @@ class Outcome:
     trace: str = ""
 
     @property
-    def found(self) -> bool:
+    def found(self):
         """Whether it is a finding."""
         return self.kind in FINDINGS
 
     @property
-    def signature(self) -> str:
+    def signature(self):
         """Equal for findings that look like one fault: numbers and quoted parts left out, and where it was raised."""
         text = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+|0x[0-9a-f]+|\d+", "#", self.detail)
         return f"{self.kind}: {text[:80]} {self.where}"
 
     @property
-    def where(self) -> str:
+    def where(self):
         """The innermost line of specbuild in the trace."""
         trace = self.trace[self.trace.rfind("Current thread") :] if "Current thread" in self.trace else self.trace
         lines = re.findall(r'File "([^"]+)", line (\d+)', trace)
@@ -53,11 +53,11 @@ class Outcome:
         return f"{'/'.join(Path(path).parts[-3:])}:{line}" if path else ""
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path):
     return bool(_PACKAGE & set(path.parts)) and "site-packages" not in path.parts and "tests" not in path.parts
 
 
-def judge(error: BaseException) -> Outcome:
+def judge(error):
     """What an exception that left a case means."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, Fault):
@@ -71,7 +71,7 @@ def judge(error: BaseException) -> Outcome:
     return Outcome(REFUSED, f"{type(error).__name__}: {text[:200]}")
 
 
-def check_error(error: object) -> None:
+def check_error(error):
     """Raise what a result carries as its error; nothing where it carries none."""
     if isinstance(error, BaseException):
         raise error
@@ -79,5 +79,5 @@ def check_error(error: object) -> None:
         raise Fault("raw", f"a result's error is {error!r:.80}")
 
 
-def _start(error: BaseException) -> str:
+def _start(error):
     return " ".join(str(error)[:400].split())[:200]

@@ -1,16 +1,11 @@
 """Attacks by parameters: hostile ones are refused when made; valid ones give what plain decoding gives."""
 
-from __future__ import annotations
-
 import dataclasses
-import random
-from pathlib import Path
-from typing import Any
 
-from specbuild.runtime import Engine, Limits, LoadOptions, Result, SamplingParams
+from specbuild.runtime import Engine, Limits, LoadOptions, SamplingParams
 from specbuild.runtime.errors import OptionError
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .golden import PROMPTS
 from .mutations import HOSTILE
 from .outcome import Fault, check_error
@@ -46,16 +41,16 @@ SCHEDULES = (
 )
 
 
-def hostile(rng: random.Random, kind: Any) -> dict[str, Any]:
+def hostile(rng, kind):
     """Fields of a dataclass with values of any kind."""
     names = [field.name for field in dataclasses.fields(kind)]
     return {name: rng.choice(ODD) for name in rng.sample(names, rng.choice((1, 1, 2, 3)))}
 
 
-def valid(rng: random.Random) -> dict[str, Any]:
+def valid(rng):
     """Sampling parameters that are as they should be, near their bounds too."""
     temperature = rng.choice((0.0, 0.0, 0.01, 0.5, 1.0, 1.7, 100.0))
-    given: dict[str, Any] = {
+    given = {
         "max_new_tokens": rng.choice((1, 2, 8, 20)),
         "temperature": temperature,
         "top_k": rng.choice((0, 0, 1, 2, 50, 4096, 10**9, 2**70)),
@@ -80,11 +75,11 @@ def valid(rng: random.Random) -> dict[str, Any]:
 class ParametersAttack(Attack):
     """Holds speculation against plain decoding, in engines of one slot and of four that live as long as the worker."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.engines = [Engine.load(bench.bundle, batch_size=size) for size in (1, 4)]
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         engine, kind = rng.choice(self.engines), rng.randrange(5)
         if kind == 0:
             given = hostile(rng, SamplingParams) | {"max_new_tokens": rng.choice((2, *ODD))}
@@ -102,18 +97,18 @@ class ParametersAttack(Attack):
                 said = [[each.token_ids for each in results] for results in (plain, speculated)]
                 raise Fault("wrong", f"{tree} gave {said[1]}, plain decoding {said[0]}")
 
-    def _decode(self, engine: Engine, params: SamplingParams) -> None:
+    def _decode(self, engine, params):
         if params.max_new_tokens > 100 or params.n > 8:
             params = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, 8), n=min(params.n, 3))
         for result in engine.generate(PROMPTS[1], params, errors="return"):
             check_error(result.error)
 
-    def _load(self, rng: random.Random, place: Path) -> None:
+    def _load(self, rng, place):
         """Options and limits, hostile ones or valid ones; those that load decode as they should."""
         if rng.random() < 0.5:
             limits = {"max_draft_tokens": rng.choice((None, 0, 1, 5, 10**6)), "min_expected_speedup": 1.0}
             limits |= {"num_speculative_tokens_per_batch_size": rng.choice(SCHEDULES)}
-            given: dict[str, Any] = {"batch_size": rng.choice((1, 2, 3, 4)), "threads": rng.choice((None, 1, 2))}
+            given = {"batch_size": rng.choice((1, 2, 3, 4)), "threads": rng.choice((None, 1, 2))}
             given |= {"prefix_caching": rng.random() < 0.5}
             given |= {"max_waiting": rng.choice((1, 2, 10**30))}
         else:
@@ -126,18 +121,18 @@ class ParametersAttack(Attack):
         with Engine.load(self.bench.bundle, options) as engine:
             self.bench.golden.check(engine)
 
-    def close(self) -> None:
+    def close(self):
         for engine in self.engines:
             engine.close()
 
 
-def _tokens(result: Result) -> tuple[Any, ...]:
+def _tokens(result):
     """What must be equal: a result's tokens, text and end."""
     check_error(result.error)
     return tuple(result.token_ids), result.text, result.finish_reason
 
 
-def _note(place: Path, given: dict[str, Any]) -> None:
+def _note(place, given):
     told = {
         name: "10**5000" if isinstance(value, int) and abs(value) > 10**400 else value for name, value in given.items()
     }

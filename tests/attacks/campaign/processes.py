@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +41,10 @@ class Ended:
 class Process:
     """`specbuild …` in a folder of its own, for as long as a case takes."""
 
-    def __init__(self, given: Sequence[str], place: Path, limits: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, given, place, limits=()):
         """`limits`: of `resource`, set for the process alone."""
 
-        def limited() -> None:
+        def limited():
             for kind, most in limits:
                 resource.setrlimit(kind, (most, most))
 
@@ -62,7 +61,7 @@ class Process:
             )
         self._psutil = psutil.Process(self._process.pid)
 
-    def signal_after(self, seconds: float, number: int) -> bool:
+    def signal_after(self, seconds, number):
         """Send a signal unless it has ended by then; whether one was sent."""
         try:
             self._process.wait(seconds)
@@ -71,7 +70,7 @@ class Process:
             return True
         return False
 
-    def ended(self, limit: float = PATIENCE) -> Ended:
+    def ended(self, limit=PATIENCE):
         """Wait until it has ended; a Fault where it has not after so many seconds of computing."""
         began, first = time.monotonic(), self._cpu()
         while self._process.poll() is None:
@@ -83,20 +82,20 @@ class Process:
                 raise Fault("hang", f"{self._told()} had not ended after {waited:.0f} s: {self._text(1)[-500:]}")
         return Ended(self._process.returncode, self._text(0), self._text(1), time.monotonic() - self._began)
 
-    def _cpu(self) -> float:
+    def _cpu(self):
         try:
             times = self._psutil.cpu_times()
         except psutil.Error:
             return 0.0
         return float(times.user + times.system)
 
-    def _told(self) -> str:
+    def _told(self):
         return f"specbuild {' '.join(self.given)[:200]}"
 
-    def _text(self, which: int) -> str:
+    def _text(self, which):
         return self._files[which].read_text(encoding="utf-8", errors="replace")
 
-    def hold(self, ended: Ended, allowed: Sequence[int], starved: bool = False) -> None:
+    def hold(self, ended, allowed, starved=False):
         """Raise Fault for a status that was not promised, a traceback, or an error that says nothing.
 
         `starved`: there was too little memory, and a library that cannot go on may end the process in its own words.

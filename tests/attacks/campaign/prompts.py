@@ -1,18 +1,13 @@
 """Attacks by prompts: lines of prompt files, and whatever may be handed to `Engine.generate`."""
 
-from __future__ import annotations
-
 import json
-import random
-from pathlib import Path
-from typing import Any
 
 from data_files import table
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests import prompt_file
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .mutations import HOSTILE, mutate_bytes, mutate_json, to_bytes
 from .outcome import check_error
 
@@ -21,7 +16,7 @@ LINES, PIECES = PARTS["lines"], PARTS["pieces"]
 SHORT = {"max_new_tokens": 3}
 
 
-def text(rng: random.Random) -> str:
+def text(rng):
     """Any text, now and then a long one."""
     whole = "".join(rng.choice(PIECES) for _ in range(rng.choice((0, 1, 5, 50))))
     if whole and rng.random() < 0.01:
@@ -29,7 +24,7 @@ def text(rng: random.Random) -> str:
     return whole * rng.choice((1, 1, 1, 1, 1, 100, 20_000 if rng.random() < 0.2 else 1))
 
 
-def prompt(rng: random.Random, depth: int = 2) -> Any:
+def prompt(rng, depth=2):
     """Anything that somebody may take for a prompt."""
     ids = (0, 1, 4095, 4096, -1, 2**31, 2**63, 2**64, 10**30, True, 1.0, "1", None)
     match rng.randrange(9 if depth else 7):
@@ -50,7 +45,7 @@ def prompt(rng: random.Random, depth: int = 2) -> Any:
             return [prompt(rng, depth - 1) for _ in range(rng.choice((0, 1, 2, 5)))]
 
 
-def line(rng: random.Random) -> bytes:
+def line(rng):
     """A line of a prompt file."""
     body = rng.choice(LINES)
     match rng.randrange(5):
@@ -69,25 +64,25 @@ def line(rng: random.Random) -> bytes:
 class PromptsAttack(Attack):
     """Gives prompts to an engine that lives as long as its worker; the golden ones still get their tokens."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.engine = Engine.load(bench.bundle, batch_size=2)
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         try:
             if rng.random() < 0.5:
                 self._file(rng, place / "prompts.jsonl")
             else:
                 given = prompt(rng)
                 (place / "prompt.txt").write_text(f"{given!r:.100000}", errors="backslashreplace")
-                errors: Any = rng.choice(("raise", "return"))
+                errors = rng.choice(("raise", "return"))
                 for result in self.engine.generate(given, SamplingParams(**SHORT), errors=errors):
                     check_error(result.error)
         finally:
             if rng.random() < 0.1:
                 self.bench.golden.check(self.engine)
 
-    def _file(self, rng: random.Random, path: Path) -> None:
+    def _file(self, rng, path):
         path.write_bytes(rng.choice((b"\n", b"\r\n")).join(line(rng) for _ in range(rng.choice((1, 1, 2, 5)))))
         requests = prompt_file.read(str(path), rng.choice(({}, SHORT)))
         few = [request for request in requests if request.params.n <= 4][:4]
@@ -95,5 +90,5 @@ class PromptsAttack(Attack):
         for result in self.engine.generate([request.prompt for request in few], params, errors="return"):
             check_error(result.error)
 
-    def close(self) -> None:
+    def close(self):
         self.engine.close()

@@ -1,7 +1,5 @@
 """Attacks by threads: requests that come, go and are cancelled while engines drain, close, are dropped or forked."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -9,10 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import SpecbuildError
 
 from .attack import Attack
@@ -26,7 +22,7 @@ ENDS = {"stop", "length", "cancelled", "deadline", "error"}
 class RacesAttack(Attack):
     """Several threads use one engine; then every request must have ended, and every thread."""
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         if rng.random() < 0.15:
             return forked(self.bench.bundle, rng.randrange(4))
         before = set(threading.enumerate())
@@ -56,7 +52,7 @@ class RacesAttack(Attack):
             _free(engine)
         if end != "drop":
             engine.close()
-        race.engine = engine = None  # type: ignore[assignment]
+        race.engine = engine = None
         gc.collect()
         _gone(before, end)
 
@@ -64,10 +60,10 @@ class RacesAttack(Attack):
 class Race:
     """One engine and what its users saw."""
 
-    def __init__(self, engine: Engine, golden: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, engine, golden):
         self.engine, self.golden, self.faults = engine, golden, list[Fault]()
 
-    def use(self, rng: random.Random) -> None:
+    def use(self, rng):
         """A user: some requests, of any kind."""
         try:
             for _ in range(rng.choice((1, 3, 6))):
@@ -81,11 +77,11 @@ class Race:
         except BaseException as error:
             self.faults.append(Fault("raw", judge(error).detail + judge(error).trace[-1500:]))
 
-    def generate(self, rng: random.Random, number: int) -> None:
+    def generate(self, rng, number):
         for result in self.engine.generate(PROMPTS[number], params("auto")[number]):
             self.hold(number, result)
 
-    def stream(self, rng: random.Random, number: int) -> None:
+    def stream(self, rng, number):
         """A stream, which its reader may leave."""
         chunks, tokens = self.engine.stream(PROMPTS[number], params("auto")[number]), list[int]()
         for chunk in chunks:
@@ -95,9 +91,9 @@ class Race:
                 if tokens != chunk.result.token_ids:
                     raise Fault("wrong", f"a stream gave {tokens}, its result {chunk.result.token_ids}")
             elif rng.random() < 0.2:
-                return chunks.close()  # type: ignore[attr-defined]
+                return chunks.close()
 
-    def submit(self, rng: random.Random, number: int) -> None:
+    def submit(self, rng, number):
         """A request of one's own, cancelled or not, in the queue or not."""
         one = params("auto")[number]
         if rng.random() < 0.3:
@@ -113,14 +109,14 @@ class Race:
         if one.max_new_tokens == TOKENS:
             self.hold(number, result)
 
-    def look(self, rng: random.Random, number: int) -> None:
+    def look(self, rng, number):
         """What a service asks meanwhile."""
         self.engine.health()
         usage = self.engine.usage
         if not 0 <= usage.running <= usage.slots:
             raise Fault("wrong", f"{usage.running} requests run in {usage.slots} slots")
 
-    def hold(self, number: int, result: Result) -> None:
+    def hold(self, number, result):
         """What came of a golden prompt is its tokens, or their beginning where it was ended."""
         if result.finish_reason not in ENDS:
             raise Fault("wrong", f"a request ended by {result.finish_reason!r}")
@@ -131,7 +127,7 @@ class Race:
             raise Fault("wrong", f"{PROMPTS[number]!r} gave {result.token_ids}, plain decoding {wanted}")
 
 
-def _join(threads: list[threading.Thread], what: str) -> None:
+def _join(threads, what):
     for thread in threads:
         thread.join(PATIENCE)
         if thread.is_alive():
@@ -140,12 +136,12 @@ def _join(threads: list[threading.Thread], what: str) -> None:
             raise Fault("hang", f"{what} still waits after {PATIENCE} s, at {at}")
 
 
-def _free(engine: Engine) -> None:
+def _free(engine):
     """Once every user has gone, every slot is free."""
     _until(lambda: engine.usage.running == engine.usage.waiting == 0, lambda: f"slots stay taken: {engine.usage}")
 
 
-def _gone(before: set[threading.Thread], end: str) -> None:
+def _gone(before, end):
     """No thread of the engine's is left."""
     _until(
         lambda: set(threading.enumerate()) <= before,
@@ -153,7 +149,7 @@ def _gone(before: set[threading.Thread], end: str) -> None:
     )
 
 
-def _until(true: Callable[[], bool], told: Callable[[], str]) -> None:
+def _until(true, told):
     last = time.monotonic() + PATIENCE
     while not true():
         if time.monotonic() > last:
@@ -194,7 +190,7 @@ sys.exit(status)
 """
 
 
-def forked(bundle: Path, how: int) -> None:
+def forked(bundle, how):
     """A child forked from a process with an engine is told so at once and exits; its parent goes on."""
     command = [sys.executable, "-c", FORKED, str(bundle), str(how)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)

@@ -1,26 +1,20 @@
 """What a campaign has to say: a table, a JSON file, and a folder for each finding."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .campaign import Campaign, Finding
 
-
-def command(finding: Finding, campaign: Campaign) -> str:
+def command(finding, campaign):
     """What tries a finding's case again."""
     return f"make attack SEED={campaign.seed} ONLY={shlex.quote(f'{finding.case.name}:{finding.case.number}')}"
 
 
-def write(finding: Finding, campaign: Campaign) -> None:
+def write(finding, campaign):
     """Keep a finding, beside what it was made of, and say so."""
     outcome = finding.outcome
     text = f"{outcome.kind}: {outcome.detail}\n\nagain: {command(finding, campaign)}\n\n{outcome.trace}\n"
@@ -33,11 +27,11 @@ def write(finding: Finding, campaign: Campaign) -> None:
 class Progress:
     """Says every so often how far a campaign has come."""
 
-    def __init__(self, seconds: float, every: float = 30.0) -> None:
+    def __init__(self, seconds, every=30.0):
         self._seconds, self._every, self._began = seconds, every, time.monotonic()
         self._next = every
 
-    def __call__(self, campaign: Campaign) -> None:
+    def __call__(self, campaign):
         now = time.monotonic() - self._began
         if now >= self._next:
             self._next = now + self._every
@@ -46,7 +40,7 @@ class Progress:
             print(f"{now:.0f} of {self._seconds:.0f} s: {cases:,} cases, {found} findings", flush=True)
 
 
-def as_json(campaign: Campaign) -> dict[str, Any]:
+def as_json(campaign):
     """Everything that was counted, and each fault once."""
     return {
         "seed": campaign.seed,
@@ -75,7 +69,7 @@ def as_json(campaign: Campaign) -> dict[str, Any]:
     }
 
 
-def show(campaign: Campaign, file: Path | None) -> None:
+def show(campaign, file):
     """Print the table and the findings; write the JSON where it is asked for."""
     body = as_json(campaign)
     table = Table("class", "cases", "as promised", "refused", "findings", "seconds", box=None)

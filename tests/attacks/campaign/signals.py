@@ -1,10 +1,7 @@
 """Attacks on the command: signals at any moment, no room, no memory, no permission, files that change meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -12,20 +9,18 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from specbuild.runtime import Engine
 from specbuild.runtime.bundle.bundle import Bundle
 
 from . import tiny_pair
-from .attack import Attack, Bench
+from .attack import Attack
 from .bundle_copy import copied, manifest, replace
 from .golden import Golden
 from .mutations import mutate_bytes
 from .outcome import Fault
-from .processes import Ended, Process
+from .processes import Process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 FINISHED = 300.0  # seconds of computing that a whole command may take
@@ -36,7 +31,7 @@ INTERRUPTED = ("build", "tune", "tune", "generate", "generate", "generate", "dis
 class SignalsAttack(Attack):
     """Runs `specbuild build`, `tune`, `generate` and `distill`, and interferes."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.target = bench.once("tiny", lambda folder: tiny_pair.checkpoint(folder, 1))
         self.older = bench.once("older.bundle", self._build)
@@ -44,11 +39,11 @@ class SignalsAttack(Attack):
         build = json.loads((bench.home / "seconds.json").read_text())
         self.seconds = {"build": build, "distill": build / 2, "tune": build / 8, "generate": build / 20}  # about
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         kinds = (self.toctou, self.toctou, self.interrupted, self.interrupted, self.starved, self.full, self.read_only)
         rng.choice(kinds)(rng, place)
 
-    def command(self, name: str, place: Path) -> list[str]:
+    def command(self, name, place):
         """The command, whose output is `place/out`; of tune and generate it is the bundle too."""
         out = str(place / "out")
         return {
@@ -61,7 +56,7 @@ class SignalsAttack(Attack):
             ],
         }[name]
 
-    def interrupted(self, rng: random.Random, place: Path, names: Sequence[str] = INTERRUPTED) -> None:
+    def interrupted(self, rng, place, names=INTERRUPTED):
         """A signal at any moment: what was there stays whole, nothing is left beside it, the next run works."""
         name = rng.choice(names)
         number, fresh = rng.choice(SIGNALS), name == "build" and rng.random() < 0.3
@@ -78,13 +73,13 @@ class SignalsAttack(Attack):
         if name != "distill" or number == signal.SIGKILL:
             self.next(rng, name, place)
 
-    def _early(self, number: int, ended: Ended) -> bool:
+    def _early(self, number, ended):
         """Whether a process may die of the signal itself: of SIGKILL, or before it is ours, while Python starts."""
         ours = re.findall(r'File "[^"]*/((?:face|cli|runtime|builder|measure)/[^"]*)"', ended.err)
         starting = ended.err.endswith("KeyboardInterrupt\n") and {*ours} <= {"face/specbuild/__init__.py"}
         return number == signal.SIGKILL or not ended.err or starting
 
-    def next(self, rng: random.Random, name: str, place: Path) -> None:
+    def next(self, rng, name, place):
         """The same command again, now and then where it takes long: it works and leaves nothing beside its output."""
         if name in ("build", "distill") and rng.random() < 0.6:
             return
@@ -97,7 +92,7 @@ class SignalsAttack(Attack):
         self.tidy(place, name)
         self.whole(place, fresh=False)
 
-    def whole(self, place: Path, fresh: bool) -> None:
+    def whole(self, place, fresh):
         """The bundle at the output is whole and gives its tokens; a fresh one may not be there."""
         out = place / "out"
         if not out.exists():
@@ -111,7 +106,7 @@ class SignalsAttack(Attack):
         except Exception as error:
             raise Fault("wrong", f"the bundle that was there is damaged: {error}") from error
 
-    def tidy(self, place: Path, name: str) -> None:
+    def tidy(self, place, name):
         """Nothing is beside the output."""
         known = {"out", "draft", "draft.training", "stdout.txt", "stderr.txt"}  # a training can be resumed
         left = sorted(path.name for path in place.iterdir() if path.name not in known)
@@ -119,7 +114,7 @@ class SignalsAttack(Attack):
         if left or inside:
             raise Fault("wrong", f"{name} left {', '.join(left + inside)}")
 
-    def starved(self, rng: random.Random, place: Path) -> None:
+    def starved(self, rng, place):
         """Not enough memory, as by `ulimit -v`."""
         name = rng.choice(("tune", "generate", "generate", "build"))
         shutil.copytree(self.older, place / "out")
@@ -133,7 +128,7 @@ class SignalsAttack(Attack):
         if ended.status >= 0:  # what aborts cannot tidy up; the next run does
             self.tidy(place, name)
 
-    def full(self, rng: random.Random, place: Path) -> None:
+    def full(self, rng, place):
         """No room: a small file system that is full, or files that may not grow."""
         name = rng.choice(("build", "tune", "tune", "tune"))
         with small(place / "disk", rng.choice((3, 4, 8))) as disk:
@@ -150,7 +145,7 @@ class SignalsAttack(Attack):
             self.whole(disk, fresh=False)
             self.tidy(disk, name)
 
-    def read_only(self, rng: random.Random, place: Path) -> None:
+    def read_only(self, rng, place):
         """No permission to write where the output is."""
         name = rng.choice(("build", "tune", "generate", "generate"))
         with small(place / "disk", 16) as disk:
@@ -170,7 +165,7 @@ class SignalsAttack(Attack):
                     disk.chmod(0o700)
                     (disk / "out").chmod(0o700)
 
-    def toctou(self, rng: random.Random, place: Path) -> None:
+    def toctou(self, rng, place):
         """A file of a bundle is another while the bundle loads: either it is refused, or the tokens are right."""
         root = copied(self.bench.bundle, place)
         name = rng.choice(sorted(manifest(root)["files"]))
@@ -180,7 +175,7 @@ class SignalsAttack(Attack):
         spare = place / "spare"
         os.link(root / name, spare)
 
-        def swap() -> None:
+        def swap():
             time.sleep(moment)
             other.replace(root / name)
             if back:
@@ -195,7 +190,7 @@ class SignalsAttack(Attack):
         finally:
             thread.join()
 
-    def _build(self, folder: Path) -> None:
+    def _build(self, folder):
         place = folder.with_suffix(".making")
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -208,7 +203,7 @@ class SignalsAttack(Attack):
 
 
 @contextmanager
-def small(folder: Path, mib: int) -> Iterator[Path]:
+def small(folder, mib):
     """A file system of so many MiB where mounting is allowed, else a folder."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)]

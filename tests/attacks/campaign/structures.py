@@ -1,19 +1,13 @@
 """Attacks by structures: what cannot end is refused or an error; what ends is what was asked for."""
 
-from __future__ import annotations
-
 import json
-import random
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 
-from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .golden import PROMPTS
 from .outcome import Fault, check_error
 from .parameters import TREES
@@ -25,13 +19,13 @@ ATOMS = ("a", "b", "[a-f]", ".", r"\d", "(ab|a)", "é", r"\n", "x?", "(a|b)*a")
 class StructuresAttack(Attack):
     """Decodes with one structure, with speculation and without."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.engine = Engine.load(bench.bundle, batch_size=2)
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         outputs, holds = rng.choice((_schema, _regex, _choice, _grammar, _tag))(rng)
-        how: dict[str, Any] = {"structured_outputs": outputs, "temperature": rng.choice((0.0, 0.8, 2.0))}
+        how = {"structured_outputs": outputs, "temperature": rng.choice((0.0, 0.8, 2.0))}
         how |= {
             "seed": rng.randrange(2**64),
             "max_new_tokens": rng.choice((1, 8, 40)),
@@ -48,23 +42,20 @@ class StructuresAttack(Attack):
         if found.finish_reason == "stop" and not how["ignore_eos"] and not holds(found.text):
             raise Fault("wrong", f"{outputs} gave {found.text!r}")
 
-    def close(self) -> None:
+    def close(self):
         self.engine.close()
 
 
-Structure = tuple[dict[str, Any], Callable[[str], bool]]  # the fields, and whether a text is one of its
-
-
-def _told(result: Result) -> tuple[Any, ...]:
+def _told(result):
     return result.text, list(result.token_ids), result.finish_reason, str(result.error or "")
 
 
-def _schema(rng: random.Random) -> Structure:
+def _schema(rng):
     """Definitions that contain each other, with an end or without."""
     names = [f"n{number}" for number in range(rng.randrange(1, 5))]
-    ends: list[Any] = [True, {"type": "null"}, {"const": _text(rng)}, {"enum": [_text(rng), 1]}, {"maxLength": 3}]
+    ends = [True, {"type": "null"}, {"const": _text(rng)}, {"enum": [_text(rng), 1]}, {"maxLength": 3}]
 
-    def part(depth: int) -> Any:
+    def part(depth):
         kind = rng.randrange(6 if depth else 2)
         if kind == 0:
             return rng.choice(ends)
@@ -80,7 +71,7 @@ def _schema(rng: random.Random) -> Structure:
 
     schema = {"$defs": {name: part(2) for name in names}, **{"$ref": "#/$defs/n0"}}
 
-    def holds(text: str) -> bool:
+    def holds(text):
         try:
             return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)))
         except RecursionError:  # a definition that is itself, which jsonschema follows without an end
@@ -89,7 +80,7 @@ def _schema(rng: random.Random) -> Structure:
     return {"json": schema}, holds
 
 
-def _regex(rng: random.Random) -> Structure:
+def _regex(rng):
     pattern = "".join(rng.choice(ATOMS) for _ in range(rng.randrange(1, 4)))
     for _ in range(rng.randrange(3)):
         least = rng.choice((0, 1, 3, 500))
@@ -97,12 +88,12 @@ def _regex(rng: random.Random) -> Structure:
     return {"regex": pattern}, lambda text: re.fullmatch(pattern, text) is not None
 
 
-def _choice(rng: random.Random) -> Structure:
+def _choice(rng):
     texts = sorted({_text(rng) for _ in range(rng.randrange(1, 4))})
     return {"choice": texts}, lambda text: text in texts
 
 
-def _grammar(rng: random.Random) -> Structure:
+def _grammar(rng):
     """Rules that contain each other, with an end or without."""
     names = ["start", *(f"n{number}" for number in range(rng.randrange(4)))]
     parts = [*names, "T", "T*", '"b"', "/c+/", '("d" | "e")', "<|endoftext|>", "%json {}"]
@@ -110,16 +101,16 @@ def _grammar(rng: random.Random) -> Structure:
     return {"grammar": "\n".join([*rules, f"T: /{rng.choice(ATOMS)}f/"])}, lambda text: True
 
 
-def _tag(rng: random.Random) -> Structure:
+def _tag(rng):
     trigger = rng.choice(("a", " ", "(", "<|endoftext|>", "\n"))
     schema = _schema(rng)[0]["json"]
     one = {"begin": trigger + _text(rng), "schema": schema, "end": rng.choice(("", _text(rng)))}
     return {"structural_tag": {"structures": [one], "triggers": [trigger]}}, lambda text: True
 
 
-def _joined(rng: random.Random, parts: list[str]) -> str:
+def _joined(rng, parts):
     return " ".join(rng.choice(parts) for _ in range(rng.randrange(1, 4)))
 
 
-def _text(rng: random.Random) -> str:
+def _text(rng):
     return "".join(rng.choice(LITERALS) for _ in range(rng.randrange(1, 4)))

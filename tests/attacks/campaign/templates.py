@@ -1,17 +1,11 @@
 """Attacks by chat templates: programs from a grammar, bombs of time and memory, ways out, mutated real templates."""
 
-from __future__ import annotations
-
-import random
-from pathlib import Path
-from typing import Any
-
 from data_files import lines, table
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .bundle_copy import copied, manifest, put
 from .outcome import Fault, check_error
 
@@ -30,7 +24,7 @@ BOMBS = (
 NAME = "chat_template.jinja"
 
 
-def expression(rng: random.Random, depth: int) -> str:
+def expression(rng, depth):
     """An expression of the grammar."""
     if depth <= 0:
         return rng.choice((*NAMES, "1", "0", "-1", "'a'", "1.5", "[]", "{}", "'%s'", str(10 ** rng.randrange(20))))
@@ -51,7 +45,7 @@ def expression(rng: random.Random, depth: int) -> str:
     )
 
 
-def program(rng: random.Random, depth: int) -> str:
+def program(rng, depth):
     """A template of the grammar."""
     if depth <= 0:
         return rng.choice(("text", "", "\n", f"{{{{ {expression(rng, 2)} }}}}"))
@@ -72,7 +66,7 @@ def program(rng: random.Random, depth: int) -> str:
     )
 
 
-def deep(rng: random.Random) -> str:
+def deep(rng):
     """Nesting that compilers stumble over."""
     count = rng.choice((30, 150, 3000))
     opened, closed = rng.choice(
@@ -83,7 +77,7 @@ def deep(rng: random.Random) -> str:
     return opened * (count if "%" in opened else 1) + rng.choice(("1", "x")) + closed * (count if "%" in closed else 1)
 
 
-def template(rng: random.Random) -> str:
+def template(rng):
     """A template of any kind."""
     match rng.randrange(10):
         case 0 | 1:
@@ -102,7 +96,7 @@ def template(rng: random.Random) -> str:
             return program(rng, rng.choice((2, 4, 6)))
 
 
-def messages(rng: random.Random) -> Any:
+def messages(rng):
     """A chat, mostly an ordinary one."""
     content = rng.choice(("hello", "", "x" * 10000, "{{ 1 }}", None, 5, [{"type": "text", "text": "a"}], "\x00😀"))
     return [{"role": rng.choice(("user", "system", "", "tool")), "content": content}] * rng.choice((1, 2, 30))
@@ -111,11 +105,11 @@ def messages(rng: random.Random) -> Any:
 class TemplatesAttack(Attack):
     """Renders a chat by a hostile template."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         self.tokenizer = bench.bundle / manifest(bench.bundle)["tokenizer"]
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         source = template(rng)
         chat = Chat(messages(rng), tools=rng.choice((None, None, [{"type": "function"}])))
         if rng.random() < 0.1:
@@ -128,7 +122,7 @@ class TemplatesAttack(Attack):
         if source in ESCAPES and any(sign in text for sign in ("<class", "function ", "module '", "root:x", "uid=")):
             raise Fault("wrong", f"the template got out of its sandbox: {text[:100]}")
 
-    def _serve(self, rng: random.Random, place: Path, content: bytes, chat: Chat) -> None:
+    def _serve(self, rng, place, content, chat):
         """The template in a bundle, beside a request that has nothing to do with it; now and then it is no text."""
         if rng.random() < 0.3:
             content = rng.choice((b"\xff\xfe" + content, content + b"\xed\xa0\x80", content[::-1], b""))

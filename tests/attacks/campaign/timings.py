@@ -1,17 +1,12 @@
 """Attacks on a tuned bundle's table of timings: whatever it says, only speed may depend on it."""
 
-from __future__ import annotations
-
 import json
 import math
-import random
-from pathlib import Path
-from typing import Any
 
 from specbuild.runtime import Engine, Limits
 from specbuild.runtime.speculation import timing_table
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .bundle_copy import copied, manifest, put
 from .mutations import mutate_bytes, mutate_json, to_bytes
 
@@ -19,13 +14,13 @@ from .mutations import mutate_bytes, mutate_json, to_bytes
 class TimingsAttack(Attack):
     """Loads a bundle by a mutated table and decodes."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         if timing_table.FILE not in manifest(bench.bundle)["files"]:
             raise RuntimeError(f"{bench.bundle} was never tuned: run specbuild tune {bench.bundle}")
         self.content = (bench.bundle / timing_table.FILE).read_bytes()
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         root, body = copied(self.bench.bundle, place), json.loads(self.content)
         match rng.randrange(8):
             case 0:
@@ -40,11 +35,11 @@ class TimingsAttack(Attack):
             self.bench.golden.check(engine)
 
 
-def scaled(rng: random.Random, body: Any) -> Any:
+def scaled(rng, body):
     """A table of other numbers, mostly such as could have been measured."""
     extreme = 0.02 if rng.random() < 0.4 else 0.0
 
-    def other(value: Any, name: str = "") -> Any:
+    def other(value, name=""):
         if isinstance(value, dict):
             return {key: other(each, key) for key, each in value.items()}
         if isinstance(value, list):

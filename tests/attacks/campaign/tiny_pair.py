@@ -1,7 +1,5 @@
 """A tiny target and draft, and a bundle of them: what is built in seconds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +19,7 @@ FIELDS = {
 BUILD = ("--max-seq-len", "64", "--max-batch-size", "1", "--buckets", "1,2,4,8", "--no-tune")
 
 
-def checkpoint(folder: Path, layers: int = 2) -> None:
+def checkpoint(folder, layers=2):
     """A random Llama of the reference pair's vocabulary, in two files of weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,7 +31,7 @@ def checkpoint(folder: Path, layers: int = 2) -> None:
         shutil.copy(REFERENCE / name, folder / name)
 
 
-def whole(folder: Path) -> None:
+def whole(folder):
     """The same in one file, without an index."""
     from safetensors.torch import load_file, save_file
 

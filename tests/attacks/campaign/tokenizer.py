@@ -1,18 +1,13 @@
 """Attacks on `tokenizer.json`: parts of another kind, hostile patterns, vocabularies with holes."""
 
-from __future__ import annotations
-
 import json
-import random
-from pathlib import Path
-from typing import Any
 
 from data_files import table
 
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
-from .attack import Attack, Bench
+from .attack import Attack
 from .bundle_copy import copied, manifest, put
 from .mutations import mutate_bytes, mutate_json, to_bytes
 from .outcome import check_error
@@ -23,7 +18,7 @@ NAMES = PARTS["@name"]
 SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 
 
-def drawn(rng: random.Random, value: Any) -> Any:
+def drawn(rng, value):
     """A part with every text that names a list, "@name" or another, replaced by one of the list."""
     if isinstance(value, dict):
         return {key: drawn(rng, each) for key, each in value.items()}
@@ -32,7 +27,7 @@ def drawn(rng: random.Random, value: Any) -> Any:
     return drawn(rng, rng.choice(PARTS[value])) if isinstance(value, str) and value[:1] == "@" else value
 
 
-def part(rng: random.Random, name: str) -> Any:
+def part(rng, name):
     """One of tokenizers' normalizers, pre-tokenizers, decoders or post-processors, or a sequence of a few."""
     kinds = drawn(rng, PARTS[name])
     several = SEQUENCES.get(name)
@@ -41,7 +36,7 @@ def part(rng: random.Random, name: str) -> Any:
     return rng.choice(kinds)
 
 
-def vocabulary(rng: random.Random, body: dict[str, Any]) -> None:
+def vocabulary(rng, body):
     """Ids past the end, twice, or missing; merges of what is no token; added tokens that are in the way."""
     model, ids = body["model"], (4096, 5000, 2**31, 2**32 - 1, 0, 1, -1)
     names = list(model["vocab"])
@@ -63,7 +58,7 @@ def vocabulary(rng: random.Random, body: dict[str, Any]) -> None:
             model |= {"continuing_subword_prefix": rng.choice(NAMES), "end_of_word_suffix": rng.choice(NAMES)}
 
 
-def mutated(rng: random.Random, content: bytes) -> bytes:
+def mutated(rng, content):
     """Another tokenizer.json."""
     body = json.loads(content)
     match rng.randrange(8):
@@ -87,13 +82,13 @@ def mutated(rng: random.Random, content: bytes) -> bytes:
 class TokenizerAttack(Attack):
     """Loads a mutated tokenizer, encodes and decodes; now and then a whole engine does."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         super().__init__(bench)
         body = manifest(bench.bundle)
         self.name, self.vocab = body["tokenizer"], body["models"]["target"]["vocab_size"]
         self.content = (bench.bundle / self.name).read_bytes()
 
-    def attempt(self, rng: random.Random, place: Path) -> None:
+    def attempt(self, rng, place):
         content, text = mutated(rng, self.content), rng.choice(TEXTS)
         ids = [rng.randrange(self.vocab) for _ in range(rng.choice((1, 5, 40)))]
         (place / "text.txt").write_text(repr((text, ids)))

@@ -9,13 +9,10 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import psutil
 
-from .attack import Bench
 from .outcome import Outcome
 from .worker import READY, work
 
@@ -42,7 +39,7 @@ class UnpreparedError(Exception):
 class Worker:
     """One process at a time, replaced where it was ended; one case at a time."""
 
-    def __init__(self, bench: Bench, seed: int, home: Path) -> None:
+    def __init__(self, bench, seed, home):
         self.bench, self.seed, self.home = bench, seed, home
         self.place, self.log = home / "case", home / "log.txt"
         self.case: Case | None = None
@@ -52,16 +49,16 @@ class Worker:
         home.mkdir(parents=True, exist_ok=True)
 
     @property
-    def prepares(self) -> str | None:
+    def prepares(self):
         """The class that is being prepared for the case under way."""
         return None if self._ready or self.case is None else self.case.name
 
     @property
-    def pipe(self) -> Connection:
+    def pipe(self):
         """What to wait for."""
         return self._pipe
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case):
         """Hand over a case, to a new process where there is none."""
         if self._process is None or not self._process.is_alive():
             self._start()
@@ -71,7 +68,7 @@ class Worker:
         with suppress(OSError):  # one that has just died: `poll` says so
             self._pipe.send((case.name, case.number))
 
-    def poll(self) -> Outcome | None:
+    def poll(self):
         """The outcome once there is one."""
         outcome = self._answer()
         now = time.monotonic()
@@ -82,7 +79,7 @@ class Worker:
             self.seconds, self.case = now - self._began, None
         return outcome
 
-    def end(self) -> None:
+    def end(self):
         """End the process and whatever it started."""
         if self._process is None:
             return
@@ -94,7 +91,7 @@ class Worker:
         self._pipe.close()
         self._process = None
 
-    def keep(self, folder: Path) -> None:
+    def keep(self, folder):
         """Copy what the case was made of, but for large files that are as they were."""
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.place.rglob("*")) if self.place.exists() else ():
@@ -108,11 +105,11 @@ class Worker:
             elif path.stat().st_nlink == 1 and path.stat().st_blocks < 1 << 17:
                 shutil.copyfile(path, target)
 
-    def told(self) -> str:
+    def told(self):
         """The end of what the process printed."""
         return self.log.read_bytes()[-20_000:].decode(errors="replace") if self.log.exists() else ""
 
-    def _start(self) -> None:
+    def _start(self):
         self.end()
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # what an ended worker held
         context = multiprocessing.get_context("spawn")
@@ -122,17 +119,17 @@ class Worker:
         self._process.start()
         theirs.close()
 
-    def _reset(self) -> None:
+    def _reset(self):
         self._began = self._looked = self._moved = time.monotonic()
         self._cpu = self._cpu_moved = 0.0
         self._rss: int | None = None
 
-    def _answer(self) -> Outcome | None:
+    def _answer(self):
         try:
             while self._pipe.poll():
                 said = self._pipe.recv()
                 if said != READY:
-                    return said  # type: ignore[no-any-return]
+                    return said
                 self._ready = True
                 self._reset()
                 self._rss, self._cpu = self._used()
@@ -140,7 +137,7 @@ class Worker:
             return self._died()
         return None
 
-    def _died(self) -> Outcome:
+    def _died(self):
         process = self._process
         assert process is not None
         process.join(5)
@@ -151,7 +148,7 @@ class Worker:
         what = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         return Outcome("crash", f"the process died of {what}", told)
 
-    def _overdue(self, now: float) -> Outcome | None:
+    def _overdue(self, now):
         """The finding where a case has had too much time or memory; its process is gone then."""
         case = self.case
         assert case is not None
@@ -174,15 +171,15 @@ class Worker:
             return self._stopped("hang", f"no end after {case.limit:.0f} s")
         return None
 
-    def _stopped(self, kind: str, detail: str) -> Outcome:
+    def _stopped(self, kind, detail):
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid or 0, signal.SIGUSR1)  # type: ignore[union-attr]
+            os.kill(self._process.pid or 0, signal.SIGUSR1)
         time.sleep(0.3)
         told = self.told()
         self.end()
         return Outcome(kind, detail, told)
 
-    def _used(self) -> tuple[int, float]:
+    def _used(self):
         """Resident bytes and seconds of computing, of the process and those that it started."""
         rss, cpu = 0, 0.0
         with suppress(psutil.Error):

@@ -1,7 +1,5 @@
 """A worker: a process of its own that tries the cases it is told, and says what came of each."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os
@@ -10,17 +8,14 @@ import shutil
 import signal
 import sys
 import warnings
-from multiprocessing.connection import Connection
-from pathlib import Path
 
-from .attack import Attack, Bench
 from .classes import make
 from .outcome import PASSED, Outcome, judge
 
 READY = "ready"
 
 
-def try_case(attack: Attack, name: str, seed: int, number: int, place: Path) -> Outcome:
+def try_case(attack, name, seed, number, place):
     """One case, of a class's random numbers alone."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -31,10 +26,10 @@ def try_case(attack: Attack, name: str, seed: int, number: int, place: Path) -> 
     return Outcome(PASSED)
 
 
-def work(pipe: Connection, bench: Bench, seed: int, place: Path, log: Path) -> None:
+def work(pipe, bench, seed, place, log):
     """Until the pipe closes: take (class, number), say READY once the class is prepared, then the outcome."""
     _quiet(log)
-    prepared: dict[str, Attack] = {}
+    prepared = {}
     while True:
         try:
             name, number = pipe.recv()
@@ -47,7 +42,7 @@ def work(pipe: Connection, bench: Bench, seed: int, place: Path, log: Path) -> N
         attack.close()
 
 
-def _quiet(log: Path) -> None:
+def _quiet(log):
     """Whatever the libraries print goes to a file, as do all stacks where the process dies or is asked for them."""
     os.setsid()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

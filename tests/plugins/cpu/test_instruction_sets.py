@@ -20,7 +20,9 @@ def test_all_sets_give_the_same_bits(tmp_path):
     make = ["cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_BUILD_TYPE=Release", "-DSPECBUILD_CPU_CHECK=ON", *ARM]
     subprocess.run(make, check=True, capture_output=True)
     subprocess.run(["cmake", "--build", tmp_path, "--target", "specbuild_cpu_check"], check=True, capture_output=True)
-    done = subprocess.run([*EMULATED, tmp_path / "plugins" / "cpu" / "specbuild_cpu_check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*EMULATED, tmp_path / "plugins" / "cpu" / "specbuild_cpu_check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
     assert "neon-dotprod" in done.stdout.split()
     assert done.stdout.split()[-1] == "portable"

@@ -1,11 +1,8 @@
 """The stand-in card keeps to a driver's rules; run by tests/test_card.py in a process that finds it."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,17 +16,16 @@ HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 LOOP = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
 KIND = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-Stream = Any
 
 
-def refusal(name: str, *arguments: Any) -> str:
+def refusal(name, *arguments):
     """The name of what a call is refused with; "" where it is not."""
     status, *_ = getattr(driver, name)(*arguments)
     return "" if status == driver.CUresult.CUDA_SUCCESS else status.name.removeprefix("CUDA_ERROR_")
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left():
     """Every test frees what it makes."""
     take_gpu()
     before = counts()
@@ -39,7 +35,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def streams() -> Iterator[tuple[Stream, Stream]]:
+def streams():
     """Two streams that wait for nothing."""
     made = call("cuStreamCreate", 1), call("cuStreamCreate", 1)
     yield made
@@ -50,12 +46,12 @@ def streams() -> Iterator[tuple[Stream, Stream]]:
 class Log:
     """Host functions as kernels: which ran, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ran = list[str]()
         self._kept = list[Any]()
 
-    def __call__(self, stream: Stream, name: str, then: Callable[[], object] = lambda: None) -> None:
-        def run(_: int) -> None:
+    def __call__(self, stream, name, then=lambda: None):
+        def run(_):
             self.ran.append(name)
             then()
 
@@ -64,7 +60,7 @@ class Log:
         assert CARD.card_enqueue(ctypes.c_void_p(int(stream)), function, None) == 0
 
 
-def order(first: Stream, second: Stream) -> None:
+def order(first, second):
     """What the second is given from now on waits for the first."""
     event = call("cuEventCreate", 0)
     call("cuEventRecord", event, first)
@@ -72,20 +68,20 @@ def order(first: Stream, second: Stream) -> None:
     call("cuEventDestroy", event)
 
 
-def captured(stream: Stream, enqueue: Callable[[], object]) -> Any:
+def captured(stream, enqueue):
     call("cuStreamBeginCapture", stream, MODE)
     enqueue()
     return call("cuStreamEndCapture", stream)
 
 
-def launched(graph: Any, stream: Stream) -> None:
+def launched(graph, stream):
     exec_ = call("cuGraphInstantiate", graph, 0)
     call("cuGraphLaunch", exec_, stream)
     call("cuGraphExecDestroy", exec_)
     call("cuStreamSynchronize", stream)
 
 
-def test_nothing_runs_before_a_wait(streams: tuple[Stream, Stream]) -> None:
+def test_nothing_runs_before_a_wait(streams):
     log, (first, second) = Log(), streams
     log(first, "a")
     log(second, "b")
@@ -101,7 +97,7 @@ def test_nothing_runs_before_a_wait(streams: tuple[Stream, Stream]) -> None:
     assert log.ran.count("d") == 40
 
 
-def test_memory_has_ends(streams: tuple[Stream, Stream]) -> None:
+def test_memory_has_ends(streams):
     to, array = call("cuMemAlloc", 100), np.arange(100, dtype=np.uint8)
     assert refusal("cuMemcpyHtoD", to, array.ctypes.data, 101) == "INVALID_VALUE"
     assert refusal("cuMemsetD8Async", int(to) + 50, 0, 51, streams[0]) == "INVALID_VALUE"
@@ -118,7 +114,7 @@ def test_memory_has_ends(streams: tuple[Stream, Stream]) -> None:
     "forbidden",
     ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemcpyHtoD"],
 )
-def test_what_breaks_a_capture(streams: tuple[Stream, Stream], forbidden: str) -> None:
+def test_what_breaks_a_capture(streams, forbidden):
     stream, array, log = streams[0], np.zeros(1, np.uint8), Log()
     arguments = {"cuMemAlloc": (1,), "cuMemcpyHtoD": (0, array.ctypes.data, 1), "cuCtxSynchronize": ()}
     call("cuStreamBeginCapture", stream, MODE)
@@ -132,10 +128,10 @@ def test_what_breaks_a_capture(streams: tuple[Stream, Stream], forbidden: str) -
     assert log.ran == ["again"]
 
 
-def test_streams_that_join_and_one_that_is_left_out(streams: tuple[Stream, Stream]) -> None:
+def test_streams_that_join_and_one_that_is_left_out(streams):
     log, (first, second) = Log(), streams
 
-    def fork(joins: bool) -> None:
+    def fork(joins):
         log(first, "a")
         order(first, second)
         log(second, "b")
@@ -156,7 +152,7 @@ def test_streams_that_join_and_one_that_is_left_out(streams: tuple[Stream, Strea
 
 
 @pytest.fixture
-def loop() -> Iterator[tuple[Any, Any, int]]:
+def loop():
     """A graph, the body of the loop in it, and the address of its condition."""
     graph = call("cuGraphCreate", 0)
     context = call("cuCtxGetCurrent")
@@ -170,10 +166,10 @@ def loop() -> Iterator[tuple[Any, Any, int]]:
     call("cuGraphDestroy", graph)
 
 
-def test_a_loop_ends_where_it_is_told(streams: tuple[Stream, Stream], loop: tuple[Any, Any, int]) -> None:
+def test_a_loop_ends_where_it_is_told(streams, loop):
     log, (stream, _), (graph, body, handle) = Log(), streams, loop
 
-    def end() -> None:
+    def end():
         if len(log.ran) % 3 == 0:
             ctypes.c_uint.from_address(handle).value = 0
 
@@ -185,11 +181,11 @@ def test_a_loop_ends_where_it_is_told(streams: tuple[Stream, Stream], loop: tupl
         assert len(log.ran) == 3 * launches
 
 
-def test_an_edge_that_lets_a_kernel_begin_early(streams: tuple[Stream, Stream], loop: tuple[Any, Any, int]) -> None:
+def test_an_edge_that_lets_a_kernel_begin_early(streams, loop):
     """In the child of a body none is taken; it can be replaced by one that waits."""
     log, (stream, _), (graph, body, handle) = Log(), streams, loop
 
-    def enqueue() -> None:
+    def enqueue():
         log(stream, "a")
         assert CARD.card_programmatic(ctypes.c_void_p(int(stream))) == 0
         log(stream, "b", lambda: setattr(ctypes.c_uint.from_address(handle), "value", 0))
@@ -212,7 +208,7 @@ def test_an_edge_that_lets_a_kernel_begin_early(streams: tuple[Stream, Stream], 
     assert log.ran == ["a", "b", "c"]
 
 
-def test_calls_that_are_refused_on_demand() -> None:
+def test_calls_that_are_refused_on_demand():
     CARD.card_refuse(b"cuMemAlloc", int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY), 1)
     kept = call("cuMemAlloc", 8)
     assert refusal("cuMemAlloc", 8) == "OUT_OF_MEMORY"
@@ -220,7 +216,7 @@ def test_calls_that_are_refused_on_demand() -> None:
     call("cuMemFree", kept)
 
 
-def script(steps: str) -> subprocess.CompletedProcess[str]:
+def script(steps):
     """Steps in a process of their own, which they may end."""
     text = f"from cuda.bindings import driver as d; from device import call, take_gpu; take_gpu(); {steps}"
     text = f"import sys; sys.path[:0] = {[each for each in sys.path if each]!r}; {text}"
@@ -235,13 +231,13 @@ def script(steps: str) -> subprocess.CompletedProcess[str]:
         ("d.cuGraphExecDestroy(d.CUgraphExec(64))", "cuGraphExecDestroy: 0x40 is none"),
     ],
 )
-def test_what_ends_a_process(step: str, line: str) -> None:
+def test_what_ends_a_process(step, line):
     done = script(step)
     assert done.returncode < 0
     assert f"card: {line}" in done.stderr
 
 
-def test_what_is_written_beside_an_allocation_is_seen() -> None:
+def test_what_is_written_beside_an_allocation_is_seen():
     done = script(
         "import ctypes; at = int(call('cuMemAlloc', 100)); ctypes.memset(at + 100, 1, 1); call('cuMemFree', at); "
         "print(d.cuCtxSynchronize()[0].name)"

@@ -3,14 +3,10 @@
 python decode.py < {"bundle", "prompts", "params", "expected", "trees", "ways": [{"batch_size", "resident"}]}
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import card_driver
 
@@ -20,27 +16,27 @@ from specbuild.runtime.decoding.device.resident_run import ResidentRun
 
 
 @contextmanager
-def followed() -> Iterator[list[int]]:
+def followed():
     """The entries that rounds which follow each other have written, by how many there were in each loop."""
     counts, real, launch = list[int](), ResidentRun.next_results, ResidentRun.launch
 
-    def launched(self: Any, *given: Any) -> None:
+    def launched(self, *given):
         launch(self, *given)
         if self.running:
             counts.append(0)
 
-    def entry(self: Any) -> Any:
+    def entry(self):
         counts[-1] += 1
         return real(self)
 
-    ResidentRun.launch, ResidentRun.next_results = launched, entry  # type: ignore[method-assign]
+    ResidentRun.launch, ResidentRun.next_results = launched, entry
     try:
         yield counts
     finally:
-        ResidentRun.launch, ResidentRun.next_results = launch, real  # type: ignore[method-assign]
+        ResidentRun.launch, ResidentRun.next_results = launch, real
 
 
-def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
+def decode(asked, way):
     """All prompts by every tree."""
     params = [SamplingParams(**each) for each in asked["params"]]
     with followed() as counts, Engine.load(asked["bundle"], **way) as engine:
@@ -49,12 +45,12 @@ def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
             wanted = [replace(each, speculation=tree) for each in params]
             case = compare(engine, tree, asked["prompts"], wanted, asked["expected"])
             cases.append({"differ": len(case.divergences), **case.to_dict()})
-        resident = engine._loop.resident  # type: ignore[attr-defined]
+        resident = engine._loop.resident
         graphs = sum(step is not None for step in resident.graphs._graphs.values()) if resident else 0
         return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": graphs}
 
 
-def main() -> None:
+def main():
     asked, found, compilations = json.load(sys.stdin), [], []
     for way in asked["ways"]:
         before = compiled()
@@ -65,7 +61,7 @@ def main() -> None:
     print(json.dumps({"ways": found, "compilations": compilations, "left": left}))
 
 
-def compiled() -> int:
+def compiled():
     """How many kernels TensorRT-RTX has compiled so far."""
     rtx = sys.modules.get("tensorrt_rtx")
     return len(rtx.compilations) if rtx else 0

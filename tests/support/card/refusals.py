@@ -1,11 +1,7 @@
 """Captures that the driver refuses somewhere: the device goes on and nothing stays; run by tests/test_card.py."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ END = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda at: setattr(ctypes.c_uint.f
 
 
 @pytest.fixture
-def cuda() -> Iterator[Cuda]:
+def cuda():
     """A device, of which nothing is left after its `close`."""
     take_gpu()
     before = counts()
@@ -34,7 +30,7 @@ def cuda() -> Iterator[Cuda]:
     assert counts() == before
 
 
-def check(device: Cuda) -> None:
+def check(device):
     """One refusal was noted, and a graph and a loop of two kernels each run."""
     assert len(device.uncaptured) == 1
     device.uncaptured.clear()
@@ -51,8 +47,8 @@ def check(device: Cuda) -> None:
         assert (array == byte).all()
 
 
-def once_round(device: Cuda, to: Any, stream: int) -> Callable[[int], None]:
-    def body(handle: int) -> None:
+def once_round(device, to, stream):
+    def body(handle):
         device.fill(to, 9, stream)
         assert CARD.card_enqueue(ctypes.c_void_p(stream), END, ctypes.c_void_p(handle)) == 0
 
@@ -60,10 +56,10 @@ def once_round(device: Cuda, to: Any, stream: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("name", ["cuStreamBeginCapture", "cuGraphInstantiate"])
-def test_a_graph_that_is_refused(cuda: Cuda, name: str) -> None:
+def test_a_graph_that_is_refused(cuda, name):
     stream, to = cuda.stream(), cuda.empty((4,), np.uint8)
 
-    def enqueue() -> None:
+    def enqueue():
         cuda.fill(to, 1, stream)
 
     CARD.card_refuse(name.encode(), NOT_SUPPORTED, 0)
@@ -78,7 +74,7 @@ def test_a_graph_that_is_refused(cuda: Cuda, name: str) -> None:
         *("cuStreamBeginCapture", "cuGraphAddChildGraphNode", "cuGraphInstantiate"),
     ],
 )
-def test_a_loop_that_is_refused(cuda: Cuda, name: str) -> None:
+def test_a_loop_that_is_refused(cuda, name):
     stream, to = cuda.stream(), cuda.empty((4,), np.uint8)
     CARD.card_refuse(name.encode(), NOT_SUPPORTED, 0)
     assert cuda.loop(once_round(cuda, to, stream), stream) is None
@@ -86,10 +82,10 @@ def test_a_loop_that_is_refused(cuda: Cuda, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["waits", "leaves a stream out", "raises"])
-def test_a_body_that_cannot_be_captured(cuda: Cuda, kind: str) -> None:
+def test_a_body_that_cannot_be_captured(cuda, kind):
     stream, other, to = cuda.stream(), cuda.stream(), cuda.empty((4,), np.uint8)
 
-    def body(handle: int) -> None:
+    def body(handle):
         once_round(cuda, to, stream)(handle)
         if kind == "waits":
             cuda.wait(stream)
@@ -103,12 +99,12 @@ def test_a_body_that_cannot_be_captured(cuda: Cuda, kind: str) -> None:
     check(cuda)
 
 
-def test_a_loop_that_may_hold_no_overlapping_kernels_is_captured_again_without(cuda: Cuda) -> None:
+def test_a_loop_that_may_hold_no_overlapping_kernels_is_captured_again_without(cuda):
     """The edge over which a kernel may start early, which this driver takes in a graph and not in a loop's body."""
     stream, rounds, ran = cuda.stream(), list[int](), list[str]()
     first = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append("first"))
 
-    def body(handle: int) -> None:
+    def body(handle):
         rounds.append(handle)
         assert CARD.card_enqueue(ctypes.c_void_p(stream), first, None) == 0
         assert CARD.card_programmatic(ctypes.c_void_p(stream)) == 0

@@ -1,10 +1,5 @@
 """What runs models on the stand-in card keeps to the rules of what it stands for; run by tests/test_card_bundles.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,18 +8,17 @@ from cuda.bindings import driver
 from device import call, take_gpu
 from onnx import TensorProto, helper
 
-Log = Any
 MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 SIZE, LATE = 4, "disable_synchronize_execution_providers"
 
 
 @pytest.fixture(autouse=True)
-def _gpu() -> None:
+def _gpu():
     take_gpu()
 
 
 @pytest.fixture
-def stream() -> Any:
+def stream():
     made = call("cuStreamCreate", 1)
     yield made
     call("cuStreamDestroy", made)
@@ -33,24 +27,24 @@ def stream() -> Any:
 class Memory:
     """Floats on the device, in room for more."""
 
-    def __init__(self, *numbers: float) -> None:
+    def __init__(self, *numbers):
         self.address = int(call("cuMemAlloc", 1024))
         self.fill(*numbers)
 
-    def fill(self, *numbers: float) -> None:
+    def fill(self, *numbers):
         host = np.zeros(16, np.float32)
         host[: len(numbers)] = numbers
         call("cuMemcpyHtoD", self.address, host.ctypes.data, host.nbytes)
 
     @property
-    def now(self) -> list[float]:
+    def now(self):
         """At once, whatever is enqueued."""
         host = np.zeros(SIZE, np.float32)
         call("cuMemcpyDtoH", host.ctypes.data, self.address, host.nbytes)
         return host.tolist()
 
 
-def save(path: Path, operator: str = "Add", dtype: int = TensorProto.FLOAT) -> Path:
+def save(path, operator="Add", dtype=TensorProto.FLOAT):
     """y = x + x, of n numbers; or another operator's."""
     x, y = (helper.make_tensor_value_info(name, dtype, ["n"]) for name in "xy")
     inputs = ["x", "x"] if operator == "Add" else ["x"]
@@ -62,27 +56,27 @@ def save(path: Path, operator: str = "Add", dtype: int = TensorProto.FLOAT) -> P
 # ---- ONNX Runtime
 
 
-def session(path: Path, stream: Any, others: Any = (), **asked: Any) -> Any:
+def session(path, stream, others=(), **asked):
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     cuda = {"user_compute_stream": str(int(stream)), **{name: str(value) for name, value in asked.items()}}
     return onnxruntime.InferenceSession(path, options, providers=[("CUDAExecutionProvider", cuda), *others])
 
 
-def bound(opened: Any, x: Memory, y: Memory, size: int = SIZE) -> Any:
+def bound(opened, x, y, size=SIZE):
     binding = opened.io_binding()
     binding.bind_input("x", "cuda", 0, np.float32, (size,), x.address)
     binding.bind_output("y", "cuda", 0, np.float32, (size,), y.address)
     return binding
 
 
-def late() -> Any:
+def late():
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(LATE, "1")
     return options
 
 
-def test_a_run_is_enqueued_on_the_user_s_stream(tmp_path: Path, stream: Any) -> None:
+def test_a_run_is_enqueued_on_the_user_s_stream(tmp_path, stream):
     opened, x, y = session(save(tmp_path / "m.onnx"), stream), Memory(1, 2, 3, 4), Memory()
     opened.run_with_iobinding(bound(opened, x, y), late())
     assert y.now == [0] * SIZE
@@ -93,7 +87,7 @@ def test_a_run_is_enqueued_on_the_user_s_stream(tmp_path: Path, stream: Any) -> 
     assert y.now == [2, 4, 6, 8], "unless it is asked not to, a run waits"
 
 
-def test_a_graph_holds_what_was_bound_when_it_was_captured(tmp_path: Path, stream: Any) -> None:
+def test_a_graph_holds_what_was_bound_when_it_was_captured(tmp_path, stream):
     """Which a first run of these shapes, as it allocates, does not let be captured; nor does one that waits."""
     opened = session(save(tmp_path / "m.onnx"), stream)
     x, y = Memory(1, 1, 1, 1), Memory()
@@ -125,9 +119,7 @@ def test_a_graph_holds_what_was_bound_when_it_was_captured(tmp_path: Path, strea
         ({}, (), "Add", "as in bfloat16"),
     ],
 )
-def test_sessions_that_are_refused(
-    tmp_path: Path, stream: Any, asked: dict[str, Any], others: Any, operator: str, message: str
-) -> None:
+def test_sessions_that_are_refused(tmp_path, stream, asked, others, operator, message):
     dtype = TensorProto.BFLOAT16 if "bfloat16" in message else TensorProto.FLOAT
     with pytest.raises(RuntimeError, match=message):
         session(save(tmp_path / "m.onnx", operator, dtype), stream, others, **asked)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
 
-Work = Callable[[], None]
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _MEMORY_TYPE, _DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
-_work: dict[int, tuple[Work, bool]] = {}  # what is enqueued, by the number that is its argument, and whether only once
+_work = {}  # what is enqueued, by the number that is its argument, and whether only once
 _numbers = itertools.count(1)
-failures: list[str] = []  # what went wrong in work, in order
+failures = []  # what went wrong in work, in order
 
 
 @functools.cache
-def library() -> Any:
+def library():
     """The driver, whose primary context is retained for as long as the process lives, as CUDA's runtime does."""
     found = ctypes.CDLL("libcuda.so.1")
     found.card_enqueue.argtypes = ctypes.c_void_p, _RUN, ctypes.c_void_p
@@ -28,25 +25,25 @@ def library() -> Any:
     return found
 
 
-def counts() -> dict[str, int]:
+def counts():
     """What is there on the device."""
     kinds = ("memory", "pinned", "streams", "events", "graphs", "execs")
     return {kind: library().card_count(kind.encode()) for kind in kinds}
 
 
 @functools.cache
-def _primary() -> ctypes.c_void_p:
+def _primary():
     context = ctypes.c_void_p()
     _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     return context
 
 
-def _check(name: str, *arguments: Any) -> None:
+def _check(name, *arguments):
     if status := getattr(library(), name)(*arguments):
         raise RuntimeError(f"CUDA error {status} in {name}")
 
 
-def enter() -> None:
+def enter():
     """A thread without a context takes the device's, as CUDA's runtime lets it."""
     current = ctypes.c_void_p()
     _check("cuCtxGetCurrent", ctypes.byref(current))
@@ -66,14 +63,14 @@ def _run(number: int) -> None:
         library().card_fail(failures[-1].encode())
 
 
-def enqueue(stream: int, work: Work) -> None:
+def enqueue(stream, work):
     """Work that runs in a stream's order, or as often as the graph that is captured there runs."""
     number = next(_numbers)
     _work[number] = work, not capturing(stream)  # of graphs for good: nobody says when they go
     _check("card_enqueue", ctypes.c_void_p(stream), _run, ctypes.c_void_p(number))
 
 
-def capturing(stream: int) -> bool:
+def capturing(stream):
     """Whether a stream records."""
     enter()
     status = ctypes.c_int()
@@ -81,19 +78,19 @@ def capturing(stream: int) -> bool:
     return status.value != 0
 
 
-def wait(stream: int) -> None:
+def wait(stream):
     """Wait for a stream; one that captures is broken by it. Raises RuntimeError."""
     enter()
     _check("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
-def check_stream(stream: int) -> None:
+def check_stream(stream):
     """Raises RuntimeError where there is no such stream."""
     enter()
     _check("cuStreamGetId", ctypes.c_void_p(stream), ctypes.byref(ctypes.c_ulonglong()))
 
 
-def check_memory(name: str, address: int, size: int) -> None:
+def check_memory(name, address, size):
     """Raises RuntimeError where a tensor is not the device's memory, from its first byte to its last."""
     enter()
     for at in (address, address + max(size, 1) - 1):

@@ -27,7 +27,7 @@ class Bound(NamedTuple):
     address: int
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self):
         return math.prod(self.shape) * (2 if self.kind == _BFLOAT16 else np.dtype(self.kind).itemsize)
 
 
@@ -37,22 +37,22 @@ Binding = tuple[tuple[Bound, ...], tuple[Bound, ...]]
 class IOBinding:
     """What is bound, by address alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._inputs, self._outputs = dict[str, Bound](), dict[str, Bound]()
 
-    def bind_input(self, name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> None:
+    def bind_input(self, name, device, number, kind, shape, address):
         self._inputs[name] = _bound(name, device, number, kind, shape, address)
 
-    def bind_output(self, name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> None:
+    def bind_output(self, name, device, number, kind, shape, address):
         self._outputs[name] = _bound(name, device, number, kind, shape, address)
 
     @property
-    def now(self) -> Binding:
+    def now(self):
         """What a run is given."""
         return tuple(self._inputs.values()), tuple(self._outputs.values())
 
 
-def _bound(name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> Bound:
+def _bound(name, device, number, kind, shape, address):
     if (device, number) != ("cuda", 0):
         raise RuntimeError(f"{name} is bound to {device} {number}, and the stand-in is cuda 0")
     found = Bound(name, kind, tuple(shape), address)
@@ -63,7 +63,7 @@ def _bound(name: str, device: str, number: int, kind: Any, shape: Any, address: 
 class CudaSession:
     """A session on the stand-in; see `onnxruntime.InferenceSession`."""
 
-    def __init__(self, model: Any, options: Any, asked: dict[str, str], others: list[str], real: Any) -> None:
+    def __init__(self, model, options, asked, others, real):
         """`asked`: of the provider; `others`: the further providers' names; `real`: the class of sessions."""
         if unknown := asked.keys() - OPTIONS.keys():
             raise RuntimeError(f"Unknown provider option: {min(unknown)}")
@@ -79,18 +79,18 @@ class CudaSession:
         self._bindings: dict[Binding, Any] = {}
         self._shapes = set[tuple[Any, ...]]()  # of what has run: later runs of these allocate nothing
 
-    def get_providers(self) -> list[str]:
+    def get_providers(self):
         return [CUDA, CPU]
 
-    def io_binding(self) -> IOBinding:
+    def io_binding(self):
         return IOBinding()
 
-    def run(self, names: list[str] | None, feeds: dict[str, Any], options: Any = None) -> Any:
+    def run(self, names, feeds, options=None):
         """At once, from and to the host's memory."""
         card_driver.wait(self._stream)
         return self._inner.run(names, feeds)
 
-    def run_with_iobinding(self, binding: IOBinding, options: Any = None) -> None:
+    def run_with_iobinding(self, binding, options=None):
         """Enqueue a run, or record it in a capture, which a first run of its shapes breaks: it allocates."""
         if card_driver.failures:
             raise RuntimeError(f"CUDA failure: {card_driver.failures[0]}")
@@ -104,16 +104,16 @@ class CudaSession:
         if _entry(options.get_run_config_entry if options else lambda name: "", _LATE) != "1":
             card_driver.wait(self._stream)
 
-    def _check(self, now: Binding) -> None:
+    def _check(self, now):
         """Raises RuntimeError where something is not bound."""
         for bound, wanted in zip(now, (self.get_inputs(), self.get_outputs()), strict=True):
             if missing := {each.name for each in wanted} - {each.name for each in bound}:
                 raise RuntimeError(f"Missing Input: {min(missing)}")
 
-    def _enqueue(self, binding: Binding) -> None:
+    def _enqueue(self, binding):
         card_driver.enqueue(self._stream, lambda: self._run(binding))
 
-    def _run(self, binding: Binding) -> None:
+    def _run(self, binding):
         """On the CPU, from and to the bound memory."""
         with self._lock:
             if binding not in self._bindings:
@@ -123,7 +123,7 @@ class CudaSession:
             self._inner.run_with_iobinding(self._bindings[binding])
 
 
-def bind(session: Any, binding: Binding) -> Any:
+def bind(session, binding):
     """The same memory as the CPU provider takes it."""
     inner = session.io_binding()
     for method, bound in zip((inner.bind_input, inner.bind_output), binding, strict=True):
@@ -132,7 +132,7 @@ def bind(session: Any, binding: Binding) -> Any:
     return inner
 
 
-def _entry(ask: Any, name: str) -> str:
+def _entry(ask, name):
     """A configuration's entry; "" where there is none."""
     try:
         return str(ask(name))
@@ -140,13 +140,13 @@ def _entry(ask: Any, name: str) -> str:
         return ""
 
 
-def _switch(name: str, asked: dict[str, str]) -> bool:
+def _switch(name, asked):
     if asked[name] not in ("0", "1"):
         raise RuntimeError(f"{name} is {asked[name]!r}, not 0 or 1")
     return asked[name] == "1"
 
 
-def _check_nodes(model: Any, others: list[str]) -> None:
+def _check_nodes(model, others):
     """Raises RuntimeError for what a session that leaves nothing to the CPU refuses."""
     if CPU in others:
         raise RuntimeError("Conflicting session configuration: explicitly added the CPU EP, but CPU EP fallback is off")
@@ -158,7 +158,7 @@ def _check_nodes(model: Any, others: list[str]) -> None:
         raise RuntimeError(f"This session contains graph nodes that are assigned to the default CPU EP: {left}")
 
 
-def _inner(real: Any, model: Any, options: Any) -> Any:
+def _inner(real, model, options):
     """The CPU's session of a model, as the options have it."""
     import onnxruntime
 
@@ -176,23 +176,21 @@ def _inner(real: Any, model: Any, options: Any) -> Any:
         raise RuntimeError(f"{what}: {error}" if "NOT_IMPLEMENTED" in str(error) else str(error)) from error
 
 
-def change(module: Any) -> None:
+def change(module):
     """`onnxruntime` with the provider."""
     real, providers = module.InferenceSession, module.get_available_providers
 
-    class SessionOptions(module.SessionOptions):  # type: ignore[misc]
+    class SessionOptions(module.SessionOptions):
         """Says what it was given, which the real ones do not."""
 
-        def add_external_initializers(self, names: list[str], values: list[Any]) -> None:
+        def add_external_initializers(self, names, values):
             self.external = names, values
             super().add_external_initializers(names, values)
 
-    class InferenceSession(real):  # type: ignore[misc]
+    class InferenceSession(real):
         """A session on the stand-in where its provider is asked for first, else the real one."""
 
-        def __new__(
-            cls, model: Any = None, sess_options: Any = None, providers: Any = None, *rest: Any, **more: Any
-        ) -> Any:
+        def __new__(cls, model=None, sess_options=None, providers=None, *rest, **more):
             each = [(name, {}) if isinstance(name, str) else name for name in providers or ()]
             if CUDA not in [name for name, _ in each]:
                 return super().__new__(cls)

@@ -3,15 +3,10 @@
 Nothing is imported here: a module is replaced, or changed, once somebody imports it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 SITE = str(Path(__file__).resolve().parent)
 REPLACED = "tensorrt_rtx"  # by the package beside this file, wherever a real one lies in the path
@@ -21,16 +16,16 @@ CHANGED = {"onnxruntime": "card_onnxruntime", "specbuild.runtime.bundle.backend"
 class _Changing:
     """A loader that executes a module and then lets the stand-in change it."""
 
-    def __init__(self, loader: Any, changer: str) -> None:
+    def __init__(self, loader, changer):
         self._loader, self._changer = loader, changer
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._loader, name)
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec):
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module):
         self._loader.exec_module(module)
         importlib.import_module(self._changer).change(module)
 
@@ -39,7 +34,7 @@ class Finder:
     """Asked before all others; it answers for the modules above alone."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+    def find_spec(name, path=None, target=None):
         if name == REPLACED:
             return importlib.machinery.PathFinder.find_spec(name, [SITE])
         if name not in CHANGED:
@@ -47,8 +42,8 @@ class Finder:
         others = (finder for finder in sys.meta_path if finder is not Finder)
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec and spec.loader:
-            spec.loader = _Changing(spec.loader, CHANGED[name])  # type: ignore[assignment]
+            spec.loader = _Changing(spec.loader, CHANGED[name])
         return spec
 
 
-sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+sys.meta_path.insert(0, Finder)

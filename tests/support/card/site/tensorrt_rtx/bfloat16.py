@@ -3,15 +3,11 @@
 Weights, inputs and outputs are rounded as they were; what is computed in between is not.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def widened(data: bytes) -> bytes:
+def widened(data):
     """A model that the CPU provider runs; one without bfloat16 stays as it is."""
     model = onnx.load_from_string(data)
     graph = model.graph
@@ -38,5 +34,5 @@ def widened(data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _is_narrow(value: Any) -> bool:
+def _is_narrow(value):
     return bool(value.type.tensor_type.elem_type == TensorProto.BFLOAT16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +10,7 @@ from card_backends import listed
 from . import names
 from .network import INetworkDefinition, load, tensors_of
 from .operators import LAYERS
-from .plan import Content, HostMemory, Tensor, pack
+from .plan import Content, pack
 
 _PHASE = "Building Engine"
 
@@ -21,26 +20,26 @@ class IProgressMonitor:
 
 
 class _Error:
-    def __init__(self, node: Any, what: str) -> None:
+    def __init__(self, node, what):
         self._node, self._what = node, what
 
-    def node_name(self) -> str:
+    def node_name(self):
         return str(self._node.name) if self._node is not None else ""
 
-    def node_operator(self) -> str:
+    def node_operator(self):
         return str(self._node.op_type) if self._node is not None else ""
 
-    def desc(self) -> str:
+    def desc(self):
         return self._what
 
 
 class OnnxParser:
     """Files to networks."""
 
-    def __init__(self, network: INetworkDefinition, log: Any) -> None:
+    def __init__(self, network, log):
         self._network, self._log, self._errors = network, log, list[_Error]()
 
-    def parse_from_file(self, path: str) -> bool:
+    def parse_from_file(self, path):
         try:
             model = load(path)
         except Exception as error:  # onnx raises many types
@@ -51,26 +50,26 @@ class OnnxParser:
         self._network.take(model)
         return True
 
-    def _refuse(self, node: Any, what: str) -> bool:
+    def _refuse(self, node, what):
         self._errors.append(_Error(node, what))
         self._log.log(names.ILogger.ERROR, what)
         return False
 
     @property
-    def num_errors(self) -> int:
+    def num_errors(self):
         return len(self._errors)
 
-    def get_error(self, index: int) -> _Error:
+    def get_error(self, index):
         return self._errors[index]
 
 
 class IOptimizationProfile:
     """Inputs' shapes: least, usual, largest."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.shapes: dict[str, Any] = {}
 
-    def set_shape(self, name: str, least: Any, usual: Any, largest: Any) -> None:
+    def set_shape(self, name, least, usual, largest):
         self.shapes[name] = tuple(least), tuple(usual), tuple(largest)
 
 
@@ -82,31 +81,31 @@ class IBuilderConfig:
     builder_optimization_level = 3
     num_compute_capabilities = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.flags, self.profiles = {names.BuilderFlag.TF32}, list[IOptimizationProfile]()
         self.limits, self._targets = dict[Any, int](), dict[int, Any]()
 
-    def set_flag(self, flag: Any) -> None:
+    def set_flag(self, flag):
         self.flags.add(names.BuilderFlag(flag))
 
-    def clear_flag(self, flag: Any) -> None:
+    def clear_flag(self, flag):
         self.flags.discard(names.BuilderFlag(flag))
 
-    def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+    def add_optimization_profile(self, profile):
         self.profiles.append(profile)
         return len(self.profiles) - 1
 
-    def set_compute_capability(self, capability: Any, index: int) -> bool:
+    def set_compute_capability(self, capability, index):
         if not 0 <= index < self.num_compute_capabilities:
             return False
         self._targets[index] = names.ComputeCapability(capability)
         return True
 
-    def set_memory_pool_limit(self, pool: Any, size: int) -> None:
+    def set_memory_pool_limit(self, pool, size):
         self.limits[names.MemoryPoolType(pool)] = size
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def targets(self):
         """What a plan is for; unless asked, all that is listed."""
         return tuple(each.name.removeprefix("SM") for each in self._targets.values()) or listed()
 
@@ -114,19 +113,19 @@ class IBuilderConfig:
 class Builder:
     """Networks to plans."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log):
         self._log = log
 
-    def create_network(self, flags: int = 0) -> INetworkDefinition:
+    def create_network(self, flags=0):
         return INetworkDefinition(flags)
 
-    def create_builder_config(self) -> IBuilderConfig:
+    def create_builder_config(self):
         return IBuilderConfig()
 
-    def create_optimization_profile(self) -> IOptimizationProfile:
+    def create_optimization_profile(self):
         return IOptimizationProfile()
 
-    def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> HostMemory | None:
+    def build_serialized_network(self, network, config):
         """None for what is refused, or where the monitor ends it."""
         tensors = tensors_of(network.finished)
         if wrong := _faults(network, config, tensors):
@@ -143,7 +142,7 @@ class Builder:
 
 
 @contextmanager
-def _progress(monitor: Any) -> Iterator[bool]:
+def _progress(monitor):
     """One phase of one step; whether the monitor lets it go on."""
     if monitor is None:
         yield True
@@ -153,7 +152,7 @@ def _progress(monitor: Any) -> Iterator[bool]:
     monitor.phase_finish(_PHASE)
 
 
-def _faults(network: INetworkDefinition, config: IBuilderConfig, tensors: list[Tensor]) -> str:
+def _faults(network, config, tensors):
     """What is wrong with what is asked; "" where nothing is."""
     for layer in network.layers:
         if layer.type == names.LayerType.ATTENTION_INPUT and not layer._attention.decomposable:
@@ -172,7 +171,7 @@ def _faults(network: INetworkDefinition, config: IBuilderConfig, tensors: list[T
     return ""
 
 
-def _fits(tensor: Tensor, sizes: Any) -> bool:
+def _fits(tensor, sizes):
     """Whether a profile's three shapes are a tensor's, in order."""
     if sizes is None or any(len(shape) != len(tensor.dims) for shape in sizes):
         return False

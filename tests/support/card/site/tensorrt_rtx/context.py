@@ -15,7 +15,7 @@ from .plan import CAPABILITY, VERSION, HostMemory
 
 _ALIGNMENT = 256  # bytes, of every address
 _RUBBISH = 0xA5  # what a run leaves in its scratch memory
-_KINDS: dict[str, Any] = {
+_KINDS = {
     "BF16": 16,
     "FLOAT": np.float32,
     "HALF": np.float16,
@@ -23,20 +23,20 @@ _KINDS: dict[str, Any] = {
     "INT32": np.int32,
     "INT64": np.int64,
 }
-compilations: list[str] = []  # what this process has compiled: an engine, a profile and shapes
+compilations = []  # what this process has compiled: an engine, a profile and shapes
 Shape = tuple[int, ...]
 
 
 class IRuntimeCache:
     """What contexts have compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.known = set[str]()
 
-    def serialize(self) -> HostMemory:
+    def serialize(self):
         return HostMemory(json.dumps({"by": [VERSION, CAPABILITY], "known": sorted(self.known)}).encode())
 
-    def deserialize(self, data: bytes) -> bool:
+    def deserialize(self, data):
         """False for what another version or card made."""
         try:
             said = json.loads(bytes(data))
@@ -47,7 +47,7 @@ class IRuntimeCache:
         self.known |= set(said["known"])
         return True
 
-    def reset(self) -> None:
+    def reset(self):
         self.known.clear()
 
 
@@ -57,24 +57,24 @@ class IRuntimeConfig:
     cuda_graph_strategy = names.CudaGraphStrategy.DISABLED
     dynamic_shapes_kernel_specialization_strategy = names.DynamicShapesKernelSpecializationStrategy.LAZY
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._allocation = names.ExecutionContextAllocationStrategy.STATIC
         self._cache: IRuntimeCache | None = None
 
-    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+    def set_execution_context_allocation_strategy(self, strategy):
         self._allocation = names.ExecutionContextAllocationStrategy(strategy)
 
-    def get_execution_context_allocation_strategy(self) -> Any:
+    def get_execution_context_allocation_strategy(self):
         return self._allocation
 
-    def create_runtime_cache(self) -> IRuntimeCache:
+    def create_runtime_cache(self):
         return IRuntimeCache()
 
-    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+    def set_runtime_cache(self, cache):
         self._cache = cache
         return True
 
-    def get_runtime_cache(self) -> IRuntimeCache | None:
+    def get_runtime_cache(self):
         return self._cache
 
 
@@ -85,7 +85,7 @@ class _RefusedError(Exception):
 class IExecutionContext:
     """Calls return whether they worked; why not is in the log."""
 
-    def __init__(self, engine: Any, config: IRuntimeConfig) -> None:
+    def __init__(self, engine, config):
         self.engine, self._config = engine, config
         self._profile, self._shapes, self._addresses = 0, dict[str, Shape](), dict[str, int]()
         managed = names.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -93,13 +93,13 @@ class IExecutionContext:
         self._managed = config.get_execution_context_allocation_strategy() == managed
         self._ready = set[str]()
 
-    def set_device_memory(self, address: int, size: int) -> None:
+    def set_device_memory(self, address, size):
         if address % _ALIGNMENT or size < self.engine.device_memory_size_v2:
             raise RuntimeError(f"scratch memory of {size} bytes at {address:#x}")
         self._scratch = address, size
 
-    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
-        def switch() -> None:
+    def set_optimization_profile_async(self, index, stream):
+        def switch():
             card_driver.check_stream(stream)
             if not 0 <= index < self.engine.num_optimization_profiles:
                 raise _RefusedError(f"there is no profile {index}")
@@ -108,15 +108,15 @@ class IExecutionContext:
 
         return self._try(switch)
 
-    def set_input_shape(self, name: str, shape: Shape) -> bool:
-        def keep() -> None:
+    def set_input_shape(self, name, shape):
+        def keep():
             self._check_shape(name, tuple(shape))
             self._shapes[name] = tuple(shape)
 
         return self._try(keep)
 
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        def keep() -> None:
+    def set_tensor_address(self, name, address):
+        def keep():
             if name not in self.engine.tensors:
                 raise _RefusedError(f"there is no tensor {name}")
             if address % _ALIGNMENT:
@@ -125,14 +125,14 @@ class IExecutionContext:
 
         return self._try(keep)
 
-    def is_stream_capturable(self, stream: int) -> bool:
+    def is_stream_capturable(self, stream):
         card_driver.check_stream(stream)
         return True
 
-    def execute_async_v3(self, stream: int) -> bool:
+    def execute_async_v3(self, stream):
         """Enqueue a run of what is bound now; a first one of its shapes compiles, which no capture outlasts."""
 
-        def enqueue() -> None:
+        def enqueue():
             card_driver.check_stream(stream)
             shapes = self._all_shapes()
             inputs, outputs = self._bound(shapes, False), self._bound(shapes, True)
@@ -143,7 +143,7 @@ class IExecutionContext:
 
         return self._try(enqueue)
 
-    def _try(self, call: Any) -> bool:
+    def _try(self, call):
         try:
             call()
         except (_RefusedError, RuntimeError) as error:
@@ -151,7 +151,7 @@ class IExecutionContext:
             return False
         return True
 
-    def _check_shape(self, name: str, shape: Shape) -> None:
+    def _check_shape(self, name, shape):
         tensor = self.engine.tensors.get(name)
         if tensor is None or tensor.output:
             raise _RefusedError(f"there is no input {name}")
@@ -160,7 +160,7 @@ class IExecutionContext:
         if not fits:
             raise _RefusedError(f"{name} has {shape}, profile {self._profile} from {least} to {largest}")
 
-    def _all_shapes(self) -> dict[str, Shape]:
+    def _all_shapes(self):
         """Every tensor's; dimensions of one name are the same in all."""
         sizes = dict[Any, int]()
         for tensor in self.engine.inputs():
@@ -172,7 +172,7 @@ class IExecutionContext:
                     raise _RefusedError(f"{tensor.name} has {size} for {dim}, others {sizes[dim]}")
         return {name: tuple(sizes.get(dim, dim) for dim in tensor.dims) for name, tensor in self.engine.tensors.items()}
 
-    def _bound(self, shapes: dict[str, Shape], output: bool) -> tuple[Bound, ...]:
+    def _bound(self, shapes, output):
         found = list[Bound]()
         for tensor in (each for each in self.engine.content.tensors if each.output == output):
             address = self._addresses.get(tensor.name)
@@ -183,7 +183,7 @@ class IExecutionContext:
             found.append(Bound(tensor.name, _KINDS[tensor.dtype], shapes[tensor.name], address))
         return tuple(found)
 
-    def _check_memory(self, bound: tuple[Bound, ...]) -> None:
+    def _check_memory(self, bound):
         for each in bound:
             card_driver.check_memory(each.name, each.address, each.nbytes)
         if self._managed:
@@ -191,7 +191,7 @@ class IExecutionContext:
                 raise _RefusedError("there is no scratch memory")
             card_driver.check_memory("the scratch memory", *self._scratch)
 
-    def _compile(self, shapes: dict[str, Shape], stream: int) -> None:
+    def _compile(self, shapes, stream):
         """Kernels for these shapes: of this context, else the cache's, else new ones."""
         said = " ".join(f"{each.name}{list(shapes[each.name])}" for each in self.engine.inputs())
         key = f"{self.engine.digest[:16]} {self._profile} {said}"
@@ -208,7 +208,7 @@ class IExecutionContext:
             cache.known.add(key)
         self._ready.add(key)
 
-    def _run(self, binding: tuple[tuple[Bound, ...], tuple[Bound, ...]]) -> None:
+    def _run(self, binding):
         """From and to the bound memory; the scratch memory is this run's alone."""
         if self._scratch:
             ctypes.memset(self._scratch[0], _RUBBISH, self.engine.device_memory_size_v2)

@@ -1,7 +1,5 @@
 """TensorRT-RTX's enumerations, and its log."""
 
-from __future__ import annotations
-
 import sys
 from enum import Enum, IntEnum, IntFlag
 
@@ -20,17 +18,17 @@ class ILogger:
     Severity = Severity
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
 
-    def log(self, severity: Severity, message: str) -> None:
+    def log(self, severity, message):
         raise NotImplementedError
 
 
 class Logger(ILogger):
     """Writes warnings and errors to standard error."""
 
-    def __init__(self, least: Severity = Severity.WARNING) -> None:
+    def __init__(self, least=Severity.WARNING):
         self._least = least
 
-    def log(self, severity: Severity, message: str) -> None:
+    def log(self, severity, message):
         if severity <= self._least:
             print(severity.name, message, file=sys.stderr)
 

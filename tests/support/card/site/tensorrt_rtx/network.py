@@ -16,7 +16,7 @@ from .plan import Tensor
 class ILayer:
     """A layer by its name and type."""
 
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name, kind):
         self.name, self.type = name, names.LayerType[kind]
         self._attention = _Attention()
 
@@ -29,21 +29,21 @@ class IAttentionInputLayer(ILayer):
     """What a layer becomes whose class is set to this, as the real bindings have it."""
 
     @property
-    def attention(self) -> _Attention:
+    def attention(self):
         return self._attention
 
 
 class ITensor:
     """A tensor of a network."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name, self.shape = name, ()
 
 
 class INetworkDefinition:
     """A network; strongly typed, or it is refused."""
 
-    def __init__(self, flags: int) -> None:
+    def __init__(self, flags):
         if not flags >> int(names.NetworkDefinitionCreationFlag.STRONGLY_TYPED) & 1:
             raise ValueError("the stand-in's networks are strongly typed")
         self.model: Any = None
@@ -53,20 +53,20 @@ class INetworkDefinition:
         self._outputs: list[ITensor] = []
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self):
         return len(self.layers)
 
-    def get_layer(self, index: int) -> ILayer:
+    def get_layer(self, index):
         return self.layers[index]
 
     @property
-    def num_inputs(self) -> int:
+    def num_inputs(self):
         return len(self.finished.graph.input)
 
-    def get_input(self, index: int) -> Any:
+    def get_input(self, index):
         return ITensor(self.finished.graph.input[index].name)
 
-    def take(self, model: Any) -> None:
+    def take(self, model):
         """An ONNX model, and its layers."""
         self.model = model
         for node in model.graph.node:
@@ -74,22 +74,22 @@ class INetworkDefinition:
 
     # ---- toys, by the API's own calls
 
-    def add_input(self, name: str, dtype: Any, shape: tuple[int, ...]) -> ITensor:
+    def add_input(self, name, dtype, shape):
         assert dtype == names.float32
         self._inputs.append((ITensor(name), shape))
         return self._inputs[-1][0]
 
-    def add_elementwise(self, left: ITensor, right: ITensor, operation: Any) -> _Made:
+    def add_elementwise(self, left, right, operation):
         made = _Made(f"elementwise.{len(self._nodes)}", "ELEMENTWISE")
         self._nodes.append((operation.value, left, right, made))
         self.layers.append(made)
         return made
 
-    def mark_output(self, tensor: ITensor) -> None:
+    def mark_output(self, tensor):
         self._outputs.append(tensor)
 
     @property
-    def finished(self) -> Any:
+    def finished(self):
         """The ONNX model: the parsed one, or the toy."""
         if self.model is None:
             shape = self._inputs[0][1]
@@ -102,16 +102,16 @@ class INetworkDefinition:
 
 
 class _Made(ILayer):
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name, kind):
         super().__init__(name, kind)
         self.result = ITensor(f"{name}.output")
 
-    def get_output(self, index: int) -> ITensor:
+    def get_output(self, index):
         assert index == 0
         return self.result
 
 
-def tensors_of(model: Any) -> list[Tensor]:
+def tensors_of(model):
     """A model's inputs and outputs. A cache that is scattered into is its output's alias, and of its shape."""
     scattered = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "TensorScatter"}
     found = {value.name: _tensor(value) for value in model.graph.input}
@@ -124,12 +124,12 @@ def tensors_of(model: Any) -> list[Tensor]:
     return [*found.values(), *outputs]
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value):
     kind = value.type.tensor_type
     dims = tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
     return Tensor(value.name, names.BY_ONNX[kind.elem_type], dims)
 
 
-def load(path: str) -> Any:
+def load(path):
     """A model with its weights in it."""
     return onnx.load(path)

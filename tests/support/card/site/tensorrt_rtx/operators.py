@@ -1,7 +1,5 @@
 """The operators that the stand-in's parser takes, and the layers that each becomes: its name's end, and its type."""
 
-from __future__ import annotations
-
 _ELEMENTWISE = "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mul Or Pow Sub Xor"
 _UNARY = "Abs Ceil Cos Erf Exp Floor Log Neg Not Reciprocal Round Sign Sin Sqrt"
 _ACTIVATION = "Clip Elu Gelu LeakyRelu Relu Sigmoid Softplus Tanh"
@@ -36,7 +34,7 @@ _OTHERS = {
     "Where": "SELECT",
 }
 _KINDS = {_ELEMENTWISE: "ELEMENTWISE", _UNARY: "UNARY", _ACTIVATION: "ACTIVATION", _SHUFFLE: "SHUFFLE"}
-LAYERS: dict[str, list[tuple[str, str]]] = {
+LAYERS = {
     "Attention": [("_AttentionInput", "ATTENTION_INPUT"), ("_AttentionOutput", "ATTENTION_OUTPUT")],
     **{operator: [("", kind)] for operators, kind in _KINDS.items() for operator in operators.split()},
     **{operator: [("", kind)] for operator, kind in _OTHERS.items()},

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from .names import EngineInvalidityDiagnostics as Faults
 
@@ -44,11 +43,11 @@ class HostMemory(bytes):
     """What is serialised."""
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self):
         return len(self)
 
 
-def pack(content: Content, targets: tuple[str, ...]) -> HostMemory:
+def pack(content, targets):
     """A plan for compute capabilities."""
     said = {key: value for key, value in asdict(content).items() if key != "model"}
     described = json.dumps(said).encode()
@@ -57,7 +56,7 @@ def pack(content: Content, targets: tuple[str, ...]) -> HostMemory:
     return HostMemory(header.ljust(HEADER) + described + content.model)
 
 
-def faults(header: bytes) -> Faults:
+def faults(header):
     """What is wrong with a plan, by its header."""
     parts = header[:HEADER].split()
     if len(parts) != 4 or parts[0] != _MAGIC:
@@ -70,11 +69,11 @@ def faults(header: bytes) -> Faults:
     return wrong
 
 
-def unpack(data: bytes) -> Content:
+def unpack(data):
     """The plan whose header is without fault."""
     size = int(data[:HEADER].split()[3])
-    said: dict[str, Any] = json.loads(data[HEADER : HEADER + size])
+    said = json.loads(data[HEADER : HEADER + size])
     tensors = (Tensor(**each | {"dims": tuple(each["dims"])}) for each in said["tensors"])
     profiles = ({name: tuple(map(tuple, sizes)) for name, sizes in each.items()} for each in said["profiles"])
     layers = tuple((name, kind) for name, kind in said["layers"])
-    return Content(tuple(tensors), tuple(profiles), layers, said["streams_weights"], data[HEADER + size :])  # type: ignore
+    return Content(tuple(tensors), tuple(profiles), layers, said["streams_weights"], data[HEADER + size :])
