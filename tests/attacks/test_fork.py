@@ -9,14 +9,27 @@ from campaign.races import forked
 
 TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = """
-import asyncio, os, sys, threading
+import asyncio, os, sys, threading, time
 sys.path[:0] = [{support!r}]
 import hash_models
 from specbuild.runtime import AsyncEngine, SamplingParams
 from specbuild.runtime.errors import EngineClosedError
 
-engine = next(makers := hash_models.hash_engine.__wrapped__())(batch_size=2, gated=True)
-LONG, seen = SamplingParams(max_new_tokens=100), []
+LONG, seen, armed, forked = SamplingParams(max_new_tokens=100), [], [], []
+
+def clock():  # a submission reads it while it holds the engine's lock
+    if armed:
+        armed.clear()
+        reader = threading.Thread(target=lambda: engine.usage)
+        reader.start()
+        reader.join(0.1)
+        assert reader.is_alive(), "nobody else gets the lock"
+        forking = threading.Thread(target=fork)
+        forking.start()
+        forking.join()
+    return time.monotonic()
+
+engine = next(makers := hash_models.hash_engine.__wrapped__())(batch_size=2, gated=True, clock=clock)
 stream = engine.stream("cd", LONG)
 if {used}:
     handle = engine.submit("ab", LONG)
@@ -45,16 +58,14 @@ def child():
         pass
     asyncio.run(AsyncEngine(engine).close())
 
-with engine.scheduler._lock:  # the worst moment: amid a round, with the lock held, and that by another thread
-    forked = []
-    def fork():
-        forked.append(os.fork())
-        if not forked[0]:
-            child()
-            os._exit(0)
-    forking = threading.Thread(target=fork)
-    forking.start()
-    forking.join()
+def fork():
+    forked.append(os.fork())
+    if not forked[0]:
+        child()
+        os._exit(0)
+
+armed.append(True)  # the worst moment: amid a round, with the lock held, and that by another thread
+engine.submit("cd", LONG)
 assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 0
 engine.gate.open()
 if {used}:

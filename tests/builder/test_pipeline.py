@@ -3,17 +3,14 @@
 import errno
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from small_models import LLAMA3
 
-from specbuild.builder import pipeline
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build, stages
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.bundle import atomic_output
 from specbuild.runtime.errors import OutputError
 
 NEW_TOKENS = 20
@@ -160,25 +157,6 @@ def test_folders_made_for_a_build_that_stops_go(tiny, tmp_path):
     with pytest.raises(RuntimeError, match="stop"):
         build(BuildConfig(tiny, tmp_path / "a" / "b" / "bundle"), progress)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_export")
-def test_a_rename_that_fails_brings_the_older_bundle_back(tiny, place, monkeypatch):
-    before, failed = snapshot(place), list[Path]()
-
-    def fail(folder, output):
-        assert not output.exists(), "what was there is aside"
-        failed.append(folder)
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(atomic_output, "_rename", fail)
-    monkeypatch.setattr(pipeline, "check", lambda *_: {})
-    with pytest.raises(OutputError, match="Input/output error"):
-        build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1))
-    assert failed
-    assert snapshot(place) == before
-    assert [path.name for path in place.iterdir()] == ["b"]
 
 
 @pytest.mark.nightly

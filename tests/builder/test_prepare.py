@@ -155,13 +155,19 @@ def test_memory_and_room_that_this_machine_has_not_are_refused(target, monkeypat
 
 
 def test_a_control_groups_limit_counts(target, tmp_path, monkeypatch):
-    limits = tmp_path / "memory.max", tmp_path / "none"
-    monkeypatch.setattr("specbuild.builder.prepare.LIMITS", tuple(map(str, limits)))
-    limits[0].write_text("max\n")
+    """As Linux tells it in one file."""
+    limit, is_file, read_text = tmp_path / "memory.max", Path.is_file, Path.read_text
+
+    def of(path):
+        return limit if path.name == limit.name else path
+
+    monkeypatch.setattr(Path, "is_file", lambda path: is_file(of(path)))
+    monkeypatch.setattr(Path, "read_text", lambda path, **given: read_text(of(path), **given))
+    limit.write_text("max\n")
     asked = config(target)
     found = prepare(asked)
     assert check_room(asked, found).memory == found.memory_bytes
-    limits[0].write_text(f"{64 << 20}\n")
+    limit.write_text(f"{64 << 20}\n")
     with pytest.raises(OptionError, match=r"of memory, this machine has 67 MB: build on a larger one"):
         check_room(asked, found)
 

@@ -52,13 +52,13 @@ class ShapedModel:
         )
         cache, rows = self._device.array(self.tensors.cache)[0, :, 0], self._device.array(self.tensors.rows)
         out = [
-            self._logits(self._rows(cache[slot], rows[at], tokens[at, :, 0], positions[at, :, 0], masks[at]), nodes)
+            self._logits(self.write(cache[slot], rows[at], tokens[at, :, 0], positions[at, :, 0], masks[at]), nodes)
             for at, slot in enumerate(slots)
         ]
         found = np.stack(out)[:, wanted].astype(np.float32).reshape(-1)
         self._device.array(self.tensors.logits).reshape(-1)[: len(found)] = found
 
-    def _rows(self, cache, first, tokens, positions, mask):
+    def write(self, cache, first, tokens, positions, mask):
         """Write a sequence's rows, each after those that it sees; what the nodes made of them."""
         nodes, made = len(tokens), list[NDArray[np.float64]]()
         for node, (token, place) in enumerate(zip(tokens, positions, strict=True)):

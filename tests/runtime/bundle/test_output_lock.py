@@ -47,6 +47,24 @@ def kill(writer):
     writer.wait()
 
 
+def test_a_rename_that_fails_brings_the_older_folder_back(tmp_path, monkeypatch):
+    """Another process puts a folder where the older one was, before the new one comes."""
+    output, rename = tmp_path / "x.bundle", Path.rename
+    output.mkdir()
+    (output / "manifest.json").write_text("old")
+
+    def interfere(path, to):
+        rename(path, to)
+        if path == output:
+            output.mkdir()
+
+    monkeypatch.setattr(Path, "rename", interfere)
+    with pytest.raises(OutputError, match=r"x\.bundle cannot be written \(File exists\)"), staging(output, 1) as folder:
+        (folder / "manifest.json").write_text("new")
+    assert names(tmp_path) == ["x.bundle"]
+    assert (output / "manifest.json").read_text() == "old"
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_folder_that_came_in_the_meantime_stays(tmp_path, monkeypatch, checked):
     """An empty one too, whether it is found by the second look or, a moment after it, by the rename itself."""

@@ -44,12 +44,12 @@ def test_pages_are_taken_and_given_back(count):
 @pytest.mark.parametrize("where", ["steps", "texts"])
 def test_what_depends_on_more_has_none(where, monkeypatch, caplog):
     """On where a step begins, be it one of several nodes or of a text."""
-    write = ShapedModel._rows
+    write = ShapedModel.write
 
     def rows(self, cache, first, tokens, *more):
         return write(self, cache, first, tokens, *more) + 0.1 * (first % 3) * ((len(tokens) == 8) == (where == "steps"))
 
-    monkeypatch.setattr(ShapedModel, "_rows", rows)
+    monkeypatch.setattr(ShapedModel, "write", rows)
     made = executor("target", HostDevice(), 2, planted=0.0)
     assert find(made, 8) is made.exactness is None
     assert made.buckets == made.model.buckets
