@@ -12,13 +12,20 @@ import card_driver
 
 from specbuild.measure.exactness import compare
 from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.decoding.device.resident_run import ResidentRun
 
 
 @contextmanager
 def followed():
-    """The entries that rounds which follow each other have written, by how many there were in each loop."""
-    counts, real, launch = list[int](), ResidentRun.next_results, ResidentRun.launch
+    """The graphs of loops, and the entries that rounds which follow each other have written, by run."""
+    graphs, counts = list[bool](), list[int]()
+    capture, real, launch = Cuda.loop, ResidentRun.next_results, ResidentRun.launch
+
+    def captured(self, body, stream):
+        graph = capture(self, body, stream)
+        graphs.append(graph is not None)
+        return graph
 
     def launched(self, *given):
         launch(self, *given)
@@ -29,25 +36,23 @@ def followed():
         counts[-1] += 1
         return real(self)
 
-    ResidentRun.launch, ResidentRun.next_results = launched, entry
+    Cuda.loop, ResidentRun.launch, ResidentRun.next_results = captured, launched, entry
     try:
-        yield counts
+        yield graphs, counts
     finally:
-        ResidentRun.launch, ResidentRun.next_results = launch, real
+        Cuda.loop, ResidentRun.launch, ResidentRun.next_results = capture, launch, real
 
 
 def decode(asked, way):
     """All prompts by every tree."""
     params = [SamplingParams(**each) for each in asked["params"]]
-    with followed() as counts, Engine.load(asked["bundle"], **way) as engine:
+    with followed() as (graphs, counts), Engine.load(asked["bundle"], **way) as engine:
         cases = []
         for tree in asked["trees"]:
             wanted = [replace(each, speculation=tree) for each in params]
             case = compare(engine, tree, asked["prompts"], wanted, asked["expected"])
             cases.append({"differ": len(case.divergences), **case.to_dict()})
-        resident = engine._loop.resident
-        graphs = sum(step is not None for step in resident.graphs._graphs.values()) if resident else 0
-        return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": graphs}
+        return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": sum(graphs)}
 
 
 def main():
