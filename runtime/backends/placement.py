@@ -65,7 +65,7 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
         options = placement.names, placement.kv_cache_tokens, placement.weights
         memory_plan.check(manifest, placement.batch_size, device.memory[0], *options)
         with device.current:
-            kernels = _ContextKernels(find_kernels(bundle, device.capability), device)
+            kernels = ContextKernels(find_kernels(bundle, device.capability), device)
         executors = dict(zip(placement.names, _executors(bundle, placement, device, kernels), strict=True))
         yield Loaded(executors["target"], executors.get("draft"), kernels)
     except BaseException:
@@ -87,7 +87,7 @@ def _executors(bundle: Bundle, placement: Placement, device: Cuda, kernels: Kern
     return [StandardExecutor(device, model, model.stream) for model in graphs]
 
 
-class _ContextKernels:
+class ContextKernels:
     """Kernels that are launched in the device's context, from any thread."""
 
     def __init__(self, kernels: Kernels, device: Cuda) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.measure.evidence import (
-    ODDS,
     Scale,
     bernoulli,
     contrast,
@@ -64,7 +63,8 @@ def test_false_alarms_stay_below_alpha_however_often_one_looks(mean, side, succe
 
 def test_bets_on_outcomes_are_ratios_of_likelihoods():
     successes, n, rate = COINS.sum(), len(COINS), 0.05
-    higher = rate * ODDS / (1 - rate + rate * ODDS)
+    higher = rate * np.exp(log_factors([1.0], rate, fractions=bernoulli(rate)))[0]
+    assert ((rate < higher) & (higher < 1)).all()
     ratios = (higher / rate) ** successes * ((1 - higher) / (1 - rate)) ** (n - successes)
     found = log_factors(COINS, rate, fractions=bernoulli(rate)).sum(axis=0)
     assert np.exp(log_e(found)) == pytest.approx(ratios.mean())

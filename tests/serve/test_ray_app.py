@@ -19,7 +19,7 @@ from specbuild.serve.options import ServeOptions
 from specbuild.serve.ray import application as ray_app
 from specbuild.serve.ray.application import Replica
 from specbuild.serve.ray.front import scope_of
-from specbuild.serve.ray.prefixes import BLOCK, chain
+from specbuild.serve.ray.prefixes import chain
 from specbuild.serve.ray.router import CACHED, Hint
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -127,22 +127,22 @@ def test_reports_are_of_what_the_slots_hold(bundle, monkeypatch):
         model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=engine))
         told = replica(None, model).record_routing_stats()[CACHED]
         assert {*chain(tokens, scope_of("pycode", None))} <= {*told}
-        assert len(told) == len(held) // BLOCK
+        assert len(told) == len(held) // 16
         longer = [*held, *held]
         texts = SimpleNamespace(cached_texts=[(None, held)])
         model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=texts))
         one, hashed = replica(None, model), list[int]()
 
         def spy(tokens, scope, known=()):
-            hashed.append(len(tokens) // BLOCK - len(known))
+            hashed.append(len(tokens) // 16 - len(known))
             return chain(tokens, scope, known)
 
         monkeypatch.setattr(ray_app, "chain", spy)
         for text in (held, held, longer, held):
             texts.cached_texts = [(None, text)]
             assert one.record_routing_stats()[CACHED] == sorted({*chain(text, scope_of("pycode", None))})
-        blocks = len(held) // BLOCK
-        assert hashed == [blocks, 0, len(longer) // BLOCK - blocks, blocks], "what is known is not hashed again"
+        blocks = len(held) // 16
+        assert hashed == [blocks, 0, len(longer) // 16 - blocks, blocks], "what is known is not hashed again"
 
 
 @pytest.mark.parametrize(

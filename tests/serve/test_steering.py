@@ -5,9 +5,10 @@ from itertools import pairwise
 import pytest
 from simulated_queue import SimulatedQueue
 
-from specbuild.serve.slo.draft_throttle import HOLD, LONGEST, OFF, Steering
+from specbuild.serve.slo.draft_throttle import Steering
 from specbuild.serve.slo.objectives import Sample, parse
 
+PROBE, RAREST = 60.0, 960.0  # seconds until the first probe, and between probes that keep failing at most
 STEP, END = 60.0, 180.0  # when the load comes and goes
 BACK = 15.0  # seconds after the step within which the tail is below the objective
 RETURNS = 45.0  # seconds after the load within which all may be drafted again
@@ -30,7 +31,7 @@ def test_the_tail_returns_and_speculation_does(knows):
     (objective,) = queue.objectives
     assert queue.tail(objective, 0, STEP) < objective.seconds
     assert alone.tail(objective, STEP + BACK, END) > 1.4 * objective.seconds
-    assert queue.tail(objective, STEP + BACK, STEP + BACK + HOLD) < objective.seconds
+    assert queue.tail(objective, STEP + BACK, STEP + BACK + PROBE) < objective.seconds
     assert queue.level_at(STEP - 1) == 0
     assert queue.level_at(STEP + BACK) > 0
     assert queue.level_at(END + RETURNS) == queue.level_at(END + 119) == 0
@@ -49,7 +50,7 @@ def test_probes_beside_a_load_that_stays_become_rare():
     broke = [at for at, step in queue.steps if step.message.startswith("it broke again")]
     assert 2 <= len(broke) <= 6
     gaps = [later - at for at, later in pairwise(broke)]
-    assert max(gaps) > 2 * HOLD
+    assert max(gaps) > 2 * PROBE
     kept = [level > 0 for at, level in queue.levels if at > BACK]
     assert sum(kept) > 0.9 * len(kept)
 
@@ -101,10 +102,10 @@ def test_where_nothing_is_drafted_nothing_is_to_be_ended():
 
 def test_levels_that_change_nothing_are_passed_over():
     for nodes, levels in ((16, [1, 2, 3]), (3, [1, 3]), (1, [3])):
-        steering, at, ends = by_hand()
+        _, at, ends = by_hand()
         ends(8.0, nodes)
         found, now, tpot = [at(1.0)], 1.0, 8.0
-        while found[-1] and found[-1].changed and steering.level < OFF:
+        while found[-1] and found[-1].changed and found[-1].nodes:
             now, tpot = now + 4, tpot / 1.2
             at(now - 1)
             ends(tpot, nodes)
@@ -157,7 +158,7 @@ def test_what_never_helps_is_tried_ever_more_rarely():
             tried.append(now)
     gaps = [later - one for one, later in pairwise(tried)]
     assert all(later > 1.5 * one for one, later in pairwise(gaps[1:5])), gaps
-    assert HOLD <= gaps[0] < gaps[-1] <= LONGEST + 10
+    assert PROBE <= gaps[0] < gaps[-1] <= RAREST + 10
     assert len(tried) < 12
     assert steering.level == 0
 

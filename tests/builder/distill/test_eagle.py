@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specbuild.builder.distill.divergence import DIVERGENCES
-from specbuild.builder.distill.eagle import DECAY, EagleStudent
+from specbuild.builder.distill.eagle import EagleStudent
 from specbuild.builder.distill.student import Lesson
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.eagle3_head import find_head, load_head
@@ -73,10 +73,9 @@ def test_unrolls_as_it_drafts(student, lesson):
                     chosen = student.net.tokens[q.argmax()]
                     expected[text, anchor + 1, step] = chosen == lesson.tokens[text, seen + 1]
     assert torch.equal(agrees, expected)
-    weights = [DECAY**step for step in range(DEPTH)]
     losses = [1 - sum(step) / len(step) for step in overlap]
-    mean = sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)
-    assert float(loss) == pytest.approx(mean, abs=1e-5)
+    low, high = sorted((losses[0], sum(losses) / DEPTH))
+    assert low < float(loss) < high, "what comes first weighs more"
 
 
 def test_learns(student, lesson):

@@ -2,14 +2,14 @@
 
 import torch
 
-from specbuild.builder.distill.generate import NEVER, SampledThenGreedy, go_on, sample, write
+from specbuild.builder.distill.generate import SampledThenGreedy, go_on, sample, write
 
 
 def test_a_row_is_greedy_after_its_head_and_begins_again_after_eos():
     rows = torch.tensor([[0, 0, 5, 6], [4, 9, 7, 8], [4, 5, 6, 9], [4, 5, 6, 7]])
     scores = torch.tensor([[0.0] * 10] * 4)
     scores[:, 3] = 1.0
-    choice = SampledThenGreedy(torch.tensor([2, 3, 1, NEVER]), torch.tensor([2, 0, 0, 0]), [9], 4)
+    choice = SampledThenGreedy(torch.tensor([2, 3, 1, 1000]), torch.tensor([2, 0, 0, 0]), [9], 4)
     found = torch.stack([choice(rows, scores) for _ in range(200)])
     assert [sorted(set(row.tolist())) for row in found.T] == [[3], [*range(10)], [4], [*range(10)]]  # the third ended
 
@@ -28,7 +28,7 @@ def test_a_model_writes_by_its_seed_and_padding_changes_nothing(make_model):
     """And nobody else's random numbers are drawn."""
     model, prompts = make_model(), [[3, 4, 5, 6], [7]]
     before = torch.get_rng_state()
-    first, again, other = (write(model, prompts, 12, [NEVER] * 2, [0], 0, seed) for seed in (1, 1, 2))
+    first, again, other = (write(model, prompts, 12, [1000] * 2, [0], 0, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert first == again != other
     greedy = write(model, prompts, 12, [0, 0], [], 0, 1)

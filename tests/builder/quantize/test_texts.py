@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.quantize.texts import LENGTH, read
+from specbuild.builder.quantize.texts import read
 from specbuild.runtime.errors import OptionError
 
 
@@ -44,9 +44,9 @@ def test_every_kind_of_line(tmp_path):
 
 
 def test_long_texts_are_cut_and_short_pieces_dropped(tmp_path):
-    text = "".join(map(chr, range(1000, 1000 + 2 * LENGTH + 7)))
+    text = "".join(map(chr, range(1000, 1000 + 2 * 256 + 7)))
     path = write(tmp_path / "t", {"text": text}, {"text": "short"})
-    assert words(read(path, Bytes(), 4096, 32, 0)) == [text[:LENGTH], text[LENGTH : 2 * LENGTH]]
+    assert words(read(path, Bytes(), 4096, 32, 0)) == [text[:256], text[256:512]]
     cut = words(read(path, Bytes(), 20, 4096, 0))
     assert (max(map(len, cut)), "".join(cut)) == (20, text)
 

@@ -6,7 +6,7 @@ from host_device import HostDevice
 from shaped_model import executor
 from tiny_models import CAPACITY, VOCAB
 
-from specbuild.runtime.backends.agreement import CHUNK, STEPS, agree, read, texts
+from specbuild.runtime.backends.agreement import agree, read, texts
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 
@@ -29,12 +29,14 @@ def test_a_text_may_end_where_steps_begin(monkeypatch):
         return step(self, inputs)
 
     monkeypatch.setattr(StandardExecutor, "step", noted)
-    assert agree(made, 0, 8, several=[list(range(STEPS[-4]))]) is not None
+    for count in range(12, 20):
+        assert agree(made, 0, 8, several=[list(range(count))]) is not None
     assert min(seen) >= 1
 
 
 def test_a_text_is_read_in_steps():
     made = executor("target", HostDevice(), 2, 0.0)
     long, short = (read(made, 1, texts(made)[1], most) for most in (16, 8))
-    assert long.shape == (CAPACITY - CHUNK, VOCAB)
+    assert 0 < len(long) < CAPACITY
+    assert long.shape[1] == VOCAB
     assert np.array_equal(long, short)

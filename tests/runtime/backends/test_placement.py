@@ -178,7 +178,7 @@ def test_an_interrupt_frees_the_device_too(make, pretend, monkeypatch):
 def test_kernels_are_launched_in_the_device_s_context():
     device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
     kernels = SimpleNamespace(launch=lambda *given: seen.append((device.entered, *given)), workspace=len)
-    wrapped, params = placement._ContextKernels(kernels, device), "params"
+    wrapped, params = placement.ContextKernels(kernels, device), "params"
     wrapped.launch("walk_tree", params, 7)
     assert (seen, wrapped.workspace(params)) == ([(1, "walk_tree", params, 7)], 6)
 
