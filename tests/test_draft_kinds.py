@@ -1,7 +1,5 @@
 """Drafts of every kind, built and run: their trees against plain PyTorch, and texts that are what they were."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -64,7 +62,7 @@ def trimmed(model):
     """Token by token, of those that the head knows."""
 
     @torch.no_grad()
-    def chain(text: list[int], depth: int) -> list[int]:
+    def chain(text, depth):
         tokens = list(text)
         for _ in range(depth):
             tokens.append(KNOWN[int(model(torch.tensor([tokens])).logits[0, -1, KNOWN].argmax())])

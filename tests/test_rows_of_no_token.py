@@ -56,7 +56,7 @@ def tokens_of(folder):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("past the last token", marks=pytest.mark.slow), "between tokens and past the last"],
+    params=[pytest.param("past the last token", marks=pytest.mark.nightly), "between tokens and past the last"],
 )
 def padded(request, make_checkpoint, build_shared, tmp_path_factory):
     """A random model with more rows than tokens, and a draft that is nearly the same."""
@@ -77,7 +77,6 @@ def padded(request, make_checkpoint, build_shared, tmp_path_factory):
         yield Padded(engine, tokens_of(folder / "target"), folder)
 
 
-@pytest.mark.slow(but=("between tokens and past the last-100.0",))
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
 def test_they_are_never_chosen(padded, temperature):
     engine, known = padded.engine, padded.known

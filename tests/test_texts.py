@@ -11,6 +11,7 @@ from text_tokenizers import END, KINDS, SAID, SIZE, byte_level
 from specbuild.runtime import Engine, SamplingParams
 
 TREES = ("auto", "chain:4", "topk:2,3", "best:8")
+SHAPE = {"vocab_size": SIZE, "num_hidden_layers": 1, "initializer_range": 0.2}
 SPOKEN = ("byte_level", "added", "byte_fallback", "prefix_space")  # whose tokens llguidance can read
 CHOICES = ("\n🦊", "猫🦊", "🦊\n")  # 🦊 is no token's: it is cut after three
 
@@ -24,10 +25,9 @@ def random_bundle(once, make_checkpoint, build_shared):
         from safetensors.torch import load_file, save_file
 
         target, draft = (
-            give(make_checkpoint(path.with_name(f"{path.name}-{name}"), vocab_size=SIZE, initializer_range=0.2),
-                 byte_level(), END)
+            give(make_checkpoint(path.with_name(f"{path.name}-{name}"), **SHAPE), byte_level(), END)
             for name in ("target", "draft")
-        )  # fmt: skip
+        )
         weights = load_file(draft / "model.safetensors")
         torch.manual_seed(1)
         near = {name: each + 0.01 * torch.randn_like(each) for name, each in weights.items()}
@@ -35,8 +35,7 @@ def random_bundle(once, make_checkpoint, build_shared):
         models = {"target": str(target), "draft": str(draft)}
         build_shared(**models, output=path, max_seq_len=96, max_batch_size=4, buckets=(1, 2, 4, 8, 16), tune=False)
 
-    made = once("random.bundle", make)
-    return made
+    return once("random.bundle", make)
 
 
 def asked(kind, number):

@@ -34,6 +34,7 @@ def remove(target):
     (target / "model.safetensors").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=("checkpoints-overwrite", "checkpoints-shorten", "checkpoints-remove"))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("change", [overwrite, shorten, remove])

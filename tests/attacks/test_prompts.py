@@ -122,7 +122,7 @@ def whole(request):
     return Tokenizer(made.to_str().encode(), None, {})
 
 
-@pytest.mark.slow(but=("word_piece",))
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     unit=st.text(st.sampled_from("aA \u00e9\n\u0301猫🎉<|x>"), min_size=1, max_size=12),

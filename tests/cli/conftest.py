@@ -25,11 +25,10 @@ def tiny(make_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny, tmp_path_factory, build_shared):
+def tiny_bundle(tiny, once, build_shared):
     """A small bundle without a draft; read it, do not change it."""
-    path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"
-    build_shared(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1)
-    return path
+    sizes = {"max_seq_len": 64, "max_batch_size": 1}
+    return once("tiny.bundle", lambda path: build_shared(target=str(tiny), output=path, **sizes))
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,11 @@
 """Bundles of engines from the command line: built without a GPU, shown, and run as far as the driver."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import resource
-from pathlib import Path
 
 import pytest
-from command_line import Specbuild
 from device import gpus
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
@@ -86,7 +82,7 @@ def test_the_table(specbuild, engines, used, monkeypatch):
 
 @pytest.mark.nightly
 @needs_no_gpu
-def test_loading_stops_at_the_driver(specbuild: Specbuild, engines: Path) -> None:
+def test_loading_stops_at_the_driver(specbuild, engines):
     for command in (("generate", engines, "-p", "x"), ("verify", engines)):
         line = specbuild(*command).refusal(1)
         assert "there is no NVIDIA driver (libcuda.so.1): install one for CUDA 13" in line

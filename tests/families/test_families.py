@@ -1,11 +1,7 @@
 """Every family end to end: a tiny random pair's tokens are transformers' greedy ones, and plain decoding's."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,14 +163,14 @@ def decodes_exactly(make_family, tmp_path, prompts, name):
 @pytest.mark.nightly
 @needs_rtx
 @pytest.mark.parametrize("name", UNLIKE)
-def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def test_engines(make_family, tmp_path, name):
     compiles_whole(make_family, tmp_path, name)
 
 
 @needs_rtx
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in UNLIKE])
-def test_engines_of_like_families(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def test_engines_of_like_families(make_family, tmp_path, name):
     compiles_whole(make_family, tmp_path, name)
 
 
@@ -205,7 +201,7 @@ def compiles_whole(make_family, tmp_path, name):
 @needs_rtx
 @pytest.mark.nightly
 @pytest.mark.parametrize("model_type", ["gpt2", "glm", "mixtral"])
-def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, model_type: str) -> None:
+def test_engines_of_others(make_family, tmp_path, model_type):
     """What is exported otherwise compiles too: learned positions, another rotation, experts."""
     fields = {"gpt2": {"n_layer": 1}, "mixtral": {"num_hidden_layers": 1, "num_local_experts": 4}}
     target = make_family(tmp_path / "target", model_type, **fields.get(model_type, {"num_hidden_layers": 1}))

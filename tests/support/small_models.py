@@ -1,7 +1,5 @@
 """What the builder's tests compare random models by."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -125,7 +123,7 @@ def head_chain(model, head, places):
     taps, known = Taps(places, nn.Identity()), head.tokens.tolist()
 
     @torch.no_grad()
-    def chain(text: list[int], depth: int) -> list[int]:
+    def chain(text, depth):
         with taps.watching(model):
             model(torch.tensor([text]))
             hidden = head.fuse(taps.states())[:, :-1]
@@ -144,7 +142,7 @@ def parallel_chain(model, mask):
     """All tokens of one pass, after masks."""
 
     @torch.no_grad()
-    def chain(text: list[int], depth: int) -> list[int]:
+    def chain(text, depth):
         logits = model(torch.tensor([[*text, *[mask] * (depth - 1)]])).logits[0, len(text) - 1 :, :mask]
         found = logits.argmax(-1).tolist()
         return found

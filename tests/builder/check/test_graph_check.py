@@ -53,6 +53,7 @@ def test_another_models_graph_is_refused(model, graph):
         check_graph(graph, CAPACITY, model, "fp32", other)
 
 
+@pytest.mark.slow
 def test_a_quantized_graph_is_held_against_the_same_numbers_in_pytorch(model, graph):
     """Which move the model, and are no fault of the graph; the model is as it was afterwards."""
     names, references = Names.of(model.net), Before.of(model, TEXTS)

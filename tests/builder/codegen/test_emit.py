@@ -50,6 +50,7 @@ GPU = BuildConfig("t", Path("b"), backend="onnxruntime-cuda", precision="fp16", 
 NATIVE = replace(GPU, engine=EngineOptions(attention="native"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, GPU, NATIVE], ids=["CPU", "parts", "graph"])
 def test_writing_tells_bytes_and_the_share_that_is_written(tmp_path, config):
     graph, told = fused(random_model("llama", num_hidden_layers=1, head_dim=64), CAPACITY), list[tuple[str, float]]()

@@ -1,7 +1,5 @@
 """Kernels compiled by NVRTC for real: what is in a cubin, its bytes, the compiler's report, and what is refused."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -11,12 +9,12 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from specbuild.builder.codegen import nvrtc
-from specbuild.builder.codegen.nvrtc import SHAPES, Cubin, Resources, Shape
+from specbuild.builder.codegen.nvrtc import SHAPES, Resources, Shape
 from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS
 from specbuild.runtime.backends.kernels.grids import KERNELS
 from specbuild.runtime.errors import ExecutionError, OptionError
@@ -89,7 +87,7 @@ def test_a_round_s_kernels_are_in_the_sources():
 
 @pytest.mark.nightly
 @needs_nvrtc
-def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
+def test_a_cubin_holds_what_its_report_names(cubins):
     for cubin in cubins:
         assert entries(cubin.image) == sorted(cubin.kernels)
         assert all(0 < taken.registers <= 255 for taken in cubin.kernels.values())
@@ -100,9 +98,7 @@ def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
 
 @pytest.mark.nightly
 @needs_nvrtc
-def test_the_bytes_depend_on_the_sources_alone(
-    cubins: list[Cubin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_depend_on_the_sources_alone(cubins, tmp_path, monkeypatch):
     shutil.copytree(nvrtc.PLUGINS, tmp_path / "elsewhere")
     monkeypatch.setattr(nvrtc, "PLUGINS", tmp_path / "elsewhere")
     files = [tmp_path / "elsewhere" / "kernels" / name for name in ("attention.cu", "mask.cu", "walk.cu")]
@@ -112,7 +108,7 @@ def test_the_bytes_depend_on_the_sources_alone(
 
 
 @needs_nvrtc
-def test_one_cubin_an_architecture(tmp_path: Path) -> None:
+def test_one_cubin_an_architecture(tmp_path):
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
     cubins = nvrtc.compile_kernels(ARCHITECTURES, SHAPES, [tmp_path / "modest.cu"])
     assert [cubin.name for cubin in cubins] == [f"sm_{name}/modest" for name in ARCHITECTURES]
@@ -131,9 +127,7 @@ def script():
 
 @needs_nvrtc
 @pytest.mark.parametrize(("text", "status"), [(SPILLING, 1), (SPILLING.replace("(1024, 2)", "(256)"), 0), ("?", 1)])
-def test_the_report_of_all_kernels(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
-) -> None:
+def test_the_report_of_all_kernels(script, tmp_path, monkeypatch, text, status):
     (tmp_path / "hungry.cu").write_text(text)
     monkeypatch.setattr(nvrtc, "sources", lambda: [tmp_path / "hungry.cu"])
     monkeypatch.setattr(sys, "argv", ["kernels_report", "--out", str(tmp_path / "a" / "report.json")])
@@ -147,7 +141,7 @@ def test_the_report_of_all_kernels(
 
 
 @needs_nvrtc
-def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
+def test_a_source_that_does_not_compile(tmp_path):
     (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong() { nonsense(); }')
     with pytest.raises(ExecutionError, match=r'^sm_80/wrong does not compile: wrong.cu\(1\): error: .*"nonsense"'):
         nvrtc.compile_kernels(["80", "89"], [], [tmp_path / "wrong.cu"])

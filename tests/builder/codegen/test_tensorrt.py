@@ -1,10 +1,9 @@
 """TensorRT-RTX compiles real engines on a machine without a GPU, of the layers that it should."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,28 +40,33 @@ needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None,
 
 
 @pytest.fixture(scope="module")
-def graphs(pair, tmp_path_factory):
-    """The reference pair's graphs in standard operators, by model and precision."""
-    folder, made = tmp_path_factory.mktemp("graphs"), {}
-    for name, precisions in (("draft", ("fp32", "fp16", "bf16")), ("target", ("fp16",))):
+def graph(pair, once):
+    """`graph(name, precision)`: a model of the reference pair in standard operators."""
+
+    @cache
+    def portable(name):
         found = checkpoint.find(str(pair / name))
-        graph = export(checkpoint.load(found, "eager"), probe(found.config, 256), 256, CAPACITY)
-        passes.run_portable(graph)
-        for precision in precisions:
-            made[f"{name}, {precision}"] = folder / f"{name}.{precision}.onnx"
-            ir.save(lower(graph, precision, CAPACITY), made[f"{name}, {precision}"])
-    return made
+        exported = export(checkpoint.load(found, "eager"), probe(found.config, 256), 256, CAPACITY)
+        passes.run_portable(exported)
+        return exported
+
+    def make(name, precision):
+        return once(f"{name}.{precision}.onnx", lambda path: ir.save(lower(portable(name), precision, CAPACITY), path))
+
+    return make
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(but=("draft, fp16-2",))
+@pytest.mark.nightly(but=("draft-fp16-2",))
 @needs_rtx
 @pytest.mark.parametrize(
-    ("name", "layers"), [("draft, fp32", 2), ("draft, fp16", 2), ("draft, bf16", 2), ("target, fp16", 6)]
+    ("name", "precision", "layers"),
+    [("draft", "fp32", 2), ("draft", "fp16", 2), ("draft", "bf16", 2), ("target", "fp16", 6)],
 )
-def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> None:
-    engine = compile_engine(graphs[name], "tensorrt-rtx", PROFILES)
-    assert len(engine.plan) > graphs[name].stat().st_size // 2
+def test_the_pair_compiles(graph, name, precision, layers):
+    path = graph(name, precision)
+    engine = compile_engine(path, "tensorrt-rtx", PROFILES)
+    assert len(engine.plan) > path.stat().st_size // 2
     assert engine.version
     found = Counter(kind for _, kind in engine.layers)
     kinds = {"ATTENTION_INPUT": layers, "KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
@@ -72,7 +76,7 @@ def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> N
 @pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("after", [0, 5])
-def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after: int) -> None:
+def test_what_is_raised_meanwhile_ends_the_build(graph, after):
     """TensorRT itself drops what its callbacks raise, Ctrl-C included."""
     shares, options = list[float](), EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2)
 
@@ -82,12 +86,12 @@ def test_what_is_raised_meanwhile_ends_the_build(graphs: dict[str, Path], after:
             raise KeyboardInterrupt("enough")
 
     with pytest.raises(KeyboardInterrupt, match="enough"):
-        compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES, options, progress=progress)
+        compile_engine(graph("draft", "fp16"), "tensorrt-rtx", PROFILES, options, progress=progress)
     assert all(0 <= share <= 1 for share in shares)
 
 
 @needs_rtx
-def test_what_the_parser_refuses_has_a_name(tmp_path: Path) -> None:
+def test_what_the_parser_refuses_has_a_name(tmp_path):
     node = onnx.helper.make_node("NonMaxSuppressed", ["x"], ["y"], name="odd_one")
     tensor = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["batch"]) for n in "xy"]
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "odd", tensor[:1], tensor[1:]))
@@ -98,10 +102,11 @@ def test_what_the_parser_refuses_has_a_name(tmp_path: Path) -> None:
         compile_engine(tmp_path / "odd.onnx", "tensorrt-rtx", [Profile("one", {"batch": (1, 1, 1)})])
 
 
+@pytest.mark.slow
 @needs_rtx
-def test_profiles_name_every_dimension(graphs: dict[str, Path]) -> None:
+def test_profiles_name_every_dimension(graph):
     with pytest.raises(OptionError, match="profile 'half' has no sizes for nodes, a dimension of input_ids"):
-        compile_engine(graphs["draft, fp16"], "tensorrt-rtx", [Profile("half", {"batch": (1, 1, 1)})])
+        compile_engine(graph("draft", "fp16"), "tensorrt-rtx", [Profile("half", {"batch": (1, 1, 1)})])
 
 
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (1, 5, 4)])
@@ -112,9 +117,9 @@ def test_profiles_are_in_order(sizes):
 
 @pytest.mark.nightly
 @needs_rtx
-def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None:
+def test_profiles_share_the_weights(graph, pair):
     few, many = (make_profiles((1, *more), batch_size=1, chunk=512) for more in ((8,), (2, 4, 8, 16, 32, 64)))
-    sizes = [len(compile_engine(graphs["target, fp16"], "tensorrt-rtx", each).plan) for each in (few, many)]
+    sizes = [len(compile_engine(graph("target", "fp16"), "tensorrt-rtx", each).plan) for each in (few, many)]
     weights = (pair / "target" / "model.safetensors").stat().st_size
     assert sizes[1] - sizes[0] < 5 * 5e6  # five more profiles, a little code each
     assert sizes[0] < 2 * weights + 2e7  # and not one copy of the weights for each
@@ -138,7 +143,7 @@ def test_what_needs_a_gpu_says_so_at_once():
 
 
 @needs_rtx
-def test_what_this_gpu_or_disk_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_gpu_or_disk_lacks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", flavour("tensorrt-rtx"))
     monkeypatch.setattr(cuda, "check_driver", lambda: None)
     monkeypatch.setattr(cuda, "Cuda", lambda: SimpleNamespace(capability="86", close=lambda: None))
@@ -153,7 +158,8 @@ def test_a_missing_flavour_says_how_to_get_it(monkeypatch):
         flavour("tensorrt-rtx")
 
 
+@pytest.mark.slow
 @needs_rtx
-def test_an_engine_for_other_gpus_may_stream_its_weights(graphs: dict[str, Path]) -> None:
+def test_an_engine_for_other_gpus_may_stream_its_weights(graph):
     options = EngineOptions(arch=("89",), workspace=64, builder_optimization_level=0, weight_streaming=True)
-    assert compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES[:1], options).plan
+    assert compile_engine(graph("draft", "fp16"), "tensorrt-rtx", PROFILES[:1], options).plan

@@ -1,11 +1,8 @@
 """The training of EAGLE-3 heads: unrolled as drafting is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_models import random_model
-from torch import Tensor
 from transformers import DynamicCache
 
 from specbuild.builder.distill.divergence import DIVERGENCES
@@ -38,7 +35,7 @@ def lesson(model, student):
 
 
 @torch.no_grad()
-def drafting(student: EagleStudent, lesson: Lesson, anchor: int, depth: int) -> list[Tensor]:
+def drafting(student, lesson, anchor, depth):
     """Each step's logits `[B, draft_vocab]` as a runtime computes them: true rows up to the anchor, then one by one."""
     student.net.set_attn_implementation("sdpa")
     cache, count = DynamicCache(), anchor + 1

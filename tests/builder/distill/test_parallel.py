@@ -1,18 +1,16 @@
 """A parallel draft's masks see in training what they see in drafting, and no text uses their token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from specbuild.builder.distill.parallel import Layout, ParallelStudent, mask_of, with_mask
+from specbuild.builder.distill.parallel import Layout, mask_of, with_mask
 from specbuild.builder.frontend import checkpoint as checkpoints
 
 MASK = 97
 
 
 @torch.no_grad()
-def test_masks_in_training_see_what_masks_in_drafting_see(parallel: ParallelStudent) -> None:
+def test_masks_in_training_see_what_masks_in_drafting_see(parallel):
     tokens = torch.randint(97, (2, 10))
     order = torch.randperm(10)
     layout = Layout.of(10, [order[:7].sort().values, order[:5].sort().values, order[:2].sort().values])

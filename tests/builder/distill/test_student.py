@@ -1,12 +1,9 @@
 """Every student class has what training asks of one, and its agreement is what its drafting comes to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from specbuild.builder.distill.chain import ChainStudent
 from specbuild.builder.distill.parallel import ParallelStudent
 from specbuild.builder.distill.student import Lesson
 from specbuild.builder.distill.validate import Exam
@@ -19,7 +16,7 @@ def lesson_of(tokens):
 
 
 @torch.no_grad()
-def drafted(student: ChainStudent, text: list[int], depth: int) -> list[int]:
+def drafted(student, text, depth):
     """Greedy drafting as a runtime does it, one pass over the whole text a token, or one with masks."""
     if isinstance(student, ParallelStudent):
         ids = torch.tensor([[*text, *[MASK] * (depth - 1)]])
@@ -33,7 +30,7 @@ def drafted(student: ChainStudent, text: list[int], depth: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["chain", "parallel"])
 @torch.no_grad()
-def test_agreement_is_drafting_token_by_token(kind: str, request: pytest.FixtureRequest) -> None:
+def test_agreement_is_drafting_token_by_token(kind, request):
     student, depth = request.getfixturevalue(kind), 3
     text = [1, 2]
     for turn in range(5):  # partly what it would draft itself, partly not

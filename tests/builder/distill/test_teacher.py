@@ -1,7 +1,5 @@
 """A teacher gives a target's likeliest tokens and hidden states, and a course remembers the former."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """EAGLE-3 heads: what they compute, and which checkpoints are read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from specbuild.builder.frontend.checkpoint import Checkpoint, find
+from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.frontend.eagle3_head import (
     EagleHead,
     find_head,
@@ -96,7 +94,7 @@ def plain(w, ids, hidden, before):
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_computes_what_the_paper_says(target: Checkpoint, attention: str, before: bool) -> None:
+def test_computes_what_the_paper_says(target, attention, before):
     head = make_head(target, norm_before_residual=before)
     head.set_attn_implementation(attention)
     ids, hidden, positions = rows(7)
@@ -107,7 +105,7 @@ def test_computes_what_the_paper_says(target: Checkpoint, attention: str, before
 
 
 @torch.no_grad()
-def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head: EagleHead) -> None:
+def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head):
     given, cache = rows(7), DynamicCache()
     logits, states = head(*given)
     head(*(each[:, :4] for each in given), past_key_values=cache)
@@ -126,7 +124,7 @@ def test_positions_are_the_same_in_16_bits(target):
 
 
 @torch.no_grad()
-def test_loses_what_no_token_has(target: Checkpoint) -> None:
+def test_loses_what_no_token_has(target):
     head, ids, hidden, positions = make_head(target), *rows(5)
     drafted, before = head.tokens, head(ids % 3000, hidden, positions)[0]
     tokens = [token for token in range(3500) if token not in drafted[:2].tolist()]

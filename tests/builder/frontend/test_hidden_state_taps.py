@@ -1,7 +1,5 @@
 """Taps catch the hidden states between a model's layers, and say which layers a head reads."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +16,7 @@ TEXT = torch.tensor([[5, 17, 3, 88], [42, 9, 9, 61]])
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "gpt_neox"])
 @torch.no_grad()
-def test_a_tap_is_what_its_layer_reads(model_type: str) -> None:
+def test_a_tap_is_what_its_layer_reads(model_type):
     """And after the last layer its output; every run is seen while inside, and none afterwards, an error or not."""
     model, outputs = random_model(model_type), list[Any]()
     norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(3))  # no list of layers

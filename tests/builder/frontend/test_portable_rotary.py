@@ -1,10 +1,7 @@
 """Rotary embeddings become tables of positions, and rotations one operator, where they are that."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -42,9 +39,7 @@ class Longer(nn.Module):
     ],
 )
 @torch.no_grad()
-def test_a_model_computes_the_same_by_tables_and_is_as_it_was_afterwards(
-    model_type: str, fields: dict[str, Any], swapped: bool
-) -> None:
+def test_a_model_computes_the_same_by_tables_and_is_as_it_was_afterwards(model_type, fields, swapped):
     model = random_model(model_type, **fields)
     modeling = sys.modules[type(model).__module__]
     rotation, names = getattr(modeling, "apply_rotary_pos_emb", None), [name for name, _ in model.named_modules()]

@@ -35,6 +35,7 @@ def wide(make_checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(only=("halves",))
 @pytest.mark.parametrize("kinds", MIXED)
 def test_logits_are_those_of_the_dequantized_weights(kinds, wide, tmp_path):
     """Up to the rounding of inputs to 16 bits."""

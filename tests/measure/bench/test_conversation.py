@@ -1,9 +1,12 @@
 """Questions of several turns: what each turn's prompt holds, and that it is the same for every contender."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from campaign.bundle_copy import put
 
 from specbuild.measure.bench.conversation import answers_needed, converse, in_words
 from specbuild.measure.bench.measure import prepare
@@ -30,18 +33,11 @@ def engine(bundle):
 
 
 @pytest.fixture(scope="module")
-def templated(make_checkpoint, build_shared, tmp_path_factory):
-    """A bundle with a chat template."""
-    place = tmp_path_factory.mktemp("templated")
-    folder = make_checkpoint(place / "tiny", num_hidden_layers=1)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    build_shared(target=str(folder), output=place / "tiny.bundle", max_seq_len=96, max_batch_size=1, tune=False)
-    return place / "tiny.bundle"
-
-
-@pytest.fixture(scope="module")
-def chatting(templated):
-    with Engine.load(templated, prefix_caching=False) as engine:
+def chatting(bundle, tmp_path_factory):
+    """An engine of the same models with a chat template."""
+    path, name = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b")), "chat_template.jinja"
+    put(path, name, TEMPLATE.encode(), hashed=True, chat_template=name)
+    with Engine.load(path, prefix_caching=False) as engine:
         yield engine
 
 

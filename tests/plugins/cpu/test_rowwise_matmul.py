@@ -94,6 +94,7 @@ def products(draw):
     return Product(bits, block, rounding, codes, factors, scale_bits, minimum_bits, x)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(products(), st.integers(1, ROWS), st.integers(1, 3))
 def test_a_rows_bits_are_those_of_the_row_alone(operator, drawn, at_once, threads):

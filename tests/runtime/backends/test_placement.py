@@ -1,10 +1,7 @@
 """Loading on a GPU refuses the first thing that is wrong, in the promised order, and leaves nothing on the device."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +24,6 @@ from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
 RTX = "tensorrt-rtx"
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
-Make = Callable[..., Bundle]
 
 
 def installed():
@@ -117,7 +113,7 @@ def test_a_tensorrt_that_is_missing_is_said_before_the_driver(make, monkeypatch,
 
 
 @needs_rtx
-def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+def test_kernels_of_a_bundle_have_to_be_whole(make, pretend):
     """Of those for this GPU one that a loop launches is missing; the first error is what is said of it."""
     kernels = sorted({kernel for names in KERNELS.values() for kernel in names} - {"walk_tree"})
     opened = pretend(closing=ExecutionError("the context is lost"))
@@ -131,13 +127,7 @@ def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[...,
     ("engine", "message"),
     [({"block_size": 16}, "the plan's attention is native over pages"), ({}, "does not load in tensorrt-rtx")],
 )
-def test_plans_that_are_none_are_refused(
-    make: Make,
-    pretend: Callable[..., list[Pretended]],
-    monkeypatch: pytest.MonkeyPatch,
-    engine: dict[str, Any],
-    message: str,
-) -> None:
+def test_plans_that_are_none_are_refused(make, pretend, monkeypatch, engine, message):
     monkeypatch.setattr(cubins, "find_kernels", lambda *_: SimpleNamespace())  # none is launched
     opened = pretend()
     assert message in refused(BundleError, make(engine=engine))
@@ -145,7 +135,7 @@ def test_plans_that_are_none_are_refused(
 
 
 @needs_rtx
-def test_faults_are_said_in_the_promised_order(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+def test_faults_are_said_in_the_promised_order(make, pretend):
     """Files, TensorRT, the GPU it is for, memory, kernels; each once those before it are mended."""
     bundle = make(engine={"attention": "paged", "architectures": ["86"]})
     engines = {name: replace(engine, version="1.2.0.54") for name, engine in bundle.manifest.engines.items()}
@@ -193,14 +183,7 @@ def test_kernels_are_launched_in_the_device_s_context():
         ({}, {}, {"gpu_weights_percent": 0.5}),
     ],
 )
-def test_what_an_option_leaves_out_needs_no_room(
-    make: Make,
-    write_bundle: Callable[..., Bundle],
-    pretend: Callable[..., list[Pretended]],
-    engine: Any,
-    planned: dict[str, Any],
-    least: dict[str, Any],
-) -> None:
+def test_what_an_option_leaves_out_needs_no_room(make, write_bundle, pretend, engine, planned, least):
     bundle = make(engine=engine)
     bundle = write_bundle(bundle.folder, bundle.manifest, {"target/model.plan": bytes(1 << 20)})
     free = memory_plan.plan(bundle.manifest, **{"batch_size": 2} | planned).total

@@ -93,7 +93,7 @@ def get(cuda, tensor, stream):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_what_a_gpu_is(cuda: Cuda) -> None:
+def test_what_a_gpu_is(cuda):
     free, total = cuda.memory
     assert 0 < free <= total
     assert cuda.name
@@ -106,7 +106,7 @@ def test_what_a_gpu_is(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_gpu_notes_the_time(cuda: Cuda) -> None:
+def test_a_gpu_notes_the_time(cuda):
     stream, other = cuda.stream(), cuda.stream()
     large = cuda.empty((1 << 26,), np.uint8)
     begin = cuda.mark(stream)
@@ -126,7 +126,7 @@ def test_a_gpu_notes_the_time(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
+def test_copies_and_moves_on_a_gpu(cuda):
     stream, cache = cuda.stream(), np.random.default_rng(1).normal(size=CACHE).astype(np.float16)
     there, twin, expected = put(cuda, cache, stream), cuda.empty(CACHE, np.float16), cache.copy()
     assert not get(cuda, twin, stream).any()
@@ -143,7 +143,7 @@ def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_streams_wait_for_each_other_on_a_gpu(cuda: Cuda) -> None:
+def test_streams_wait_for_each_other_on_a_gpu(cuda):
     first, second = cuda.stream(), cuda.stream()
     big, last = cuda.empty((1 << 28,), np.uint8), cuda.empty((1,), np.uint8)
     for byte in (1, 2, 3):
@@ -155,7 +155,7 @@ def test_streams_wait_for_each_other_on_a_gpu(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_graphs_on_a_gpu(cuda: Cuda) -> None:
+def test_graphs_on_a_gpu(cuda):
     stream, other = cuda.stream(), cuda.stream()
     source = put(cuda, np.arange(64, dtype=np.int32), stream)
     to = cuda.empty((64,), np.int32)
@@ -212,7 +212,7 @@ cuda.close()
 
 @pytest.mark.gpu
 @needs_gpu
-def test_what_cannot_be_captured_still_runs_on_a_gpu() -> None:
+def test_what_cannot_be_captured_still_runs_on_a_gpu():
     """In a process of its own, for it is this that has ended some."""
     done = subprocess.run([sys.executable, "-c", UNCAPTURABLE], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -220,7 +220,7 @@ def test_what_cannot_be_captured_still_runs_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_too_little_memory_says_how_much_on_a_gpu(cuda: Cuda) -> None:
+def test_too_little_memory_says_how_much_on_a_gpu(cuda):
     with pytest.raises(ExecutionError, match=r"16777216 MiB do not fit the GPU, \d+ of \d+ MiB are free"):
         cuda.empty((1 << 44,), np.uint8)
     cuda.empty((4,), np.uint8)
@@ -228,7 +228,7 @@ def test_too_little_memory_says_how_much_on_a_gpu(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_what_is_freed_is_free_on_a_gpu(cuda: Cuda) -> None:
+def test_what_is_freed_is_free_on_a_gpu(cuda):
     free, other = cuda.memory[0], Cuda()
     other.empty((1 << 28,), np.uint8)
     assert free - cuda.memory[0] >= 1 << 28

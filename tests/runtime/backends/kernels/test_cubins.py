@@ -1,10 +1,7 @@
 """Kernels in a bundle's cubins: which of them a device runs, what is missing, and that they run on a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,7 +84,7 @@ def test_the_installed_library_comes_second(tmp_path, host, monkeypatch):
 
 
 @needs_nvrtc
-def test_the_compiler_lays_structs_out_the_same(tmp_path: Path) -> None:
+def test_the_compiler_lays_structs_out_the_same(tmp_path):
     """A cubin's parameters are the structs' bytes."""
     holds = [f"sizeof(specbuild_{name}) == {ctypes.sizeof(kind)}" for name, kind in STRUCTS.items()]
     for name, kind in STRUCTS.items():
@@ -118,7 +115,7 @@ def cubin_kernels(tmp_path_factory):
 @needs_nvrtc
 @pytest.mark.gpu
 @pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
-def test_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
+def test_cubins_on_a_gpu(cubin_kernels):
     """A choice with cut-offs over a large vocabulary, and a walk."""
     kernels = CudaKernels(cubin_kernels)
     logits = np.random.default_rng(0).normal(0, 4, 1 << 19)

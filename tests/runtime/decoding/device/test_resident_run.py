@@ -29,7 +29,7 @@ def batch(tree, count=2, **fields):
 
 @pytest.mark.soak(only=("best:7-3-0",))
 @pytest.mark.nightly(but=("chain:3-2-9", "chain:3-32-40"))
-@pytest.mark.slow(but=("chain:3-2-9",))
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "ahead"), [(32, 40), (3, 0), (3, 2), (2, 9)])
 @pytest.mark.parametrize("tree", ["chain:3", "best:7"])
 def test_tokens_are_plain_decodings(host, folder, tree, rounds, ahead):
