@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,9 +28,6 @@ class Outcome:
         assert lines[0].startswith("specbuild: "), lines
         assert "a bug in specbuild" not in lines[0], lines
         return lines[0]
-
-
-Specbuild = Callable[..., Outcome]
 
 
 @contextmanager
