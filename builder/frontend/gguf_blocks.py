@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 
 class Factors(NamedTuple):
-    """Scales or offsets, float32 `[rows, blocks]`, or how many of the steps `[rows, K / 256]` they are."""
+    """Scales or offsets, float32 `[rows, blocks]`, or int8: how many of the steps `[rows, K / 256]` they are."""
 
     numbers: NDArray[Any]
     steps: Floats | None = None
@@ -76,7 +76,8 @@ def decode(kind: str, rows: Bytes) -> Blocks:
 
 def _by_row(factors: Factors, rows: int) -> Factors:
     steps = None if factors.steps is None else factors.steps.reshape(rows, -1)
-    return Factors(factors.numbers.astype(np.float32, copy=False).reshape(rows, -1), steps)
+    dtype = np.float32 if steps is None else np.int8
+    return Factors(factors.numbers.astype(dtype, copy=False).reshape(rows, -1), steps)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:

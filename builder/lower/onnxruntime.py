@@ -117,19 +117,18 @@ def _factors(form: BlockForm, factors: Sequence[ir.Value | None]) -> NDArray[np.
 
 def _packed_factors(
     form: BlockForm,
-    scales: _Floats,
+    scales: NDArray[Any],
     zeros: NDArray[np.uint8] | None = None,
-    offsets: _Floats | None = None,
+    offsets: NDArray[Any] | None = None,
     scale_steps: _Floats | None = None,
     offset_steps: _Floats | None = None,
 ) -> NDArray[np.uint8]:
     """Pack scales, and minima: what is taken off a block's products, in which code 0 is 0."""
     if form.scale_bits == 8:
         assert scale_steps is not None
-        whole = [_multiples(scales, scale_steps)]
         if offsets is not None and offset_steps is not None:
-            return pack_factors(form.block, *whole, _multiples(offsets, offset_steps), scale_steps, -offset_steps)
-        return pack_factors(form.block, *whole, scale_steps)
+            return pack_factors(form.block, scales, offsets, scale_steps, -offset_steps)
+        return pack_factors(form.block, scales, scale_steps)
     narrow = np.float16 if form.scale_bits == 16 else np.float32
     if zeros is None:
         return pack_factors(form.block, scales.astype(narrow))
@@ -138,12 +137,6 @@ def _packed_factors(
         return pack_factors(form.block, scales.astype(narrow), points.astype(np.int8))
     minima = scales * points.astype(np.float32) - (0 if offsets is None else offsets)
     return pack_factors(form.block, scales.astype(narrow), minima.astype(narrow if offsets is not None else np.float32))
-
-
-def _multiples(factors: NDArray[np.float32], steps: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Return how many steps each factor is; a step of 0 has none."""
-    each = np.repeat(steps, -(-factors.shape[1] // steps.shape[1]), axis=1)[:, : factors.shape[1]]
-    return np.rint(np.divide(factors, each, out=np.zeros_like(factors), where=each != 0)).astype(np.int8)
 
 
 def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:

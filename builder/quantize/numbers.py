@@ -88,10 +88,10 @@ class Quantized(Numbers):
 
     Attributes, beside those of Numbers:
         codes: uint8 or E4M3 `[N, blocks, size]`.
-        scales: float32 `[N, blocks]`.
+        scales: float32 `[N, blocks]`, or int8 if they have steps.
         zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
-        offsets: float32 `[N, blocks]`, only with zero points; None for 0.
-        scale_steps, offset_steps: float32 `[N, K / 256]`, whose multiples scales and offsets are; None for none.
+        offsets: As scales, only with zero points; None for 0.
+        scale_steps, offset_steps: float32 `[N, K / 256]`, by which scales and offsets are multiplied; None for 1.
     """
 
     scheme: Scheme
@@ -126,10 +126,15 @@ class Quantized(Numbers):
         blocks = self.codes.to(torch.float32, copy=True)  # the rest is in place, as embeddings are large
         if self.scheme.kind != "fp8":
             blocks -= 1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float()
-        blocks *= self.scales[..., None]
+        blocks *= _floats(self.scales, self.scale_steps)[..., None]
         if self.offsets is not None:
-            blocks += self.offsets[..., None]
+            blocks += _floats(self.offsets, self.offset_steps)[..., None]
         return blocks.flatten(1)
+
+
+def _floats(factors: Tensor, steps: Tensor | None) -> Tensor:
+    """Return scales or offsets `[N, blocks]` in float32."""
+    return factors if steps is None else factors * steps.repeat_interleave(factors.shape[1] // steps.shape[1], 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,10 +59,10 @@ class OwnBlocks(Numbers):
 
     def _factors(self, name: str, factors: Factors) -> dict[str, torch.Tensor]:
         """Return scales or offsets, and their steps if they have some, by their names in Quantized."""
-        floats = torch.from_numpy(np.ascontiguousarray(factors.floats))
-        check_finite(self.name, floats)
+        numbers = torch.from_numpy(np.ascontiguousarray(factors.numbers))
         steps = {} if factors.steps is None else {f"{name}_steps": torch.from_numpy(factors.steps)}
-        return {f"{name}s": floats} | steps
+        check_finite(self.name, steps.get(f"{name}_steps", numbers))
+        return {f"{name}s": numbers} | steps
 
 
 def own_blocks(

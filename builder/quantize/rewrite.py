@@ -1,12 +1,12 @@
 """Puts quantized weights into the portable graph.
 
 `MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros[, offsets[, scale_steps[,
-offset_steps]]]])`, codes `uint8[N, blocks, size]`, of 4 bits two in a byte, the first in the low bits, offsets float32
-`[N, blocks]`; its attributes `rounding` and `scale_bits` say to how many bits each block of x is rounded (32: not at
-all), and how many bits hold a scale. With static
-activations they become `specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`,
-scales `[N]`. The embedding's Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors
-by which an input is divided are folded into the weight of the norm before it, or become a Mul.
+offset_steps]]]])`, codes `uint8[N, blocks, size]`, of 4 bits two in a byte, the first in the low bits; scales and
+offsets `[N, blocks]` are float32, or int8 where they have steps. Its attributes `rounding` and `scale_bits` say to how
+many bits each block of x is rounded (32: not at all), and how many bits hold a scale. With static activations they
+become `specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`, scales `[N]`. The
+embedding's Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors by which an input
+is divided are folded into the weight of the norm before it, or become a Mul.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Numbers], latest: 
         if part not in parts[0].parts:
             values.append(None)
             continue
-        dtype = ir.DataType.UINT8 if part in codes else ir.DataType.FLOAT
+        multiple = f"{part.removesuffix('s')}_steps" in parts[0].parts
+        factor = ir.DataType.INT8 if multiple else ir.DataType.FLOAT
+        dtype = ir.DataType.UINT8 if part in codes else factor
         shape = (codes | steps).get(part, (rows, blocks))
         tensor = recipe(f"{name}_{part}", dtype, shape, partial(latest.numbers, parts, part, bits))
         values.append(initializer(graph, tensor))
