@@ -16,7 +16,7 @@ from . import passes
 from .build_context import BuildContext
 from .check.step_times import PLAIN, save_plain, step_times
 from .frontend.layer_by_layer import LayeredModel
-from .quantize.calibrate import Found
+from .quantize.calibrate import NumbersByName
 from .quantize.comparison import EXACT, Steps, best, compare, to_dict
 from .quantize.kinds import kinds
 from .quantize.linears import Names
@@ -36,7 +36,9 @@ class Candidates:
     graph: ir.Model
     names: Names
 
-    def best(self, named: Found, found: Mapping[str, Found], before: Before) -> tuple[Found, dict[str, Any]]:
+    def best(
+        self, named: NumbersByName, found: Mapping[str, NumbersByName], before: Before
+    ) -> tuple[NumbersByName, dict[str, Any]]:
         """Return the quantized weights that best meet the request, and the report's comparison (`stage.Comparing`).
 
         Args:
@@ -54,7 +56,7 @@ class Candidates:
         chosen = best(rows, wanted, config.max_kl)
         return every[chosen.precision], to_dict(rows, wanted, chosen)
 
-    def _time(self, every: Mapping[str, Found]) -> dict[str, Steps]:
+    def _time(self, every: Mapping[str, NumbersByName]) -> dict[str, Steps]:
         """Return the milliseconds of each candidate's steps; the candidates take turns."""
         largest = self.context.config.buckets[-1]
         with TemporaryDirectory() as scratch:
@@ -63,7 +65,7 @@ class Candidates:
             }
             return step_times(files, self._spec(largest), largest, NODES)
 
-    def _lowered(self, found: Found, folder: Path) -> Path:
+    def _lowered(self, found: NumbersByName, folder: Path) -> Path:
         graph = self.graph.clone()
         if found:
             Quantize(found, self.names)(graph)

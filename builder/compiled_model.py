@@ -22,7 +22,7 @@ from .codegen.emit import Caches, Emitted, Stored, emit, lowering
 from .codegen.products import count
 from .config.build_config import BuildConfig
 from .config.quantize_options import chooses
-from .config.scheme import KEEP, Scheme
+from .config.scheme import Scheme
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
@@ -35,7 +35,7 @@ from .quantize.experts import QuantizeExperts, experts_scheme
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
 from .quantize.numbers import Numbers
-from .quantize.own_blocks import OwnBlocks, own_blocks, told
+from .quantize.own_blocks import OwnBlocks, block_report, own_blocks
 from .quantize.quality import Before
 from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Quantization, Request, check_early, quantize_model
@@ -51,16 +51,16 @@ class Prepared:
         matched: How often each pass matched.
         operators: How many of each operator there were, "exported" and "fused".
         scales: Scales of FP8 caches.
-        numbers: Quantized weights, which are not in the graph yet.
-        kept: Weights that stay in their file's blocks, by name.
+        quantization: Quantized weights, which are not in the graph yet.
+        blocks: Weights that stay in their file's blocks, by name.
     """
 
     graph: ir.Model
     matched: dict[str, int]
     operators: dict[str, dict[str, int]]
     scales: Scales | None
-    numbers: Quantization | None
-    kept: dict[str, OwnBlocks]
+    quantization: Quantization | None
+    blocks: dict[str, OwnBlocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class CompiledModel:
         products: The products that a step computes.
         scales: Scales of its FP8 caches.
         quantization: Its quantized weights, and what they cost.
-        kept: The report's entry on weights in their file's blocks, if they stay so.
+        blocks: The report's entry on weights in their file's blocks, if they stay so.
     """
 
     name: str
@@ -87,7 +87,7 @@ class CompiledModel:
     products: dict[str, Any]
     scales: Scales | None = None
     quantization: Quantization | None = None
-    kept: dict[str, Any] | None = None
+    blocks: dict[str, Any] | None = None
 
     def with_measured(self, more: dict[str, Any]) -> CompiledModel:
         """Return a copy with further measurements of its quantization, if it is quantized."""
@@ -141,8 +141,9 @@ def _target(context: BuildContext, texts: Texts | None) -> CompiledTarget:
     if references is None:
         return CompiledTarget(model, None, loaded.head)
     with context.stage("target: graph against Hugging Face"):
-        dtype, graph, found = context.config.dtype_of("target"), prepared.graph, (prepared.numbers, prepared.scales)
-        checked = check_graph(graph, context.capacity, _layered(context, loaded), dtype, references, *found)
+        dtype, narrow = context.config.dtype_of("target"), (prepared.quantization, prepared.scales)
+        layered = _layered(context, loaded)
+        checked = check_graph(prepared.graph, context.capacity, layered, dtype, references, *narrow)
     return CompiledTarget(model.with_measured(checked.moved), references, loaded.head, checked)
 
 
@@ -172,22 +173,21 @@ def _prepared(
     if references and context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
             scales = calibrate(_layered(context, loaded), references.texts)
-    scheme = context.config.scheme_of(name)
-    keeps = scheme is not None and scheme.kind == KEEP
-    kept = own_blocks(loaded.weights, Names.of(loaded.net), scheme.activations) if scheme and keeps else {}
+    keeps, scheme = context.config.keeps(name), context.config.scheme_of(name)
+    blocks = own_blocks(loaded.weights, Names.of(loaded.net), scheme.activations) if scheme and keeps else {}
     with context.stage(f"{name}: export"):
         layout, shape = source.layouts[name], (source.max_seq_len, context.capacity)
         graph = export(loaded.net, layout, *shape, loaded.taps, loaded.weights)
         operators = {"exported": passes.census(graph)}
-        matched = passes.run_portable(graph, {f"{key}.weight": each.scheme for key, each in kept.items()})
+        matched = passes.run_portable(graph, {f"{key}.weight": each.scheme for key, each in blocks.items()})
         operators["fused"] = passes.census(graph)
         if loaded.tokens and unspread(context, loaded) is None:
             spread_logits(graph.graph, loaded.tokens, source.target.token_rows)
-    numbers = None if keeps else _numbers(context, loaded, graph, texts, target)
-    return Prepared(graph, matched, operators, scales, numbers, kept)
+    quantization = None if keeps else _quantization(context, loaded, graph, texts, target)
+    return Prepared(graph, matched, operators, scales, quantization, blocks)
 
 
-def _numbers(
+def _quantization(
     context: BuildContext, loaded: LoadedModel, graph: ir.Model, texts: Texts | None, target: Quantization | None
 ) -> Quantization | None:
     """Quantize a model's weights, after noting what it computes on held-out texts; the graph is not changed.
@@ -220,40 +220,40 @@ def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Re
 def _lowered(context: BuildContext, loaded: LoadedModel, prepared: Prepared, stored: Stored | None) -> CompiledModel:
     """Emit a model's graph with its quantized weights."""
     config, name, graph = context.config, loaded.name, prepared.graph
-    numbers, scales = prepared.numbers, prepared.scales
+    quantization, scales = prepared.quantization, prepared.scales
     with context.stage(f"{name}: lower"):
-        found: Mapping[str, Numbers] = numbers.found if numbers else prepared.kept
-        matched = prepared.matched | _rewrite(graph, found, Names.of(loaded.net)) if found else prepared.matched
+        by_name: Mapping[str, Numbers] = quantization.numbers if quantization else prepared.blocks
+        matched = prepared.matched | _rewrite(graph, by_name, Names.of(loaded.net)) if by_name else prepared.matched
         if scheme := experts_scheme(config, name):
             QuantizeExperts(scheme)(graph)
             passes.clean(graph)
-        precision = _precision(config, name, numbers)
+        precision = _precision(config, name, quantization)
         products = asdict(count(graph, memory_plan.item_bytes(precision)))
         caches = Caches(context.capacity, context.source.max_seq_len, scales)
         emitted = emit(context.folder, name, graph, config, caches, context.stages.detail, stored)
     record = _record(context, loaded, precision, emitted)
     operators = prepared.operators | {"lowered": emitted.lowered}
-    kept = told(loaded.weights, prepared.kept) if prepared.kept else None
-    return CompiledModel(name, record, emitted, matched, operators, products, scales, numbers, kept)
+    blocks = block_report(loaded.weights, prepared.blocks) if prepared.blocks else None
+    return CompiledModel(name, record, emitted, matched, operators, products, scales, quantization, blocks)
 
 
-def _rewrite(graph: ir.Model, found: Mapping[str, Numbers], names: Names) -> dict[str, int]:
+def _rewrite(graph: ir.Model, by_name: Mapping[str, Numbers], names: Names) -> dict[str, int]:
     """Put quantized weights into the graph; return how often the pass matched, by its name."""
-    quantizer = Quantize(found, names)
+    quantizer = Quantize(by_name, names)
     quantizer(graph)
     passes.clean(graph)
     return {type(quantizer).__name__: quantizer.matched}
 
 
-def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> str:
+def _precision(config: BuildConfig, name: str, quantization: Quantization | None) -> str:
     """Return the name of a model's precision, as the manifest has it."""
-    dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
-    if scheme and scheme.kind == KEEP:
-        return KEEP if scheme.activations == "wide" else f"{KEEP}:{scheme.activations}"
-    if not numbers or not numbers.found:
+    dtype, precision, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
+    if config.keeps(name):
+        return str(scheme)
+    if not quantization or not quantization.numbers:
         return dtype
-    called = asked if chooses(asked) or (scheme and scheme.quantized) else "mixed"
-    return called if dtype == "fp32" or "/" in called else f"{called}/{dtype}"
+    label = precision if chooses(precision) or (scheme and scheme.quantized) else "mixed"
+    return label if dtype == "fp32" or "/" in label else f"{label}/{dtype}"
 
 
 def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted: Emitted) -> ModelRecord:
@@ -282,9 +282,9 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
     )
 
 
-def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
+def runs_quantized(config: BuildConfig, quantization: Quantization | None) -> bool:
     """Return whether a model is quantized and runs on a CPU, so that its divergence is measured there."""
-    return bool(numbers and numbers.found) and not config.descriptor.on_gpu
+    return bool(quantization and quantization.numbers) and not config.descriptor.on_gpu
 
 
 def _free() -> None:

@@ -44,7 +44,7 @@ from .frontend.vocabulary import reference_logits
 from .plan import check_room
 from .prepare import Sources, prepare
 from .quantize import texts
-from .quantize.kept import kept
+from .quantize.calibration_folder import calibration_folder
 from .quantize.quality import Before, beginnings, first_divergence, moved
 from .quantize.texts import Texts
 from .units import in_bytes
@@ -70,7 +70,7 @@ def build(
         detail: Called within a stage, with the name of a phase and the share of it that is done.
 
     Raises:
-        SpecbuildError: The build failed; it leaves nothing, except what `kept` keeps of a calibration.
+        SpecbuildError: The build failed; it leaves nothing, except what `calibration_folder` keeps.
     """
     check = partial(check_output, config.output, config.force)
     check()
@@ -85,9 +85,9 @@ def build(
         source = prepare(config)
     needs = check_room(config, source)
     progress(f"about {in_bytes(needs.memory)} of memory will be needed")
-    with kept(config) as asked, staging(config.output, needs.disk, check) as folder:
+    with calibration_folder(config) as options, staging(config.output, needs.disk, check) as folder:
         try:
-            return _run(BuildContext(asked, folder, source, stages))
+            return _run(BuildContext(options, folder, source, stages))
         except SpecbuildError as error:  # the user knows the output, not the hidden folder
             raise type(error)(str(error).replace(str(folder), str(config.output))) from error
 
@@ -97,19 +97,19 @@ def _run(context: BuildContext) -> dict[str, Any]:
     if config.architectures:
         with context.stage("kernels"):
             kernels = save_kernels(context)
-    given = _texts(config.quantize, source) if config.quantizes else None
-    target = compile_target(context, given)
+    quant_texts = _texts(config.quantize, source) if config.quantizes else None
+    target = compile_target(context, quant_texts)
     models = {"target": target.model}
     if "draft" in source.models:
-        models["draft"] = compile_draft(context, given, target)
+        models["draft"] = compile_draft(context, quant_texts, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
     save_sampling(context.folder, source.target.sampling)
     bound = max(config.descriptor.bound, target.graph.bound)
     manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)
-    if given:
+    if quant_texts:
         with context.stage("quality"):
-            quality = _quality(context, given, models)
+            quality = _quality(context, quant_texts, models)
     if config.tune:
         with context.stage("tune"):
             detail = context.stages.detail
@@ -121,10 +121,10 @@ def _run(context: BuildContext) -> dict[str, Any]:
     return report
 
 
-def _texts(asked: QuantizeOptions, source: Sources) -> Texts:
+def _texts(options: QuantizeOptions, source: Sources) -> Texts:
     """Read the texts to calibrate with and to judge quantization by."""
-    longest, size = source.max_seq_len - 1, (asked.calib_size, asked.calib_seed)  # leaves room for one more token
-    return texts.read(asked.calibration, source.target.tokenizer, longest, *size)
+    longest, size = source.max_seq_len - 1, (options.calib_size, options.calib_seed)  # leaves room for one more token
+    return texts.read(options.calibration, source.target.tokenizer, longest, *size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,33 +159,33 @@ def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) ->
     return Checked(manifest, exactness, layers)
 
 
-def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledModel]) -> dict[str, Any]:
+def _quality(context: BuildContext, quant_texts: Texts, models: Mapping[str, CompiledModel]) -> dict[str, Any]:
     """Return what quantization cost, by model; raise ExecutionError if the target's cost exceeds `max_kl`."""
-    found = {name: model.quantization for name, model in models.items() if model.quantization}
-    if runs_quantized(context.config, found.get("target")):
-        found["target"] = found["target"].with_measured(_moved(context, found["target"].before))
-    told = {name: each.to_dict() for name, each in found.items()}
-    cost, max_kl = told.get("target", {}).get("kl_nats_per_token", 0.0), context.config.max_kl
+    every, target = {n: model.quantization for n, model in models.items() if model.quantization}, models["target"]
+    if target.quantization and runs_quantized(context.config, target.quantization):
+        every["target"] = target.quantization.with_measured(_divergence(context, target.quantization.before))
+    report = {name: each.to_dict() for name, each in every.items()}
+    cost, max_kl = report.get("target", {}).get("kl_nats_per_token", 0.0), context.config.max_kl
     if not cost <= max_kl:  # so that NaN fails, too
-        worst = ", ".join(each.names[0] for each in sorted(found["target"].costs, key=lambda each: -each.kl)[:3])
+        worst = ", ".join(cost.names[0] for cost in sorted(every["target"].costs, key=lambda cost: -cost.kl)[:3])
         raise ExecutionError(
             f"the target moved by {cost:.3g} nats a token, more than --max-kl {max_kl:g}, most by {worst}: nothing was "
             "written, use a wider --precision, or auto, or allow more"
         )
-    return {"texts": given.to_dict(), "models": told}
+    return {"texts": quant_texts.to_dict(), "models": report}
 
 
-def _moved(context: BuildContext, before: Before) -> dict[str, Any]:
+def _divergence(context: BuildContext, before: Before) -> dict[str, Any]:
     """Return how far the bundle moved from the float32 target, and after how many tokens greedy texts part."""
     prompts, new_tokens = beginnings(before, context.source.max_seq_len)
     params = [SamplingParams(max_new_tokens=new_tokens, seed=0)] * len(prompts)
     with Engine.load(context.folder, batch_size=1, prefix_caching=False) as engine:  # caches are large
-        found = moved(before, (engine.text_logits(text) for text in before.texts))
-        written = plain(engine, prompts, params)
-    texts = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, written, strict=True)]
+        divergence = moved(before, (engine.text_logits(text) for text in before.texts))
+        outputs = plain(engine, prompts, params)
+    texts = [[*prompt, *tokens[:-1]] for prompt, tokens in zip(prompts, outputs, strict=True)]
     exact = reference_logits(context.source.target, texts)
-    parted = [first_divergence(*each) for each in zip(prompts, written, exact, strict=True)]
-    return found | {"first_divergence": parted, "greedy_tokens": [len(tokens) for tokens in written]}
+    places = [first_divergence(*each) for each in zip(prompts, outputs, exact, strict=True)]
+    return divergence | {"first_divergence": places, "greedy_tokens": [len(tokens) for tokens in outputs]}
 
 
 def _report(
@@ -207,7 +207,7 @@ def _report(
         "matched_passes": {name: each.matched for name, each in models.items()},
         "operators": {name: each.operators for name, each in models.items()},
         "products": {name: each.products for name, each in models.items()},
-        "kept": {name: each.kept for name, each in models.items() if each.kept},
+        "kept": {name: each.blocks for name, each in models.items() if each.blocks},
         "kernels": kernels.report,
         "engines": {name: told | accounts.get(name, {}) for name, told in engines.items() if told},
         "fp8_caches": caches and caches | {"scales": scales},

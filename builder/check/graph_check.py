@@ -57,7 +57,7 @@ def check_graph(
     Raises:
         ExecutionError: The graph, 16 bits or FP8 caches change the model too much.
     """
-    found = quantization.found if quantization else {}
+    found = quantization.numbers if quantization else {}
     held_out = quantization.before.texts if quantization and found else []
     with simulated(model, found) as changed:
         if found:

@@ -71,7 +71,7 @@ class Scheme:
 
     def __str__(self) -> str:
         if not self.quantized:
-            return self.kind
+            return self.kind if self.activations != "dynamic" else f"{self.kind}:{self.activations}"
         spans = str(self.block) if self.block else "channel"
         how = ["tensor" if self.per_tensor else spans]
         if self.kind != "fp8":

@@ -134,27 +134,29 @@ def find(source: str) -> Checkpoint:
 
     `source` is a folder, a hub id or a GGUF file. Raises CheckpointError.
     """
-    path, asked, text = _file(source), None, None
+    path, settings, text = _file(source), None, None
     if path is None:
         path = locate(source)
-        asked, text = packing(path), text_config(path)
-        if asked is None and text is None:
+        settings, text = packing(path), text_config(path)
+        if settings is None and text is None:
             return _look(source, path, f"{source}/config.json")
     folder = Path(tempfile.mkdtemp(prefix="specbuild-checkpoint-"))
     try:
-        origin = _origin(source, path, asked, text, folder)
-        found = _look(source, folder, source, origin)
+        origin = _origin(source, path, settings, text, folder)
+        checkpoint = _look(source, folder, source, origin)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
-    return found
+    weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
+    return checkpoint
 
 
-def _origin(source: str, path: Path, asked: dict[str, Any] | None, text: dict[str, Any] | None, folder: Path) -> Origin:
+def _origin(
+    source: str, path: Path, settings: dict[str, Any] | None, text: dict[str, Any] | None, folder: Path
+) -> Origin:
     """Describe files that are no plain checkpoint as one, in `folder`: packed ones, a multimodal one, or a GGUF."""
-    if asked:
-        return unpack(source, path, asked, folder)
+    if settings:
+        return unpack(source, path, settings, folder)
     return take_text(source, path, text, folder) if text else describe(source, path, folder)
 
 
@@ -177,9 +179,9 @@ def _look(source: str, folder: Path, where: str, origin: Origin | None = None) -
     ends = _ends(source, folder, config, tokenizer)
     model = empty(config)[1]
     check_model(source, model, header)
-    found = tensors if origin else _stored(model, header)
+    weights = tensors if origin else _stored(model, header)
     count, sampling = header.elements, _sampling(source, folder)
-    return Checkpoint(source, folder, config, files, count, found, tokenizer, ends, stamps, sampling, origin)
+    return Checkpoint(source, folder, config, files, count, weights, tokenizer, ends, stamps, sampling, origin)
 
 
 def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
@@ -241,8 +243,8 @@ def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each text; raise CheckpointError if the tokenizer fails on one."""
     with refusing("the checkpoint's tokenizer cannot read a text, download it again"):
-        found: list[list[int]] = tokenizer(list(texts))["input_ids"] if texts else []
-        return found
+        tokens: list[list[int]] = tokenizer(list(texts))["input_ids"] if texts else []
+        return tokens
 
 
 def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -251,10 +253,10 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
         ids = tokenizer.eos_token_id
     if ids is None:
         return ()
-    found = tuple(ids) if isinstance(ids, list) else (ids,)
-    if not all(type(token) is int and 0 <= token < config.vocab_size for token in found):
+    ends = tuple(ids) if isinstance(ids, list) else (ids,)
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in ends):
         raise CheckpointError(f"{source} has an eos_token_id that is no token: {short(ids)}")
-    return found
+    return ends
 
 
 def _sampling(source: str, folder: Path) -> dict[str, float]:
@@ -262,22 +264,22 @@ def _sampling(source: str, folder: Path) -> dict[str, float]:
 
     Raises CheckpointError for values no request may have.
     """
-    where, told = f"{source}/generation_config.json", read_object(folder / "generation_config.json")
-    told = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
+    where, fields = f"{source}/generation_config.json", read_object(folder / "generation_config.json")
+    fields = {name: fields[name] for name in SamplingParams.OF_CHECKPOINTS if fields.get(name) is not None}
     try:
-        params = SamplingParams(**told | _top_k(told))
+        params = SamplingParams(**fields | _top_k(fields))
     except OptionError as error:
         raise CheckpointError(f"{where} cannot be used ({error}): mend it") from None
-    if "temperature" in told and told["temperature"] != params.temperature:
-        _LOG.warning(f"{where} has temperature {told['temperature']}: it is read as 0, greedy")
-    if "top_k" in told and str(told["top_k"]) != str(params.top_k or "off"):
-        _LOG.warning(f"{where} has top_k {told['top_k']}: it is read as {params.top_k or 'off'}")
-    return {name: getattr(params, name) for name in told}
+    if "temperature" in fields and fields["temperature"] != params.temperature:
+        _LOG.warning(f"{where} has temperature {fields['temperature']}: it is read as 0, greedy")
+    if "top_k" in fields and str(fields["top_k"]) != str(params.top_k or "off"):
+        _LOG.warning(f"{where} has top_k {fields['top_k']}: it is read as {params.top_k or 'off'}")
+    return {name: getattr(params, name) for name in fields}
 
 
-def _top_k(told: Mapping[str, Any]) -> dict[str, Any]:
+def _top_k(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `top_k` as a request has it: transformers may write 50.0, and vLLM's −1 is off."""
-    top_k = told.get("top_k")
+    top_k = fields.get("top_k")
     if isinstance(top_k, float) and top_k.is_integer():
         top_k = int(top_k)
     if top_k == -1:
@@ -323,10 +325,10 @@ def locate(source: str) -> Path:
         path = Path(source).expanduser()
         if path.is_dir():
             return path
-        found = path.exists()
+        exists = path.exists()
     except (OSError, RuntimeError) as error:  # the name is too long; "~user" does not exist
         raise CheckpointError(f"{short(source)} cannot be read ({one_line(error)}): give another folder") from None
-    if found:
+    if exists:
         raise CheckpointError(f"{source} is a file: give the folder of a checkpoint")
     if (hub := _HUB_ID.fullmatch(source)) is None:
         raise CheckpointError(
@@ -382,5 +384,5 @@ def _from_files(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
             raise CheckpointError(
                 f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, the first is {first}"
             )
-    found: PreTrainedModel = model
-    return found
+    loaded: PreTrainedModel = model
+    return loaded

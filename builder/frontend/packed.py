@@ -24,7 +24,7 @@ from specbuild.runtime.errors import CheckpointError, one_line, shown
 from .lazy_weights import ALL, Rows, Stored, Weight
 from .weights import INDEX, Stamp, check_stamps, read_header, sha256_files, stamps_of, weight_files
 
-CONFIG, ASKED = "config.json", "quantization_config"
+CONFIG, SETTINGS = "config.json", "quantization_config"
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position within a word of each of eight columns' codes
 Parts = Mapping[str, Tensor]  # one weight's tensors by the last part of their names
 Shapes = Mapping[str, tuple[int, ...]]  # their shapes
@@ -69,8 +69,8 @@ class _Format:
 
 def packing(folder: Path) -> dict[str, Any] | None:
     """Return a checkpoint's quantization_config if it is packed in a known format, else None."""
-    asked = read_object(folder / CONFIG).get(ASKED)
-    return asked if isinstance(asked, dict) and _name(asked) in _FORMATS else None
+    settings = read_object(folder / CONFIG).get(SETTINGS)
+    return settings if isinstance(settings, dict) and _name(settings) in _FORMATS else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class PackedWeight(Weight):
     shape: tuple[int, ...]
     parts: Mapping[str, Path]
     form: _Format
-    asked: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
     def read(self, rows: Rows = ALL) -> Tensor:
         """See Weight; raises CheckpointError if it is packed wrongly."""
@@ -91,46 +91,48 @@ class PackedWeight(Weight):
             for part, path in self.parts.items():
                 with safe_open(path, framework="pt") as file:
                     parts[part] = file.get_tensor(f"{self.name}.{part}")
-            weight = self.form.weight(parts, self.asked).contiguous()
+            weight = self.form.weight(parts, self.settings).contiguous()
         except (RuntimeError, KeyError, ValueError, IndexError, TypeError, OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.source} has {shown(self.name)} packed wrongly ({one_line(error)})") from None
         return weight[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
 
 
-def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Packed:
+def unpack(source: str, folder: Path, settings: Mapping[str, Any], to: Path) -> Packed:
     """Describe a packed checkpoint as a plain one: copy its other files, and find its weights, of which none is read.
 
     Args:
         source: The checkpoint's name in error messages.
         folder: The packed checkpoint.
-        asked: Its quantization_config, from `packing`.
+        settings: Its quantization_config, from `packing`.
         to: An existing folder to write to.
 
     Raises:
         CheckpointError: The checkpoint is damaged or unsupported.
     """
-    kept, files = _FORMATS[_name(asked)], weight_files(source, folder)
+    form, files = _FORMATS[_name(settings)], weight_files(source, folder)
     stamps, header = stamps_of(files), read_header(files)
-    prefixes = {name.removesuffix(f".{kept.main}") for name in header.shapes if name.endswith(f".{kept.main}")}
+    prefixes = {name.removesuffix(f".{form.main}") for name in header.shapes if name.endswith(f".{form.main}")}
     if not prefixes:
-        raise CheckpointError(f"{source} says that it is packed by {_name(asked)}, and has no {kept.main}: download it")
-    belongs = {f"{prefix}.{part}" for prefix in prefixes for part in (kept.main, *kept.others)}
-    bits, weights = _bits(source, asked), dict[str, Weight]()
+        raise CheckpointError(
+            f"{source} says that it is packed by {_name(settings)}, and has no {form.main}: download it"
+        )
+    belongs = {f"{prefix}.{part}" for prefix in prefixes for part in (form.main, *form.others)}
+    bits, weights = _bits(source, settings), dict[str, Weight]()
     for name in header.shapes.keys() - belongs:
         weights[name] = Stored(header.files[name], name, header.shapes[name])
     for prefix in sorted(prefixes):
-        names = {part: f"{prefix}.{part}" for part in (kept.main, *kept.others)}
+        names = {part: f"{prefix}.{part}" for part in (form.main, *form.others)}
         parts = {part: header.files[name] for part, name in names.items() if name in header.files}
         shapes = {part: header.shapes[names[part]] for part in parts}
-        shape = kept.shape(shapes, 32 // bits)
+        shape = form.shape(shapes, 32 // bits)
         if "weight_shape" in parts:  # the last word of a row may hold fewer codes
             stated = Stored(parts["weight_shape"], names["weight_shape"], (2,)).read()
             shape = tuple(map(int, stated.tolist()))
-        weights[f"{prefix}.weight"] = PackedWeight(source, prefix, shape, parts, kept, asked)
-    plain = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
+        weights[f"{prefix}.weight"] = PackedWeight(source, prefix, shape, parts, form, settings)
+    plain = {name: value for name, value in read_object(folder / CONFIG).items() if name != SETTINGS}
     save_texts(source, folder, plain, to)
     check_stamps(files, stamps)
-    return Packed(files, stamps, _name(asked), weights)
+    return Packed(files, stamps, _name(settings), weights)
 
 
 def save_texts(source: str, folder: Path, config: Mapping[str, Any], to: Path) -> None:
@@ -146,15 +148,15 @@ def save_texts(source: str, folder: Path, config: Mapping[str, Any], to: Path) -
         ) from None
 
 
-def _name(asked: Mapping[str, Any]) -> str:
+def _name(settings: Mapping[str, Any]) -> str:
     """Return a format's name: the quantization method, and for compressed-tensors also its `format` field."""
-    method, kind = asked.get("quant_method"), asked.get("format")
+    method, kind = settings.get("quant_method"), settings.get("format")
     return f"{method} {kind}" if method == "compressed-tensors" else str(method)
 
 
-def _bits(source: str, asked: Mapping[str, Any]) -> int:
-    groups = asked.get("config_groups")
-    several = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else [asked]
+def _bits(source: str, settings: Mapping[str, Any]) -> int:
+    groups = settings.get("config_groups")
+    several = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else [settings]
     bits: set[Any] = {each.get("num_bits", each.get("bits")) for each in several if isinstance(each, dict)}
     if len(bits) != 1 or not bits <= {2, 4, 8}:
         raise CheckpointError(f"{source} is packed in {shown(sorted(map(str, bits)))} bits: 2, 4 or 8 can be read")
@@ -165,8 +167,8 @@ def _codes(words: Tensor, bits: int, dim: int) -> Tensor:
     """Unpack 32-bit words into their codes, `int64`, along dimension `dim`."""
     if words.dtype != torch.int32 or words.ndim != 2:
         raise ValueError(f"words of {words.dtype}, shape {list(words.shape)}")
-    found = torch.stack([words.long() >> shift & (1 << bits) - 1 for shift in range(0, 32, bits)], dim + 1)
-    return found.flatten(dim, dim + 1)
+    codes = torch.stack([words.long() >> shift & (1 << bits) - 1 for shift in range(0, 32, bits)], dim + 1)
+    return codes.flatten(dim, dim + 1)
 
 
 def _in_groups(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Tensor:
@@ -183,15 +185,17 @@ def _in_groups(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | No
     return (codes - zeros[:, groups.long()]).float() * scales.float()[:, groups.long()]
 
 
-def _gptq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
-    bits, zero = asked["bits"], 0 if asked.get("checkpoint_format") == "gptq_v2" else 1
+def _gptq(parts: Parts, settings: Mapping[str, Any]) -> Tensor:
+    bits, zero = settings["bits"], 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
     zeros = _codes(parts["qzeros"], bits, 1) + zero  # version 1 stores zero points minus 1
     return _in_groups(_codes(parts["qweight"], bits, 0).T, zeros.T, parts["scales"].T, parts.get("g_idx"))
 
 
-def _awq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
-    if asked["bits"] != 4 or str(asked.get("version", "gemm")).lower() != "gemm":
-        raise ValueError(f"{asked['bits']} bits, version {asked.get('version')}: 4 bits in GEMM's layout can be read")
+def _awq(parts: Parts, settings: Mapping[str, Any]) -> Tensor:
+    if settings["bits"] != 4 or str(settings.get("version", "gemm")).lower() != "gemm":
+        raise ValueError(
+            f"{settings['bits']} bits, version {settings.get('version')}: 4 bits in GEMM's layout can be read"
+        )
     codes, zeros = (
         _codes(parts[name], 4, 1).reshape(len(parts[name]), -1, 8)[..., _AWQ_ORDER].flatten(1)
         for name in ("qweight", "qzeros")
@@ -199,8 +203,8 @@ def _awq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
     return _in_groups(codes.T, zeros.T, parts["scales"].T, None)
 
 
-def _compressed(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
-    (bits,) = {each["weights"]["num_bits"] for each in asked["config_groups"].values()}
+def _compressed(parts: Parts, settings: Mapping[str, Any]) -> Tensor:
+    (bits,) = {each["weights"]["num_bits"] for each in settings["config_groups"].values()}
     rows, columns = parts["weight_shape"].tolist()
     codes = _codes(parts["weight_packed"], bits, 1)[:, :columns] - (1 << bits - 1)
     if codes.shape != (rows, columns):
@@ -210,7 +214,7 @@ def _compressed(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
     return _in_groups(codes, zeros, scales, parts.get("weight_g_idx"))
 
 
-def _whole(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
+def _whole(parts: Parts, settings: Mapping[str, Any]) -> Tensor:
     codes, scales = parts["weight"].long(), parts["weight_scale"]
     return _in_groups(codes, parts.get("weight_zero_point", torch.zeros_like(scales)).long(), scales, None)
 

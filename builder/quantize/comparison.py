@@ -10,14 +10,14 @@ from specbuild.builder.config.quantize_options import BEST_KL, BEST_SIZE
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.runtime.errors import ExecutionError
 
-from .calibrate import Found
+from .calibrate import NumbersByName
 from .linears import simulated
 from .quality import Before, moved
 
 EXACT = "fp32"
 PLAIN_STEP = "1"  # nodes of the step by which speeds are compared
 Steps = dict[str, float]  # milliseconds by number of nodes
-Time = Callable[[Mapping[str, Found]], dict[str, Steps]]  # times the steps of all precisions in turns
+Time = Callable[[Mapping[str, NumbersByName]], dict[str, Steps]]  # times the steps of all precisions in turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Compared:
 
 def compare(
     model: LayeredModel,
-    candidates: Mapping[str, Found],
+    candidates: Mapping[str, NumbersByName],
     sizes: Mapping[str, int],
     before: Mapping[str, Before],
     time: Time,

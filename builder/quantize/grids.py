@@ -17,7 +17,7 @@ from specbuild.builder.config.scheme import BLOCKS, Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import Weight
 
-from .calibrate import Found, Keep
+from .calibrate import CalibrationCache, NumbersByName
 from .linears import Names, groups, row_weight
 from .numbers import Numbers, Quantized, fit
 from .own_blocks import OwnBlocks, own_blocks
@@ -40,7 +40,9 @@ class _Grid(NamedTuple):
     low: Tensor
 
 
-def own_grids(model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], keep: Keep | None = None) -> Found:
+def own_grids(
+    model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], cache: CalibrationCache | None = None
+) -> NumbersByName:
     """Return, by name, the weights that are quantized already, in a form that their scheme can hold.
 
     That is the blocks of their file, or else a grid on which they lie. Only schemes with blocks that compute in float32
@@ -50,7 +52,7 @@ def own_grids(model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], 
         model: The float32 model.
         names: Its weights.
         schemes: The scheme of each weight, by name.
-        keep: The folder for what is found; None: memory holds it.
+        cache: The folder for what is found; None: memory holds it.
     """
     columns = {name: row_weight(model, name).shape[1] for name in schemes}
     fitting = {name: fit(scheme, columns[name]) for name, scheme in schemes.items()}
@@ -65,7 +67,7 @@ def own_grids(model: LayeredModel, names: Names, schemes: Mapping[str, Scheme], 
             weights, scheme = {name: row_weight(model, name) for name in group}, fitting[group[0]]
             tensors = tuple(map(id, weights.values())), scheme
             if tensors not in looked_at:  # a tied head is the embedding
-                looked_at[tensors] = list(_kept(weights, scheme, keep).values())
+                looked_at[tensors] = list(_cached_or_new(weights, scheme, cache).values())
             found |= dict(zip(group, looked_at[tensors], strict=False))
     return {name: each for name, each in found.items() if name not in lookups or _is_looked_up(each)}
 
@@ -75,13 +77,13 @@ def _is_looked_up(found: Numbers) -> bool:
     return isinstance(found, OwnBlocks) or "offsets" not in found.parts
 
 
-def _kept(weights: Mapping[str, Weight], scheme: Scheme, keep: Keep | None) -> Found:
-    """Return weights on their own grid, as `keep` has them or keeps them; nothing if there is none."""
+def _cached_or_new(weights: Mapping[str, Weight], scheme: Scheme, cache: CalibrationCache | None) -> NumbersByName:
+    """Return weights on their own grid, as the cache has them or keeps them; nothing if there is none."""
     part = "grid-" + next(iter(weights))
-    if keep and (saved := keep.load(part, list(weights))) is not None:
-        return saved
+    if cache and (cached := cache.load(part, list(weights))) is not None:
+        return cached
     found = on_grid(weights, scheme) or {}
-    return keep.save(part, found) if keep and found else found
+    return cache.save(part, found) if cache and found else found
 
 
 def on_grid(weights: Mapping[str, Weight], scheme: Scheme) -> dict[str, Quantized] | None:

@@ -50,12 +50,12 @@ class OwnBlocks(Numbers):
 
     def whole(self, rows: Rows = ALL) -> Quantized:
         """See Numbers; raises CheckpointError if a scale is not finite."""
-        found = self.weight.blocks(rows)
-        parts: dict[str, Any] = self._factors("scale", found.scales)
-        if found.offsets is not None:
-            parts |= self._factors("offset", found.offsets)
-            parts["zeros"] = torch.full(parts["scales"].shape, found.zero, dtype=torch.uint8)
-        return Quantized(self.scheme, torch.from_numpy(np.ascontiguousarray(found.codes)), **parts)
+        numbers = self.weight.blocks(rows)
+        parts: dict[str, Any] = self._factors("scale", numbers.scales)
+        if numbers.offsets is not None:
+            parts |= self._factors("offset", numbers.offsets)
+            parts["zeros"] = torch.full(parts["scales"].shape, numbers.zero, dtype=torch.uint8)
+        return Quantized(self.scheme, torch.from_numpy(np.ascontiguousarray(numbers.codes)), **parts)
 
     def _factors(self, name: str, factors: Factors) -> dict[str, torch.Tensor]:
         """Return scales or offsets, and their steps if they have some, by their names in Quantized."""
@@ -73,14 +73,14 @@ def own_blocks(
     With `schemes` only those whose scheme has at least as many bits, with the scheme's activations.
     """
     every = Scheme("int8", "fp32", activations=activations)
-    found = {name: weights[f"{name}.weight"] for name in names.weights if f"{name}.weight" in weights}
-    made, kept = dict[tuple[int, str], OwnBlocks](), dict[str, OwnBlocks]()
-    for name, weight in found.items():
+    quantizable = {name: weights[f"{name}.weight"] for name in names.weights if f"{name}.weight" in weights}
+    each_once, blocks = dict[tuple[int, str], OwnBlocks](), dict[str, OwnBlocks]()
+    for name, weight in quantizable.items():
         scheme = schemes.get(name) if schemes is not None else every
         if scheme and weight.format and weight.format.bits <= scheme.bits:
             key = id(weight), scheme.activations
-            kept[name] = made.setdefault(key, OwnBlocks(name, weight, scheme.activations))
-    return kept
+            blocks[name] = each_once.setdefault(key, OwnBlocks(name, weight, scheme.activations))
+    return blocks
 
 
 def stored_bytes(weight: Weight) -> int:
@@ -92,10 +92,10 @@ def stored_bytes(weight: Weight) -> int:
     return numbers * form.bits // 8 + (1 + form.offset) * (numbers // form.block * form.factor_bits // 8 + steps)
 
 
-def told(weights: Mapping[str, Weight], kept: Mapping[str, OwnBlocks]) -> dict[str, Any]:
+def block_report(weights: Mapping[str, Weight], blocks: Mapping[str, OwnBlocks]) -> dict[str, Any]:
     """Return what a report says of kept weights: how many bits each takes, and how many have which form."""
     each = {id(weight): weight for weight in weights.values()}
-    inside, forms = {id(one.weight): one.scheme for one in kept.values()}, Counter[str]()
+    inside, forms = {id(one.weight): one.scheme for one in blocks.values()}, Counter[str]()
     for key in each:
         scheme = inside.get(key)
         forms[str(scheme).partition(",keep")[0] if scheme else "fp32"] += 1

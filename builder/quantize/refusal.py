@@ -7,14 +7,14 @@ from collections.abc import Callable
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.runtime.errors import ExecutionError
 
-from .calibrate import Found
+from .calibrate import NumbersByName
 from .quality import Before
 from .sensitivity import distance, least_alike
 from .texts import Texts
 
 WIDER = "int8"  # the precision to try instead
 GLANCE, GLANCED = 128, 6  # `check_early`: tokens per text, and calibration texts
-Numbers = Callable[[str], Found]  # returns a model's quantized weights in a precision
+Numbers = Callable[[str], NumbersByName]  # returns a model's quantized weights in a precision
 
 
 def glance(model: LayeredModel, texts: Texts) -> Before:
@@ -25,7 +25,7 @@ def glance(model: LayeredModel, texts: Texts) -> Before:
 
 def check_cost(
     model: LayeredModel,
-    found: Found,
+    found: NumbersByName,
     before: Before,
     precision: str,
     max_kl: float,
@@ -49,10 +49,10 @@ def check_cost(
     if cost <= factor * max_kl:
         return
     worst = ", ".join(least_alike(model, found, before)[:3])
-    told = f"{precision} moves the target by {cost:.2g} nats a token, more than --max-kl {max_kl:g}, most by {worst}"
+    message = f"{precision} moves the target by {cost:.2g} nats a token, more than --max-kl {max_kl:g}, most by {worst}"
     instead = float("inf") if precision == WIDER else distance(model, before, numbers(WIDER))
     if instead <= max_kl:
-        told += f": nothing was written, use --precision {WIDER}, which moves it by {instead:.2g}, or allow more"
+        message += f": nothing was written, use --precision {WIDER}, which moves it by {instead:.2g}, or allow more"
     else:
-        told += ": nothing was written, use --precision fp32, or allow more"
-    raise ExecutionError(told)
+        message += ": nothing was written, use --precision fp32, or allow more"
+    raise ExecutionError(message)

@@ -17,7 +17,7 @@ from specbuild.builder.frontend.layer_by_layer import LayeredModel, States, Text
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
-from .calibrate import Found
+from .calibrate import NumbersByName
 from .linears import Names, groups, simulated
 from .quality import MAX_LOGITS, Before, acceptance
 
@@ -47,7 +47,7 @@ def units(model: LayeredModel, names: Names, wanted: Sequence[str]) -> list[list
     return [*found, *([embedding] if embedding else [])]
 
 
-def stored(found: Found, model: LayeredModel, unit: Sequence[str], item: int = 4) -> int:
+def stored(found: NumbersByName, model: LayeredModel, unit: Sequence[str], item: int = 4) -> int:
     """Return the bytes of a unit's weights, with scales, zero points and offsets; a shared tensor counts once.
 
     Args:
@@ -68,13 +68,13 @@ def stored(found: Found, model: LayeredModel, unit: Sequence[str], item: int = 4
     return math.ceil(sum(sizes.values()))
 
 
-def _item(found: Found) -> int:
+def _item(found: NumbersByName) -> int:
     """Return the bytes of a number of the type that the quantized weights compute in."""
     return 4 if any(each.scheme.dtype == "fp32" for each in found.values()) else 2
 
 
 def costs(
-    model: LayeredModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
+    model: LayeredModel, found: NumbersByName, split: Sequence[Sequence[str]], before: Before, progress: Progress
 ) -> list[Cost]:
     """Return the cost of each unit in `split`, in order; a unit that is not quantized costs nothing."""
     measured, item = list[Cost](), _item(found)
@@ -91,7 +91,10 @@ def costs(
 
 
 def _changes(
-    model: LayeredModel, variants: Sequence[Found], before: Before, progress: Progress = lambda phase, share: None
+    model: LayeredModel,
+    variants: Sequence[NumbersByName],
+    before: Before,
+    progress: Progress = lambda phase, share: None,
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Run TOKENS tokens of the longest held-out text through a model with each of several sets of quantized weights.
 
@@ -124,7 +127,7 @@ def _changes(
 def _states(
     model: LayeredModel,
     texts: Texts,
-    variants: Sequence[Found],
+    variants: Sequence[NumbersByName],
     cosines: Sequence[dict[str, float]],
     progress: Progress,
 ) -> list[States]:
@@ -151,14 +154,14 @@ def _note(cosines: dict[str, float], name: str, output: Tensor, exact: Tensor) -
     cosines[name] = torch.cosine_similarity(output.flatten(0, -2), exact.flatten(0, -2), dim=-1).mean().item()
 
 
-def distance(model: LayeredModel, before: Before, found: Found) -> float:
+def distance(model: LayeredModel, before: Before, found: NumbersByName) -> float:
     """Return the divergence in nats per token of a model with quantized weights."""
     with simulated(model, found) as changed:
         pairs = zip(before.logits, changed.logits(before.texts), strict=True)
         return float(np.concatenate([kl(exact, moved) for exact, moved in pairs]).mean())
 
 
-def least_alike(model: LayeredModel, found: Found, before: Before) -> list[str]:
+def least_alike(model: LayeredModel, found: NumbersByName, before: Before) -> list[str]:
     """Return the linear layers whose quantized and float32 outputs for the same input differ most, those first."""
     ((_, cosines),) = _changes(model, [found], before)
     return sorted(cosines, key=lambda name: cosines[name])
@@ -166,12 +169,12 @@ def least_alike(model: LayeredModel, found: Found, before: Before) -> list[str]:
 
 def within(
     model: LayeredModel,
-    rungs: Sequence[Found],
+    rungs: Sequence[NumbersByName],
     split: Sequence[Sequence[str]],
     before: Before,
     bound: float,
     progress: Progress = lambda phase, share: None,
-) -> Found:
+) -> NumbersByName:
     """Return the narrowest quantized weights whose divergence is at most `bound`: the search behind `auto`.
 
     Units are widened where a byte lowers the divergence most, until the whole model is within the bound.
@@ -224,7 +227,7 @@ def within(
             at = [len(rungs) - 1] * len(split)
 
 
-def narrowest(model: LayeredModel, rungs: Sequence[Found], before: Before, target: Before) -> Found:
+def narrowest(model: LayeredModel, rungs: Sequence[NumbersByName], before: Before, target: Before) -> NumbersByName:
     """Return a draft's narrowest quantized weights that keep LEAST_ACCEPTANCE of its acceptance length, or {}.
 
     Args:

@@ -13,7 +13,7 @@ from specbuild.builder.config.scheme import KEEP, Scheme
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 
 from .assignment import assign
-from .calibrate import Found, Keep, calibrate
+from .calibrate import CalibrationCache, NumbersByName, calibrate
 from .grids import METHOD as GRID
 from .grids import own_grids
 from .linears import Names, simulated
@@ -29,7 +29,7 @@ SIMULATED = 0.9  # fraction of max_kl that auto spends: the final graph diverges
 
 
 # (weights quantized by name, the candidates by precision, float32 results) → the best weights, the report's entry
-Comparing = Callable[[Found, Mapping[str, Found], Before], tuple[Found, dict[str, Any]]]
+Comparing = Callable[[NumbersByName, Mapping[str, NumbersByName], Before], tuple[NumbersByName, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Quantization:
 
     Attributes:
         names: The model's weights.
-        found: The quantized weights, by name.
+        numbers: The quantized weights, by name.
         before: What the float32 model computes.
         costs: The cost of each unit by itself.
-        left: Weights that should be quantized, but that no block size fits.
+        remainder: Weights that should be quantized, but that no block size fits.
         acceptance: A draft's acceptance length before and after.
         measured: Sizes, and how far the whole model moved, as `quality.moved` returns it.
     """
 
     names: Names
-    found: Found
+    numbers: NumbersByName
     before: Before
     costs: list[Cost]
-    left: list[str]
+    remainder: list[str]
     acceptance: list[float] | None = None
     measured: dict[str, Any] = field(default_factory=dict)
 
@@ -60,8 +60,8 @@ class Quantization:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as report.json has it."""
-        told = {"layers": [asdict(cost) for cost in self.costs], "not_quantized": self.left} | self.measured
-        return told | ({"acceptance_length": self.acceptance} if self.acceptance else {})
+        report = {"layers": [asdict(cost) for cost in self.costs], "not_quantized": self.remainder} | self.measured
+        return report | ({"acceptance_length": self.acceptance} if self.acceptance else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _Quantizer:
     """Quantizes a model in several precisions.
 
     `identity` is the checkpoint's sha256, for the calibration cache.
@@ -102,26 +102,26 @@ class _Numbers:
     identity: str
     progress: Progress
 
-    def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> Found:
+    def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> NumbersByName:
         """Quantize weights by their schemes, calibrated on the request's texts, or on `texts` without a cache."""
-        request, names, keep = self.request, self.names, None
+        request, names, cache = self.request, self.names, None
         if (folder := request.options.calibration_cache) and texts is None:
-            told = {weight: str(scheme) for weight, scheme in schemes.items()}
-            keep = Keep(folder, self.identity, version("specbuild-trt"), request.texts.sha256, told)
-        found = dict(own_grids(self.model, names, schemes, keep))
-        rest = {weight: scheme for weight, scheme in schemes.items() if weight not in found}
+            labels = {weight: str(scheme) for weight, scheme in schemes.items()}
+            cache = CalibrationCache(folder, self.identity, version("specbuild-trt"), request.texts.sha256, labels)
+        numbers = dict(own_grids(self.model, names, schemes, cache))
+        rest = {weight: scheme for weight, scheme in schemes.items() if weight not in numbers}
         head, embedding = str(names.head), names.embedding
         once = names.tied and head in rest and rest[head] == rest.get(embedding) and not rest[head].calibrated
         if once:
             del rest[embedding]
-        given = request.texts.calibration if texts is None else texts
-        with simulated(self.model, found) as changed:
-            found |= calibrate(changed, rest, given, keep, self.progress)
-        if head in found and (once or (names.tied and _shape(found, head) == _shape(found, embedding))):
-            found[embedding] = found[head]  # stored once
-        return found
+        texts_used = request.texts.calibration if texts is None else texts
+        with simulated(self.model, numbers) as changed:
+            numbers |= calibrate(changed, rest, texts_used, cache, self.progress)
+        if head in numbers and (once or (names.tied and _shape(numbers, head) == _shape(numbers, embedding))):
+            numbers[embedding] = numbers[head]  # stored once
+        return numbers
 
-    def like(self, precision: str) -> Found:
+    def like(self, precision: str) -> NumbersByName:
         """Quantize in another precision all weights whose scheme is not given by name."""
         request = self.request
         return self.of(assign(request.options, request.model, precision, request.backend, self.names))
@@ -131,7 +131,7 @@ def quantize_model(
     model: LayeredModel,
     request: Request,
     names: Names,
-    asked: Mapping[str, Scheme],
+    schemes: Mapping[str, Scheme],
     before: Before,
     target: Before,
     identity: str,
@@ -143,7 +143,7 @@ def quantize_model(
         model: The float32 model; it is unchanged afterwards.
         request: The model's name, precision, options and texts.
         names: The model's weights.
-        asked: The scheme of each weight; under "auto" and "best", of those given by name only.
+        schemes: The scheme of each weight; under "auto" and "best", of those given by name only.
         before: What the float32 model computes.
         target: What the float32 target computes, by which a draft's acceptance length is measured.
         identity: The checkpoint's sha256, for the calibration cache.
@@ -154,41 +154,41 @@ def quantize_model(
         OutputError: The calibration cache cannot be written.
         ExecutionError: The target diverges by more than `request.max_kl`.
     """
-    numbers, split = _Numbers(model, request, names, identity, progress), units(model, names, names.weights)
+    quantizer, split = _Quantizer(model, request, names, identity, progress), units(model, names, names.weights)
     compared: dict[str, Any] = {}
     if chooses(request.precision):
-        rungs = [numbers.like(kind) for kind in RUNGS]
-        free = [unit for unit in split if not any(each in asked for each in unit)]
+        rungs = [quantizer.like(kind) for kind in RUNGS]
+        free = [unit for unit in split if not any(each in schemes for each in unit)]
         if request.model == "target" and request.precision != AUTO:
             assert request.comparing is not None
-            found, compared = request.comparing(numbers.of(asked), dict(zip(RUNGS, rungs, strict=True)), before)
+            numbers, compared = request.comparing(quantizer.of(schemes), dict(zip(RUNGS, rungs, strict=True)), before)
         elif request.model == "target":
-            found = within(model, rungs, free, before, SIMULATED * request.max_kl, progress)
+            numbers = within(model, rungs, free, before, SIMULATED * request.max_kl, progress)
         else:
-            found = narrowest(model, rungs, before, target) or numbers.of(asked)
+            numbers = narrowest(model, rungs, before, target) or quantizer.of(schemes)
     else:
-        found = numbers.of(asked)
-        if request.model == "target" and found:
-            check_cost(model, found, before, request.precision, request.max_kl, numbers.like)
-    wanted = [weight for weight, scheme in asked.items() if scheme.quantized]
-    if chooses(request.precision) and found:  # a weight that no block size fits is missing in every precision
+        numbers = quantizer.of(schemes)
+        if request.model == "target" and numbers:
+            check_cost(model, numbers, before, request.precision, request.max_kl, quantizer.like)
+    wanted = [weight for weight, scheme in schemes.items() if scheme.quantized]
+    if chooses(request.precision) and numbers:  # a weight that no block size fits is missing in every precision
         wanted += [weight for weight in rungs[0].keys() ^ set(names.weights) if weight not in wanted]
-    measured: dict[str, Any] = {"weight_bytes": stored(found, model, names.weights, request.item)}
+    measured: dict[str, Any] = {"weight_bytes": stored(numbers, model, names.weights, request.item)}
     measured["weight_bytes_before"] = stored({}, model, names.weights)
     measured |= {"compared": compared} if compared else {}
-    measured["own_grids"] = sum(each.scheme.method in (GRID, KEEP) for each in found.values())
+    measured["own_grids"] = sum(each.scheme.method in (GRID, KEEP) for each in numbers.values())
     lengths = None
     if request.model == "draft":  # the target's is measured with the final graph
-        with simulated(model, found) as changed:
+        with simulated(model, numbers) as changed:
             after = changed.logits(before.texts)
         measured |= moved(before, after)
         lengths = [acceptance(target, each) for each in (before.logits, after)]
-    left = [weight for weight in wanted if weight not in found]
-    each = costs(model, found, split, before, progress) if found else []
-    return Quantization(names, found, before, each, left, lengths, measured)
+    remainder = [weight for weight in wanted if weight not in numbers]
+    each = costs(model, numbers, split, before, progress) if numbers else []
+    return Quantization(names, numbers, before, each, remainder, lengths, measured)
 
 
-def check_early(model: LayeredModel, request: Request, names: Names, asked: Mapping[str, Scheme]) -> None:
+def check_early(model: LayeredModel, request: Request, names: Names, schemes: Mapping[str, Scheme]) -> None:
     """Raise ExecutionError if calibrating on the beginnings of a few texts shows that static activations cost too much.
 
     This spares the minutes that a full calibration takes.
@@ -197,13 +197,13 @@ def check_early(model: LayeredModel, request: Request, names: Names, asked: Mapp
         model: The float32 target.
         request: Its precision, options and texts.
         names: Its weights.
-        asked: The scheme of each weight.
+        schemes: The scheme of each weight.
     """
-    if chooses(request.precision) or not any(scheme.activations == "static" for scheme in asked.values()):
+    if chooses(request.precision) or not any(scheme.activations == "static" for scheme in schemes.values()):
         return
-    numbers, before = _Numbers(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
-    found = numbers.of(asked, [text[:GLANCE] for text in request.texts.calibration[:GLANCED]])
-    check_cost(model, found, before, request.precision, request.max_kl, numbers.like, HOPELESS)
+    quantizer, before = _Quantizer(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
+    numbers = quantizer.of(schemes, [text[:GLANCE] for text in request.texts.calibration[:GLANCED]])
+    check_cost(model, numbers, before, request.precision, request.max_kl, quantizer.like, HOPELESS)
 
 
 def _alone(each: Numbers) -> bool:
@@ -211,9 +211,9 @@ def _alone(each: Numbers) -> bool:
     return not each.scheme.calibrated or each.scheme.method in (GRID, KEEP)
 
 
-def _shape(found: Found, name: str) -> Any:
+def _shape(numbers: NumbersByName, name: str) -> Any:
     """Return a key that is equal for a tied head and embedding if their quantized weights are equal."""
-    each = found.get(name)
+    each = numbers.get(name)
     if each is None or not _alone(each) or "offsets" in each.parts:
         return name  # unequal to any other key
     return each.scheme.kind, each.shape, each.scheme.symmetric

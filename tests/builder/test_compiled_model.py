@@ -53,7 +53,7 @@ def test_a_draft_of_the_targets_own_weights_shares_its_tensors(context):
     given = texts.read(None, work.source.target.tokenizer, 99, 4, 0)
     target = compile_target(work, given)
     assert target.model.quantization is not None
-    assert not target.model.quantization.found
+    assert not target.model.quantization.numbers
     draft = compile_draft(work, given, target)
     assert draft.quantization is not None
     assert draft.quantization.acceptance is not None

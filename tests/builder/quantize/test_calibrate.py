@@ -18,7 +18,7 @@ from specbuild.builder.frontend.hidden_state_taps import decoder_layers
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import ALL, Weight, of_names, skeleton
 from specbuild.builder.frontend.reference import text_logits
-from specbuild.builder.quantize.calibrate import Keep, calibrate
+from specbuild.builder.quantize.calibrate import CalibrationCache, calibrate
 from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.numbers import Inputs, Numbers, Quantized, quantize
 from specbuild.runtime.errors import OptionError, OutputError
@@ -133,9 +133,9 @@ def test_a_product_that_no_text_reaches_is_refused():
     assert not any("forward" in each.__dict__ for each in decoder_layers(model))
 
 
-def times(keep):
+def times(cache):
     """When each layer was written."""
-    return {path.stem: path.stat().st_mtime_ns for path in keep.folder.iterdir()}
+    return {path.stem: path.stat().st_mtime_ns for path in cache.folder.iterdir()}
 
 
 @pytest.mark.slow(only=("gptq",))
@@ -144,7 +144,7 @@ def test_an_interrupted_calibration_goes_on(tmp_path, scheme):
     model = random_model("llama")
     schemes = inside(model, scheme) | {"lm_head": scheme}
     exact = calibrate(of(model), schemes, TEXTS)
-    keep, shares = Keep(tmp_path, "model", "texts"), list[float]()
+    cache, shares = CalibrationCache(tmp_path, "model", "texts"), list[float]()
 
     def interrupted(phase, share):
         shares.append(share)
@@ -152,26 +152,26 @@ def test_an_interrupted_calibration_goes_on(tmp_path, scheme):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(of(model), schemes, TEXTS, keep, interrupted)
+        calibrate(of(model), schemes, TEXTS, cache, interrupted)
     assert shares == [0.0, 1 / 3, 2 / 3]
-    first = times(keep)
+    first = times(cache)
     assert sorted(first) == ["layer0", "layer1"]
     for _ in range(2):
-        found = calibrate(of(model), schemes, TEXTS, keep)
+        found = calibrate(of(model), schemes, TEXTS, cache)
         assert same(found, exact)
         assert list(found) == list(exact)
-        assert times(keep).items() > first.items()
+        assert times(cache).items() > first.items()
 
 
 @pytest.mark.parametrize(
     "other", [("model", "texts", {"a": "int8"}), ("model", "texts", {"b": "int4"}), ("model", "other", {"a": "int4"})]
 )
 def test_only_the_same_is_reused(tmp_path, other):
-    keep = Keep(tmp_path, "model", "texts", {"a": "int4"})
-    keep.save("layer0", quantize({"a": torch.ones(2, 32), "b": torch.ones(2, 32)}, RTN))
-    assert keep.load("layer0", ["b", "a"])
-    assert keep.load("layer0", ["a"]) is None
-    assert Keep(tmp_path, *other).load("layer0", ["a", "b"]) is None
+    cache = CalibrationCache(tmp_path, "model", "texts", {"a": "int4"})
+    cache.save("layer0", quantize({"a": torch.ones(2, 32), "b": torch.ones(2, 32)}, RTN))
+    assert cache.load("layer0", ["b", "a"])
+    assert cache.load("layer0", ["a"]) is None
+    assert CalibrationCache(tmp_path, *other).load("layer0", ["a", "b"]) is None
 
 
 def flip(path):
@@ -189,23 +189,23 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_made_again(tmp_path, damage):
-    model, keep = random_model("llama", num_hidden_layers=2), Keep(tmp_path, "model")
-    exact = calibrate(of(model), inside(model, GPTQ), TEXTS, keep)
-    DAMAGES[damage](keep.folder / "layer1.safetensors")
-    before = times(keep)
-    assert same(calibrate(of(model), inside(model, GPTQ), TEXTS, keep), exact)
-    assert {name for name, time in times(keep).items() if time != before[name]} == {"layer1"}
-    assert keep.load("layer1", [name for name in exact if "layers.1" in name])
+    model, cache = random_model("llama", num_hidden_layers=2), CalibrationCache(tmp_path, "model")
+    exact = calibrate(of(model), inside(model, GPTQ), TEXTS, cache)
+    DAMAGES[damage](cache.folder / "layer1.safetensors")
+    before = times(cache)
+    assert same(calibrate(of(model), inside(model, GPTQ), TEXTS, cache), exact)
+    assert {name for name, time in times(cache).items() if time != before[name]} == {"layer1"}
+    assert cache.load("layer1", [name for name in exact if "layers.1" in name])
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/{}/layer0.safetensors/folder"])
 def test_what_cannot_be_kept_is_refused(tmp_path, place):
-    keep = Keep(tmp_path / "cache", "model")
-    path = tmp_path / place.format(keep.folder.name)
+    cache = CalibrationCache(tmp_path / "cache", "model")
+    path = tmp_path / place.format(cache.folder.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     with pytest.raises(OutputError, match=r"cannot keep what was calibrated .*--calibration-cache$"):
-        keep.save("layer0", quantize({"a": torch.ones(2, 32)}, RTN))
+        cache.save("layer0", quantize({"a": torch.ones(2, 32)}, RTN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +232,7 @@ def test_one_layers_weights_are_in_memory_at_a_time(tmp_path, texts):
     model, alive, peaks = of(random_model("llama", num_hidden_layers=6)), [], list[int]()
     counted = replace(model, weights={name: Counted(each, alive, peaks) for name, each in model.weights.items()})
     schemes = inside(model.net, GPTQ if texts else RTN)
-    found = calibrate(counted, schemes, texts, Keep(tmp_path, "model"))
+    found = calibrate(counted, schemes, texts, CalibrationCache(tmp_path, "model"))
     assert bool(peaks) is bool(texts), "what needs no texts is read when it is written"
     for each in found.values():
         each.whole().restored()
@@ -251,7 +251,8 @@ def test_the_reference_targets_numbers_are_those_of_the_model_in_memory(pair, tm
     text = checkpoint.tokenizer("def median(values):\n    ordered = sorted(values)\n")["input_ids"]
     schemes = inside(whole, GPTQ)
     found, exact = (
-        calibrate(each, schemes, [text], keep) for each, keep in ((model, Keep(tmp_path)), (of(whole), None))
+        calibrate(each, schemes, [text], cache)
+        for each, cache in ((model, CalibrationCache(tmp_path)), (of(whole), None))
     )
     assert same(found, exact)
     assert (model.logits([text])[0] == text_logits(whole, text)).all()

@@ -121,22 +121,22 @@ def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case):
 def test_auto_has_what_was_asked_for_and_stays_within_its_bound(case, model):
     """A target's divergence, a draft's acceptance."""
     found = quantized(case, "auto", model, max_kl=0.02, tensor_type=("layers.0.mlp.down_proj=int8:64",))
-    assert str(found.found["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,wide"
+    assert str(found.numbers["model.layers.0.mlp.down_proj"].scheme) == "int8:64,sym,rtn,wide"
     report = found.to_dict()
     assert report["weight_bytes"] <= report["weight_bytes_before"] == stored({}, case.model, case.names.weights)
     if model == "draft":
         before, after = report["acceptance_length"]
-        assert after >= 0.98 * before or len(found.found) == 1, "all of it costs too much"
+        assert after >= 0.98 * before or len(found.numbers) == 1, "all of it costs too much"
     else:
         assert "acceptance_length" not in report
-        assert case.moved(found.found) <= 0.02
-        assert "int4" in {each.scheme.kind for each in found.found.values()}
+        assert case.moved(found.numbers) <= 0.02
+        assert "int4" in {each.scheme.kind for each in found.numbers.values()}
 
 
 def test_the_report_has_what_each_layer_costs(case):
     found = quantized(case, "int8", "draft", tensor_type=("layers.0.mlp.down_proj=fp32",))
     report = found.to_dict()
-    assert report["kl_nats_per_token"] == pytest.approx(case.moved(found.found))
+    assert report["kl_nats_per_token"] == pytest.approx(case.moved(found.numbers))
     assert report["not_quantized"] == []
     (kept,) = (layer for layer in report["layers"] if layer["precision"] == "fp32")
     assert (kept["names"], kept["kl"], kept["cosine"]) == (["model.layers.0.mlp.down_proj"], 0.0, 1.0)
@@ -153,16 +153,16 @@ def quantized(case, precision, model="target", **options):
 
 def test_weights_without_a_block_are_named():
     found = quantized(Case(head_dim=18), "int8")
-    assert found.left == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)]
+    assert found.remainder == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int8:gptq"])
 def test_a_tied_weights_numbers_are_stored_once(precision):
     case = Case(tie_word_embeddings=True)
-    found = quantized(case, precision).found
+    found = quantized(case, precision).numbers
     assert found["lm_head"] is found["model.embed_tokens"]
-    apart = quantized(case, precision, token_embedding_type="fp32").found
+    apart = quantized(case, precision, token_embedding_type="fp32").numbers
     assert {"lm_head", "model.embed_tokens"} & set(apart) == {"lm_head"}
 
 

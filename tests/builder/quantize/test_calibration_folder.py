@@ -10,8 +10,8 @@ from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.pipeline import build
-from specbuild.builder.quantize.calibrate import Keep
-from specbuild.builder.quantize.kept import kept
+from specbuild.builder.quantize.calibrate import CalibrationCache
+from specbuild.builder.quantize.calibration_folder import calibration_folder
 from specbuild.builder.quantize.numbers import quantize
 from specbuild.runtime.errors import ExecutionError, OptionError
 
@@ -23,7 +23,7 @@ def config(tmp_path):
 
 def calibrated(config, error=None):
     """The folder of a layer that was kept; raises what ends the build."""
-    keep = Keep(config.quantize.calibration_cache or Path("nowhere"), "model")
+    keep = CalibrationCache(config.quantize.calibration_cache or Path("nowhere"), "model")
     keep.save(0, quantize({"a": torch.ones(2, 32)}, parse("int8", "onnxruntime")))
     if error:
         raise error
@@ -32,29 +32,29 @@ def calibrated(config, error=None):
 
 def test_a_refusal_keeps_them_and_says_where(config, tmp_path):
     where = rf"^too much \(what was calibrated is kept in {tmp_path}/\.b\.calibration for the next try\)$"
-    with pytest.raises(ExecutionError, match=where), kept(config) as asked:
+    with pytest.raises(ExecutionError, match=where), calibration_folder(config) as asked:
         calibrated(asked, ExecutionError("too much"))
     folder = tmp_path / ".b.calibration"
-    assert Keep(folder, "model").load(0, ["a"])
-    with kept(config) as asked:
-        assert Keep(asked.quantize.calibration_cache or tmp_path, "model").load(0, ["a"])
+    assert CalibrationCache(folder, "model").load(0, ["a"])
+    with calibration_folder(config) as asked:
+        assert CalibrationCache(asked.quantize.calibration_cache or tmp_path, "model").load(0, ["a"])
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OptionError("another")])
 def test_nothing_else_does(config, tmp_path, error):
     """Nor does what is not ours go."""
-    with pytest.raises(type(error)), kept(config) as asked:
+    with pytest.raises(type(error)), calibration_folder(config) as asked:
         calibrated(asked, error)
-    with pytest.raises(ExecutionError, match=r"^nothing calibrated$"), kept(config):
+    with pytest.raises(ExecutionError, match=r"^nothing calibrated$"), calibration_folder(config):
         raise ExecutionError("nothing calibrated")
     assert not list(tmp_path.iterdir())
     own = replace(config, quantize=QuantizeOptions(calibration_cache=tmp_path))
     for each in (own, BuildConfig("t", tmp_path / "b")):
-        with kept(each) as used:
+        with calibration_folder(each) as used:
             assert used is each
     (tmp_path / ".b.calibration" / "own").mkdir(parents=True)
-    with kept(config) as asked:
+    with calibration_folder(config) as asked:
         calibrated(asked)
     assert [path.name for path in tmp_path.rglob("*")] == [".b.calibration", "own"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.runtime.errors import ExecutionError
 
-from .calibrate import Keep
+from .calibrate import CalibrationCache
 
 
 @contextmanager
-def kept(config: BuildConfig) -> Iterator[BuildConfig]:
+def calibration_folder(config: BuildConfig) -> Iterator[BuildConfig]:
     """Yield the configuration, with a folder beside the output for calibration results if none was given.
 
     A refused build (ExecutionError) keeps the folder, and the error names it; any other end of the build removes it.
@@ -38,7 +38,7 @@ def kept(config: BuildConfig) -> Iterator[BuildConfig]:
 
 def _remove(folder: Path) -> None:
     """Remove all calibration results in the folder, and the folder itself if nothing else is in it."""
-    for numbers in Keep.all_in(folder):
+    for numbers in CalibrationCache.all_in(folder):
         shutil.rmtree(numbers, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
