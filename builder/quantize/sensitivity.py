@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbuild.builder.config.progress import Progress
-from specbuild.builder.frontend.layer_by_layer import LayeredModel, States, Texts
+from specbuild.builder.frontend.layer_by_layer import LayeredModel, State, States
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
@@ -102,23 +102,23 @@ def _changes(
     the quantized and the float32 outputs of each of its linear layers for the same input, by name.
     """
     text, exact = max(zip(before.texts, before.logits, strict=True), key=lambda pair: len(pair[0]))
-    texts, exact = [text[:TOKENS]], exact[:TOKENS]
+    text, exact = text[:TOKENS], exact[:TOKENS]
     cosines = [dict[str, float]() for _ in variants]
-    states = _states(model, texts, variants, cosines, progress)
+    states = _states(model, text, variants, cosines, progress)
     columns = slice(None) if model.tokens is None else list(model.tokens)
     head, at_once = model.names.get(model.head) if model.head else None, max(1, MAX_LOGITS // exact.size)
     for first in range(0, len(variants), at_once):
         some = range(first, min(first + at_once, len(variants)))
         inner = [number for number in some if not model.of_layers(variants[number])[1]]
-        together = model.ends(texts * len(inner), [states[number][0] for number in inner]) if inner else []
+        together = model.ends([text] * len(inner), [states[number] for number in inner]) if inner else []
         for number in some:
             if number in inner:
                 logits = together[inner.index(number)]
             else:
                 with simulated(model, variants[number]) as changed:
-                    (logits,) = changed.ends(texts, states[number])
+                    (logits,) = changed.ends([text], [states[number]])
             if head in variants[number]:
-                (same,) = model.ends(texts, states[number])
+                (same,) = model.ends([text], [states[number]])
                 both = (torch.from_numpy(each[:, columns]) for each in (logits, same))
                 _note(cosines[number], str(head), *both)
             yield float(kl(exact, logits).mean()), cosines[number]
@@ -126,27 +126,27 @@ def _changes(
 
 def _states(
     model: LayeredModel,
-    texts: Texts,
+    text: Sequence[int],
     variants: Sequence[NumbersByName],
     cosines: Sequence[dict[str, float]],
     progress: Progress,
-) -> list[States]:
-    """Return the hidden states after the last layer by each variant, and note the cosines of its linear layers."""
-    plain: States = [None] * len(texts)
-    parted = dict[int, States]()  # of the variants that are no longer as the plain model
+) -> States:
+    """Return the hidden state after the last layer by each variant, and note the cosines of its linear layers."""
+    plain: State | None = None
+    parted = dict[int, State | None]()  # of the variants that are no longer as the plain model
     places = [model.of_layers(each) for each in variants]
     for index in range(len(model.layers)):
         progress("what each layer costs", index / len(model.layers))
-        with model.reading(index, texts):
+        with model.reading(index, [text]):
             for number, (variant, (inside, outside)) in enumerate(zip(variants, places, strict=True)):
-                names = inside[index] + outside
-                if names:
+                if names := inside[index] + outside:
                     some, watch = {name: variant[name] for name in names}, partial(_note, cosines[number])
-                    with simulated(model, some, watch) as changed, changed.holding(names, texts):
-                        parted[number] = changed.run(index, texts, parted.get(number, plain))
-                elif number in parted:
-                    parted[number] = model.run(index, texts, parted[number])
-            plain = model.run(index, texts, plain)
+                    with simulated(model, some, watch) as changed, changed.holding(names, [text]):
+                        (parted[number],) = changed.run(index, [text], [parted.get(number, plain)])
+            others = [number for number in parted if not places[number][0][index] + places[number][1]]
+            outputs = model.run_batch(index, text, [parted[number] for number in others] + [plain])
+            parted |= zip(others, outputs, strict=False)
+            plain = outputs[-1]
     return [parted.get(number, plain) for number in range(len(variants))]
 
 

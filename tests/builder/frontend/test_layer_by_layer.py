@@ -6,7 +6,7 @@ import torch
 from small_models import random_model
 
 from specbuild.builder.frontend import reference
-from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.layer_by_layer import LayeredModel, State
 from specbuild.builder.frontend.lazy_weights import of_model, of_names, skeleton
 from specbuild.builder.frontend.vocabulary import Vocabulary, fit
 
@@ -30,6 +30,24 @@ def test_logits_are_the_whole_models(family):
     found = LayeredModel(empty, of_names(empty, of_model(whole))).logits(TEXTS, COLUMNS)
     for text, logits in zip(TEXTS, found, strict=True):
         np.testing.assert_allclose(logits, reference.text_logits(whole, text)[:, COLUMNS], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow(only=("gemma2", "qwen3_moe"))
+@pytest.mark.parametrize("family", MODELS)
+def test_states_of_one_text_are_the_same_in_a_batch(family):
+    """More of them than one batch holds; before the first layer there are none."""
+    model = LayeredModel.of(random_model(family, **MODELS[family]))
+    text, count = TEXTS[0], 20
+    with model.reading(0, [text]):
+        first, second = (state.result for state in model.run_batch(0, text, [None] * 2))
+    assert torch.equal(first, second)
+    draw = torch.Generator().manual_seed(0)
+    states = [State(first + 0.1 * torch.randn(first.shape, generator=draw)) for _ in range(count)]
+    with model.reading(1, [text]):
+        alone = model.run(1, [text] * count, states)
+        batch = model.run_batch(1, text, states)
+    for one, other in zip(alone, batch, strict=True):
+        torch.testing.assert_close(one.result, other.result, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards():
