@@ -15,7 +15,7 @@ STAGES = "load", "export", "quantize", "lower"
 
 @pytest.fixture
 def context(make_checkpoint, tmp_path):
-    """`context(told, **BuildConfig fields)` of a target whose heads no operator takes as they are."""
+    """`context(told, **BuildConfig fields)` of a target whose heads are no whole vectors."""
 
     def make(told, **fields):
         target = make_checkpoint(tmp_path / "target", **FIELDS)
@@ -30,12 +30,11 @@ def context(make_checkpoint, tmp_path):
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize(("tensor_type", "precision"), [((), "fp32"), (("lm_head=int8",), "mixed")])
 def test_a_model_and_what_the_report_says_of_it(context, tensor_type, precision):
-    """Heads of 20 lie 24 wide in the cache."""
     stages, options = list[str](), QuantizeOptions(tensor_type=tensor_type, calib_size=4)
     work = context(stages, **{"quantize": options} if tensor_type else {})
     target = compile_target(work, texts.read(None, work.source.target.tokenizer, 99, 4, 0) if tensor_type else None)
     model, record = target.model, target.model.record
-    assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 24, 108)
+    assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 20, 108)
     assert (record.precision, record.kind, record.tokens) == (precision, "model", None)
     assert target.references is None  # Hugging Face computes what the bundle is checked with, after it is made
     assert model.matched["FuseQKV"] == 2

@@ -97,7 +97,7 @@ class Layer:
 
 @st.composite
 def layers(draw):
-    kv_heads, key_size = draw(st.integers(1, 3)), draw(st.sampled_from([8, 24, 64, 80, 128]))
+    kv_heads, key_size = draw(st.integers(1, 3)), draw(st.sampled_from([8, 20, 24, 64, 80, 128]))
     return Layer(
         heads=kv_heads * draw(st.integers(1, 4)),
         kv_heads=kv_heads,
