@@ -155,15 +155,28 @@ class LayeredModel:
 
     def run_batch(self, index: int, text: Sequence[int], hidden: States) -> States:
         """Run several hidden states of one text through one layer, which has its weights, BATCH of them at once."""
-        outputs: States = []
-        for some in (hidden[first : first + BATCH] for first in range(0, len(hidden), BATCH)):
-            results = [state.result for state in some if state is not None and state.stacks]
-            if len(results) < len(some):
-                outputs += self.run(index, [text] * len(some), some)
-                continue
-            (batch,) = self._run(index, [text], [State(torch.cat(results))], lambda _: None)
-            outputs += [State(result) for result in torch.split(batch[0].result, 1)]
+        batches, outputs = _batches(hidden), list[State | None]()
+        for state in self.run(index, [text] * len(batches), batches):
+            outputs += [State(each) for each in state.result.split(1)] if state and state.stacks else [state]
         return outputs
+
+    def ends_by_rows(self, text: Sequence[int], hidden: States) -> Iterator[tuple[NDArray[np.int64], Logits]]:
+        """Yield the logits of several states of one text after the last layer, some of the head's rows at a time.
+
+        Each time with the rows' places among all logits, and as `float32[S, T, rows]`.
+        """
+        batches = _batches(hidden)
+        texts, places = [text] * len(batches), None if self.tokens is None else np.asarray(self.tokens)
+        if self.head is None:
+            logits = np.stack(self._all_logits([text] * len(hidden), hidden))
+            yield np.arange(logits.shape[-1]), logits
+            return
+        rows = np.arange(self.weights[f"{self.names[self.head]}.weight"].shape[0])
+        with self.reading(len(self.layers), [text]):
+            for some in (rows[first : first + ROWS] for first in range(0, len(rows), ROWS)):
+                with self._rows_of_head(self.head, some):
+                    logits = np.concatenate(self.run_rest(texts, batches, lambda output: output.logits.float().numpy()))
+                yield some if places is None else places[some], logits
 
     def run_rest(self, texts: Texts, hidden: States, take: Callable[[Any], Any] | None = None) -> list[Any]:
         """Run what follows the last layer, and return what `take` takes of each text's output; None: up to the head."""
@@ -262,6 +275,14 @@ class LayeredModel:
                 if weight is not None:
                     put(head, key, self.weights[f"{self.names[head]}.{key}"].read(rows), undo)
             yield
+
+
+def _batches(hidden: States) -> States:
+    """Join states of one text, BATCH at a time; return them as they are if one of them does not stack."""
+    results = [state.result for state in hidden if state and state.stacks]
+    if len(results) < len(hidden):
+        return hidden
+    return [State(torch.cat(results[first : first + BATCH])) for first in range(0, len(results), BATCH)]
 
 
 def _logits(output: Any) -> Logits:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from specbuild.builder.config.progress import Progress
 from specbuild.builder.frontend.layer_by_layer import LayeredModel, State, States
+from specbuild.builder.frontend.logits_file import Logits
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.sampling.logprobs import log_softmax
 
 from .calibrate import NumbersByName
 from .linears import Names, groups, simulated
-from .quality import MAX_LOGITS, Before, acceptance
+from .quality import Before, acceptance
 
 TOKENS = 32  # tokens of the longest held-out text, enough to rank layers
 LEAST_ACCEPTANCE = 0.98  # minimum fraction of its acceptance length that a quantized draft keeps
@@ -105,23 +107,42 @@ def _changes(
     text, exact = text[:TOKENS], exact[:TOKENS]
     cosines = [dict[str, float]() for _ in variants]
     states = _states(model, text, variants, cosines, progress)
-    columns = slice(None) if model.tokens is None else list(model.tokens)
-    head, at_once = model.names.get(model.head) if model.head else None, max(1, MAX_LOGITS // exact.size)
-    for first in range(0, len(variants), at_once):
-        some = range(first, min(first + at_once, len(variants)))
-        inner = [number for number in some if not model.of_layers(variants[number])[1]]
-        together = model.ends([text] * len(inner), [states[number] for number in inner]) if inner else []
-        for number in some:
-            if number in inner:
-                logits = together[inner.index(number)]
-            else:
-                with simulated(model, variants[number]) as changed:
-                    (logits,) = changed.ends([text], [states[number]])
-            if head in variants[number]:
+    columns, head = slice(None) if model.tokens is None else list(model.tokens), model.head and model.names[model.head]
+    inner = [number for number, variant in enumerate(variants) if not model.of_layers(variant)[1]]
+    kls = dict(zip(inner, _divergences(model, text, exact, [states[number] for number in inner]), strict=True))
+    for number, variant in enumerate(variants):
+        if number not in kls:
+            with simulated(model, variant) as changed:
+                (logits,) = changed.ends([text], [states[number]])
+            kls[number] = float(kl(exact, logits).mean())
+            if head in variant:
                 (same,) = model.ends([text], [states[number]])
-                both = (torch.from_numpy(each[:, columns]) for each in (logits, same))
-                _note(cosines[number], str(head), *both)
-            yield float(kl(exact, logits).mean()), cosines[number]
+                _note(cosines[number], str(head), *(torch.from_numpy(each[:, columns]) for each in (logits, same)))
+        yield kls[number], cosines[number]
+
+
+def _divergences(model: LayeredModel, text: Sequence[int], exact: Logits, states: States) -> list[float]:
+    """Return how far the logits of states after the last layer diverge from exact ones, in nats per token.
+
+    The head is read once for all states: what the logits' softmax needs is summed by rows of the head.
+    """
+    if not states:
+        return []
+    logs = log_softmax(exact)
+    chances = np.exp(logs)
+    negative_entropy = np.where(chances > 0, chances * logs, 0.0).sum(1)
+    shape = len(states), len(text)
+    expected, total, largest = np.zeros(shape), np.zeros(shape), np.full(shape, float(np.finfo(np.float32).min))
+    for places, pieces in model.ends_by_rows(text, states):
+        weights = chances[:, places]
+        for number, piece in enumerate(pieces):
+            logits = piece.astype(np.float64)
+            expected[number] += np.where(weights > 0, weights * logits, 0.0).sum(1)
+            before, largest[number] = largest[number].copy(), np.maximum(largest[number], logits.max(1))
+            total[number] *= np.exp(before - largest[number])
+            total[number] += np.exp(logits - largest[number][:, None]).sum(1)
+    found = negative_entropy - expected + largest + np.log(total)
+    return [float(each) for each in np.maximum(found.mean(1), 0.0)]
 
 
 def _states(

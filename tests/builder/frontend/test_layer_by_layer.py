@@ -48,6 +48,11 @@ def test_states_of_one_text_are_the_same_in_a_batch(family):
         batch = model.run_batch(1, text, states)
     for one, other in zip(alone, batch, strict=True):
         torch.testing.assert_close(one.result, other.result, rtol=1e-5, atol=1e-5)
+    whole = np.stack(model.ends([text] * count, alone))
+    for places, logits in model.ends_by_rows(text, batch):
+        np.testing.assert_allclose(logits, whole[:, :, places], rtol=1e-5, atol=1e-5)
+        whole[:, :, places] = np.nan
+    assert np.isnan(whole).all()
 
 
 def test_a_model_without_weights_takes_no_memory_and_is_as_it_was_afterwards():
