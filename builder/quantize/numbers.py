@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
+from specbuild.builder.frontend.gguf_blocks import STEP
 from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 E4M3_LARGEST = 448.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
@@ -98,12 +99,13 @@ def loops(host, tmp_path_factory):
         proposer, seen = loop.proposer, list[tuple[Sequence, list[int], Tree]]()
         grow = proposer.grow
 
-        def noted(plan):
-            grow(plan)
-            drafted = ((plan.sequences[number], plan.proposals[number].tree) for number in plan.shapes)
-            seen.extend((s, list(s.tokens), tree) for s, tree in drafted)
+        def grow_noted(plan, indices):
+            proposals = grow(plan, indices)
+            drafted = [at for at in indices if plan.proposals[at].shape]
+            seen.extend((plan.sequences[at], list(plan.sequences[at].tokens), proposals[at].tree) for at in drafted)
+            return proposals
 
-        proposer.grow = noted
+        proposer.grow = grow_noted
         return loop, seen
 
     return make
@@ -136,16 +138,16 @@ def truth(loop, expected):
     proposer = loop.proposer
     grow, rounds = proposer.grow, [0]
 
-    def told(plan):
+    def grow_truth(plan, indices):
         rounds[0] += 1
-        grow(plan)
-        for at in plan.shapes:
-            s, proposal = plan.sequences[at], plan.proposals[at]
+        proposals = grow(plan, indices)
+        for at, (s, proposal) in enumerate(zip(plan.sequences, proposals, strict=True)):
             ahead = expected[s.params.seed or 0][len(s.output) :][: len(proposal.tree) - 1]
             if ahead and (rounds[0] + at) % 2:
-                proposal.tree = Tree.chain([s.tokens[-1], *ahead])
+                proposals[at] = replace(proposal, tree=Tree.chain([s.tokens[-1], *ahead]))
+        return proposals
 
-    proposer.grow = told
+    proposer.grow = grow_truth
 
 
 @pytest.mark.nightly(but=("rounds ahead",))
