@@ -43,7 +43,7 @@ class Admission:
         """
         common = {slot: self.common(sequence, slot) for slot in free}
         texts = (slot for slot in free if common[slot] and self._continues(sequence, slot))
-        empty = (slot for slot in free if not self.kept(slot))
+        empty = (slot for slot in free if not self.reusable(slot))
         return max(texts, key=common.__getitem__, default=next(empty, free[0]))
 
     def enter(self, sequences: Seq[Sequence]) -> None:
@@ -68,7 +68,7 @@ class Admission:
 
     def common(self, sequence: Sequence, slot: int) -> int:
         """Return how many cached rows of a slot a sequence can reuse; not its last token's, whose logits are needed."""
-        last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
+        last, limit = self._last[slot], min(self.reusable(slot), len(sequence.tokens) - 1)
         if sequence.params.prompt_logprobs is not None:  # a cached row has no logits
             return 0
         if not last or not limit or last.params.cache_salt != sequence.params.cache_salt:
@@ -78,7 +78,7 @@ class Admission:
 
     def _continues(self, sequence: Sequence, slot: int) -> bool:
         """Return whether a prompt repeats every cached token of the slot's last prompt."""
-        if not (last := self._last[slot]) or not (length := min(self.kept(slot), last.metrics.num_prompt_tokens)):
+        if not (last := self._last[slot]) or not (length := min(self.reusable(slot), last.metrics.num_prompt_tokens)):
             return False
         return np.array_equal(sequence.text.history[:length], last.text.history[:length])
 
@@ -100,11 +100,11 @@ class Admission:
 
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
-        self._target.commit(slot, (), self.kept(slot))
+        self._target.commit(slot, (), self.reusable(slot))
         if self._drafter:
             self._drafter.release(slot)
 
-    def kept(self, slot: int) -> int:
+    def reusable(self, slot: int) -> int:
         """Return how many rows of a slot's cache later sequences may reuse."""
         last = self._last[slot]
         if not last or not self._prefix_caching or last.error:
@@ -112,10 +112,10 @@ class Admission:
         return last.cached if self._generated else min(last.cached, last.metrics.num_prompt_tokens)
 
     def cached_tokens(self) -> tuple[int, ...]:
-        """Return `kept` of every slot; any thread may call this."""
-        return tuple(map(self.kept, range(len(self._last))))
+        """Return `reusable` of every slot; any thread may call this."""
+        return tuple(map(self.reusable, range(len(self._last))))
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        texts = [(last, last.text.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
+        texts = [(last, last.text.history[: self.reusable(slot)]) for slot, last in enumerate(self._last) if last]
         return [(last.params.cache_salt, rows.tolist()) for last, rows in texts]

@@ -79,8 +79,8 @@ class Reader:
     def _rows(self, tokens: list[int], count: int, size: int) -> Iterator[Logits]:
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
-            wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
-            chunk = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
+            rows = min(max(start + len(part) - len(tokens) + count, 0), len(part))
+            chunk = StepInput(0, start, start, part, range(start, start + len(part)), None, rows)
             yield self._target.step([chunk])[0].copy()
 
 
@@ -110,8 +110,8 @@ def step_input(sequence: Sequence, tree: Tree) -> StepInput:
     start = sequence.cached
     if not sequence.decodes:
         ends = start + len(tree) == len(sequence.tokens)
-        wanted = int(ends) if sequence.params.prompt_logprobs is None else len(tree)
-        return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, wanted)
+        rows = int(ends) if sequence.params.prompt_logprobs is None else len(tree)
+        return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, rows)
     positions = [start + depth for depth in tree.depths]
     visible = None if tree.is_chain else tree.ancestors()
     return StepInput(sequence.slot, start, start, tree.tokens, positions, visible, len(tree))

@@ -25,7 +25,7 @@ def longest(text: str) -> tuple[int, int]:
 
 def continuation(tokens: Seq[int], start: int, count: int) -> list[int]:
     """Return `count` tokens from `start` on; past the end of the text, those just drafted are repeated."""
-    found, period = list(tokens[start : start + count]), len(tokens) - start
-    while len(found) < count:
-        found.append(found[len(found) - period])
-    return found
+    draft, period = list(tokens[start : start + count]), len(tokens) - start
+    while len(draft) < count:
+        draft.append(draft[len(draft) - period])
+    return draft

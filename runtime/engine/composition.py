@@ -105,21 +105,21 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Controll
     names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
     placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)
     with loaded(bundle, placement, find_kernels) as models:
-        hosted, draft, max_nodes = None, models.draft, options.limits.max_draft_tokens
+        drafter, draft, max_nodes = None, models.draft, options.limits.max_draft_tokens
         exactness = find(models.target, bundle.manifest.buckets[-1] if max_nodes is None else 1 + max_nodes)
         if draft and bundle.manifest.models["draft"].kind != "model":
-            hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1])
+            drafter = drafter_of(bundle, draft, models.target, draft.model.buckets[-1])
         controller = _controller(bundle, options, models.target, padded=True)
         cost = controller.cost if controller else None
         loop = DeviceLoop(
             models.target,
-            None if hosted else draft,
+            None if drafter else draft,
             models.kernels,
             frozenset(bundle.manifest.eos_token_ids),
             options.drafter != "model",
-            hosted=hosted,
+            drafter=drafter,
             options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, cost=cost),
-            ahead=AHEAD if options.resident or (options.resident is None and follows(hosted)) else 0,
+            ahead=AHEAD if options.resident or (options.resident is None and follows(drafter)) else 0,
         )
         return loop, controller
 

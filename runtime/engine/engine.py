@@ -154,9 +154,7 @@ class Engine(EngineView):
         last: NDArray[np.float32] = self.text_logits(token_ids, 1)[0]
         return last
 
-    def text_logits(
-        self, token_ids: Seq[int], count: int | None = None, nodes: int | None = None
-    ) -> NDArray[np.float32]:
+    def text_logits(self, token_ids: Seq[int], count: int | None = None) -> NDArray[np.float32]:
         """Return the target's logits after tokens of a text, `float32[count, V]`; for measuring.
 
         It waits for active requests and holds waiting ones.
@@ -164,11 +162,10 @@ class Engine(EngineView):
         Args:
             token_ids: The text, at least one token.
             count: After how many of its last tokens; None: after all.
-            nodes: Maximum tokens of a step; None: as in prefill.
         """
         tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
-            return loop.logits(tokens, len(tokens) if count is None else count, nodes)
+            return loop.logits(tokens, len(tokens) if count is None else count)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt.

@@ -135,7 +135,12 @@ class RequestMetrics:
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
 
     def bill(self, busy: float, plain: float) -> None:
-        """Add its share of a round's seconds, and what plain decoding would have taken instead."""
+        """Add its share of a round's seconds.
+
+        Args:
+            busy: The seconds.
+            plain: What plain decoding would have taken instead.
+        """
         self.busy_time += busy
         self.plain_time += plain
 
@@ -206,13 +211,21 @@ class RunStats:
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def add(self, **amounts: float) -> None:
-        """Add to fields by their names."""
+        """Add to counts and seconds.
+
+        Args:
+            amounts: What to add, by the name of its field.
+        """
         for name, amount in amounts.items():
             setattr(self, name, getattr(self, name) + amount)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds that pass inside to a part; nothing if it raises."""
+        """Add the seconds that pass inside to a part; nothing if it raises.
+
+        Args:
+            part: The name of its field.
+        """
         began = time.perf_counter()
         yield
         self.add(**{part: time.perf_counter() - began})

@@ -44,34 +44,36 @@ class Limits:
         schedule = _schedule(self.num_speculative_tokens_per_batch_size)
         object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
 
-    def max_nodes(self, batch: int, wanted: int) -> int:
+    def max_nodes(self, batch: int, nodes: int) -> int:
         """Return how many draft nodes a sequence may have.
 
         Args:
             batch: Number of sequences that draft in the round, this one included.
-            wanted: Nodes that the sequence would draft without limits.
+            nodes: Nodes that the sequence would draft without limits.
 
         Returns:
-            At most `wanted` nodes, the root not counted.
+            At most `nodes` nodes, the root not counted.
         """
         schedule: Schedule = self.num_speculative_tokens_per_batch_size
-        reached = [nodes for first, _, nodes in schedule if first <= batch]
-        return min([wanted, *reached[-1:], *([] if self.max_draft_tokens is None else [self.max_draft_tokens])])
+        limits = [limit for first, _, limit in schedule if first <= batch][-1:]
+        if self.max_draft_tokens is not None:
+            limits.append(self.max_draft_tokens)
+        return min([nodes, *limits])
 
 
-def _schedule(given: Any) -> Schedule:
+def _schedule(value: Any) -> Schedule:
     """Return either form as triples in ascending order; raise OptionError for anything else."""
     form = '{"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]]'
     try:
-        if isinstance(given, str):
-            given = json.loads(given)
-        if isinstance(given, Mapping):
-            given = [[*map(int, str(sizes).split("-")), nodes] for sizes, nodes in given.items()]
-        if not isinstance(given, Sequence):
+        if isinstance(value, str):
+            value = json.loads(value)
+        if isinstance(value, Mapping):
+            value = [[*map(int, str(sizes).split("-")), nodes] for sizes, nodes in value.items()]
+        if not isinstance(value, Sequence):
             raise TypeError
-        triples = sorted((first, last, nodes) for first, last, nodes in given)
+        triples = sorted((first, last, nodes) for first, last, nodes in value)
     except (ValueError, TypeError, RecursionError):
-        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {shown(given)}") from None
+        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {shown(value)}") from None
     ends = [0]
     for first, last, nodes in triples:
         if not (_whole(first, 1) and _whole(last, first) and _whole(nodes, 0)) or first <= ends[-1]:

@@ -123,7 +123,7 @@ def cut(
         trees: The chance of each node, the likeliest first.
         texts: Nodes of each continuation that is verified beside them.
         tokens: Tokens that the round brings without the trees.
-        seconds: What growing them took.
+        seconds: What growing them total.
         cost: The round's prices.
         goodput: What the round has without them, if not what verifying the continuations brings.
     """
@@ -134,7 +134,7 @@ def cut(
     for count, (chance, tree) in enumerate(sorted(nodes, key=lambda node: -node[0]), 1):
         tokens, counts[tree] = tokens + chance, counts[tree] + 1
         longest = max(longest, counts[tree])
-        took = seconds + cost.verify(beside + count, longest)
-        if tokens > rate * took:
-            best, rate = counts.copy(), tokens / took
+        total = seconds + cost.verify(beside + count, longest)
+        if tokens > rate * total:
+            best, rate = counts.copy(), tokens / total
     return best

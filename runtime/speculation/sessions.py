@@ -26,20 +26,20 @@ class Backoff:
     """When a draft model that does not pay is tried again: twice as late after each failure."""
 
     rounds: int = PROBES[0]
-    left: int = PROBES[0]
+    countdown: int = PROBES[0]
 
     def tick(self) -> bool:
         """Count a round without the model; return whether it is time to try."""
-        self.left -= 1
-        return self.left <= 0
+        self.countdown -= 1
+        return self.countdown <= 0
 
     def begin(self) -> None:
         """Note that a try begins; whatever becomes of it, the next one is not due at once."""
-        self.left = self.rounds
+        self.countdown = self.rounds
 
     def record(self, accepted: int) -> None:
         """Record a try: after a success the next round may try again."""
-        self.left = 0 if accepted else self.rounds
+        self.countdown = 0 if accepted else self.rounds
         self.rounds = max(self.rounds // 2, PROBES[0]) if accepted else min(2 * self.rounds, PROBES[1])
 
 
@@ -50,15 +50,15 @@ class Session:
     """
 
     def __init__(self, prior: Session | None = None, backoff: Backoff | None = None) -> None:
-        self.backoff, self._prior, self._lock = backoff or Backoff(), prior, threading.Lock()
+        self.backoff, self.prior, self._lock = backoff or Backoff(), prior, threading.Lock()
         self.drafters = prior.priors() if prior else {drafter: Acceptance() for drafter in get_args(Drafter)}
 
     def record(self, drafter: Drafter, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials, for the session and its prior; see `Acceptance.record`."""
         with self._lock:
             self.drafters[drafter].record(accepted, chances)
-        if self._prior:
-            self._prior.record(drafter, accepted, chances)
+        if self.prior:
+            self.prior.record(drafter, accepted, chances)
 
     def priors(self) -> dict[Drafter, Acceptance]:
         """Return what a sequence or session begins with, by drafter."""

@@ -21,9 +21,7 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "timings.json"
 SCHEMA = 2
-UNLIKELY = (
-    0.05  # a token that is accepted less often is not weighed, and none is believed to be more often than the rest
-)
+UNLIKELY = 0.05  # a token that is accepted less often is not weighed; none is thought to be refused less often
 MIN_CHANCE, MAX_CHANCE = 1e-6, 1 - UNLIKELY  # of a drafted token
 
 
@@ -120,8 +118,8 @@ class Times:
         if once:
             draft = np.zeros(batch_size * nodes + 1)
         for rows, others in ((verify, fewer.verify), (draft, fewer.draft)) if fewer else ():
-            known = others[: min(batch_size, len(rows))]
-            rows[: len(known)] = np.minimum(known, rows[: len(known)])
+            size = min(batch_size, len(rows), len(others))
+            rows[:size] = np.minimum(others[:size], rows[:size])
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
         return cls(verify, draft, plain, with_tree, level, once, batch_size)
 

@@ -52,7 +52,7 @@ class DeviceLoop(Loop):
         kernels: Kernels,
         eos: frozenset[int],
         looks_up: bool = True,
-        hosted: ModelDrafter | None = None,
+        drafter: ModelDrafter | None = None,
         options: LoopOptions = DEFAULTS,
         ahead: int = 0,
     ) -> None:
@@ -64,7 +64,7 @@ class DeviceLoop(Loop):
             kernels: Kernels of the device.
             eos: Token ids that end a text.
             looks_up: Whether texts are continued from themselves; False leaves drafting to the model.
-            hosted: In place of `draft`, a drafter over a model of this device whose trees the host grows.
+            drafter: In place of `draft`, a drafter over a model of this device whose trees the host grows.
             options: How the loop decodes.
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
@@ -75,14 +75,14 @@ class DeviceLoop(Loop):
         self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
         grower = self.rounds.grower
-        model = hosted or (grower.drafter() if grower else None)
+        model = drafter or (grower.drafter() if grower else None)
         room = Room(target, model.executor if model else None)  # type: ignore[arg-type]  # it is on this device
         reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
         linear = Admission(target, model, *reuse)
         admission = PagedAdmission(target, model, pages, room.needed, *reuse) if pages else linear
         super().__init__(target, Proposer(model, looks_up), emission, planner, reader, admission, options)
-        self.proposals = Proposals(planner, room, target.buckets, hosted is not None)
-        self.resident = ResidentRun(self.rounds, room, ahead, hosted is not None) if ahead else None
+        self.proposals = Proposals(planner, room, target.buckets, drafter is not None)
+        self.resident = ResidentRun(self.rounds, room, ahead, drafter is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; of rounds that follow each other, it emits one, or all that the device did if it stops."""
@@ -129,7 +129,7 @@ class DeviceLoop(Loop):
             executor.wait()
         self._time(plan, nodes, before)
         results = self.rounds.results(plan, nodes)
-        if self.proposals.hosted and self.target.model.tensors.hidden:
+        if self.proposals.on_host and self.target.model.tensors.hidden:
             self.target.keep([(r.sequence.slot, r.sequence.cached, r.rows) for r in results if r.rows])
         self._emit(results)
         if any(result.fault for result in results):
@@ -165,7 +165,7 @@ class DeviceLoop(Loop):
         if self.rounds.grower and proposal.shape:  # the draft may have no row of the last accepted node
             self.rounds.grower.commit(sequence, root + max(len(result.tokens) - 1, 1))
         elif proposal.growth:  # trees that the device grows may overwrite drafted rows: keep the root alone
-            self.proposer.commit(sequence, proposal, path if self.proposals.hosted else [0])
+            self.proposer.commit(sequence, proposal, path if self.proposals.on_host else [0])
         if drafts:
             self.planner.record(replace(result, path=path))
 
@@ -193,7 +193,9 @@ class DeviceLoop(Loop):
             with suppress(SpecbuildError):  # a device that failed says so in the next round
                 self.tally.add(rounds=len(list(self.resident.drain())))
         super().release(slot)
-        self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # a draft step of two nodes begins a row earlier
+        self.rounds.slots.hold(
+            slot, self.admission.reusable(slot) + 1
+        )  # a draft step of two nodes begins a row earlier
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""

@@ -89,12 +89,12 @@ class PagedAdmission(Admission):
         self._turn([slot])
         self.vacate(slot)
 
-    def kept(self, slot: int) -> int:
-        """See `Admission.kept`; other slots may have got the last pages since."""
-        return min(super().kept(slot), self._paged.rows(slot))
+    def reusable(self, slot: int) -> int:
+        """See `Admission.reusable`; other slots may have got the last pages since."""
+        return min(super().reusable(slot), self._paged.rows(slot))
 
     def release(self, slot: int) -> None:
         """See `Admission.release`."""
         super().release(slot)
         last = self._last[slot]
-        self._pages.release(slot, self.kept(slot), bool(last and last.error))
+        self._pages.release(slot, self.reusable(slot), bool(last and last.error))

@@ -22,13 +22,13 @@ class Proposals:
         planner: Limits what sequences draft.
         room: Room in the caches.
         steps: Node counts that a step may have.
-        hosted: Whether the host grows all trees, not only those of constrained sequences.
+        on_host: Whether the host grows all trees, not only those of constrained sequences.
     """
 
     planner: Planner
     room: Room
     steps: Seq[int]
-    hosted: bool
+    on_host: bool
 
     def plan(self, proposer: Proposer, sequences: Seq[Sequence]) -> list[tuple[Sequence, Proposal]]:
         """Return what each sequence drafts; trees that the host grows are grown."""
@@ -38,19 +38,19 @@ class Proposals:
         roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
         plan = proposer.plan(roomy, len(sequences), self.planner.now)
         plan = replace(plan, proposals=[self._fit(*each, shapes) for each in zip(roomy, plan.proposals, strict=True)])
-        drafts = proposer.grow(plan, [index for index, sequence in enumerate(roomy) if self._on_host(sequence)])
+        drafts = proposer.grow(plan, [index for index, sequence in enumerate(roomy) if self._grows_on_host(sequence)])
         proposals = {s.slot: proposal for s, proposal in zip(roomy, drafts, strict=True)}
         return [(s, proposals.get(s.slot) or Proposal(Tree([s.tokens[-1]]))) for s in sequences]
 
-    def _on_host(self, sequence: Sequence) -> bool:
+    def _grows_on_host(self, sequence: Sequence) -> bool:
         """Return whether the host grows a sequence's trees."""
-        return self.hosted or sequence.sampler.matcher is not None
+        return self.on_host or sequence.sampler.matcher is not None
 
     def _fit(self, sequence: Sequence, proposal: Proposal, shapes: Seq[TreeSpec]) -> Proposal:
         """Return a proposal whose tree has room, in the shape in which the device grows it unless the host does."""
         if not proposal.shape:
             return proposal
-        on_host = self._on_host(sequence)
+        on_host = self._grows_on_host(sequence)
         shape = proposal.shape if on_host else self._device_shape(proposal, proposal.shape)
         if not self.room.fits(sequence, shape, shapes):
             return replace(proposal, shape=None, decision=proposal.decision and PLAIN)

@@ -31,22 +31,22 @@ STOP_ROUNDS = 3.0  # rounds that a stop, a round of its own and a launch take ab
 _ORDERED = ("x86_64", "AMD64")  # machines that read memory in the order in which a device writes it
 
 
-def follows(hosted: object = None) -> bool:
+def follows(drafter: object = None) -> bool:
     """Return whether rounds may follow each other on this host, with the drafter whose trees the host grows, if any."""
-    return hosted is None and platform.machine() in _ORDERED
+    return drafter is None and platform.machine() in _ORDERED
 
 
 class ResidentRun:
     """Lets the device run rounds by itself while nothing needs the host."""
 
-    def __init__(self, rounds: Rounds, room: Room, ahead: int = AHEAD, hosted: bool = False) -> None:
+    def __init__(self, rounds: Rounds, room: Room, ahead: int = AHEAD, on_host: bool = False) -> None:
         """Make the ring, and find out whether rounds can be captured.
 
         Args:
             rounds: The rounds to repeat.
             room: Room in the caches.
             ahead: Entries of the ring, and the maximum rounds of a launch.
-            hosted: Whether the host grows the trees; rounds do not follow each other then.
+            on_host: Whether the host grows the trees; rounds do not follow each other then.
 
         Raises:
             OptionError: If this host may read an entry before the count that announces it.
@@ -55,9 +55,9 @@ class ResidentRun:
             raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
         self._rounds, self._room, self._target = rounds, room, rounds.target
         self.ring, self.graphs = Ring(rounds, ahead), Graphs(rounds.target)
-        if hosted:
+        if on_host:
             rounds.device.uncaptured.append("rounds do not follow each other: the host grows this draft's trees")
-        self._captures = not hosted and all(e.model.capturable for e in rounds.executors) and self.ring.works
+        self._captures = not on_host and all(e.model.capturable for e in rounds.executors) and self.ring.works
         self._plan: Plan = ()  # of the rounds that the device runs; empty: it runs none
         self._nodes, self._next, self._faulty = 0, 0, False  # nodes of their step, their next entry
 

@@ -102,10 +102,10 @@ def test_what_was_read_alone_may_be_kept():
     first = slots.read(TEXT[:5], 0)
     first.emit(TEXT[5], frozenset())
     first.cached = 6
-    assert slots.admission.kept(0) == 5
+    assert slots.admission.reusable(0) == 5
     assert slots.admission.common(slots.ask([*TEXT[:6], 3]), 0) == 5
     first.cached = 3
-    assert slots.admission.kept(0) == 3
+    assert slots.admission.reusable(0) == 3
 
 
 def test_a_borrowed_slot_is_nobodys():

@@ -274,6 +274,6 @@ def test_a_controller_s_sessions_are_those_that_requests_name(make):
 
     first, second, third = sessions(n=3)
     assert first is not sessions()[0]
-    assert first.shared is second.shared is third.shared is sessions()[0].shared
+    assert first.prior is second.prior is third.prior is sessions()[0].prior
     (own,), (same,), (other,) = (sessions(session=name) for name in ("x", "x", "y"))
     assert own is same is not other
