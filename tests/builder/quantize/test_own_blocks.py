@@ -67,6 +67,9 @@ def test_other_precisions_keep_the_blocks_that_they_can_hold(precision, wide, tm
     for name, each in found.items():
         assert each.scheme.activations == schemes[name].activations
         assert torch.equal(each.whole().restored(), model.weights[f"{name}.weight"].read())
+        x = torch.randn(2, each.shape[1] * each.shape[2])
+        steps = x.unflatten(1, (-1, 256)).abs().amax(-1, keepdim=True) / 127
+        assert ((each.seen(x) - x).unflatten(1, (-1, 256)).abs() <= 0.51 * steps).all(), "inputs of 8 bits"
 
 
 @pytest.mark.slow
