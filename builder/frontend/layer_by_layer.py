@@ -172,8 +172,9 @@ class LayeredModel:
             yield np.arange(logits.shape[-1]), logits
             return
         rows = np.arange(self.weights[f"{self.names[self.head]}.weight"].shape[0])
+        step = min(ROWS, max(1, LOGITS // (len(hidden) * len(text))))
         with self.reading(len(self.layers), [text]):
-            for some in (rows[first : first + ROWS] for first in range(0, len(rows), ROWS)):
+            for some in (rows[first : first + step] for first in range(0, len(rows), step)):
                 with self._rows_of_head(self.head, some):
                     logits = np.concatenate(self.run_rest(texts, batches, lambda output: output.logits.float().numpy()))
                 yield some if places is None else places[some], logits

@@ -178,9 +178,10 @@ def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
 
 def _rounded_inputs(x: Tensor, size: int, bits: int) -> Tensor:
     """Round inputs `[…, K]` to so many bits, with a scale of its own for each `size` columns; the last may be fewer."""
-    blocks = pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    blocks = pad(x, (0, -x.shape[-1] % size)).reshape(*x.shape[:-1], -1, size)
     scales = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / ((1 << bits - 1) - 1)
-    return ((blocks / scales).round() * scales).flatten(-2)[..., : x.shape[-1]]
+    rounded: Tensor = (blocks / scales).round() * scales
+    return rounded.flatten(-2)[..., : x.shape[-1]]
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:
