@@ -27,6 +27,7 @@ from specbuild.serve.request.generation import (
     cancelled,
     unless_gone,
 )
+from specbuild.serve.request.grammars import GrammarCompiler
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import Caller
 from specbuild.serve.request.rate_limits import RateLimits
@@ -42,7 +43,6 @@ from .options import ServeOptions
 
 _TOKENIZING = 2  # threads
 _TEXTS = 64  # requests of /tokenize and the like at once; more are refused
-_COMPILING = 8  # threads: one compiles while the others return grammars that are compiled already
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
 PING = b": ping\n\n"  # a comment of server-sent events, which no client shows
 Done = Callable[[BaseException | None], None]
@@ -85,7 +85,7 @@ class Service:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     text_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "specbuild-text"))
     text_admission: Admission = field(default_factory=lambda: Admission(1, _TEXTS - 1))
-    compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
+    grammars: GrammarCompiler = field(default_factory=GrammarCompiler)
 
     def drain(self) -> None:
         """Refuse new requests and report not ready from now on."""
@@ -155,8 +155,8 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
         caller,
         count,
         service.pool,
+        service.grammars,
         service.metrics,
-        service.compiling,
         state.request_id,
         state.tenant,
         draw,

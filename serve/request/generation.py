@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -20,6 +19,7 @@ from specbuild.serve.errors import ApiError, api_error, blaming
 from specbuild.serve.output_parsers.reasoning import TAIL
 
 from .fields import ChatRequest, Sampling
+from .grammars import GrammarCompiler
 from .models import ServedModel
 from .parameters import Caller, sampling, speculation_field, structure_field
 
@@ -62,8 +62,8 @@ class Generation:
     caller: Caller
     count: int  # number of prompts
     pool: ThreadPoolExecutor  # threads for tokenizing
+    grammars: GrammarCompiler
     observer: Observes | None = None
-    compiling: ThreadPoolExecutor | None = None  # threads for compiling structured outputs; None: asyncio's own
     request_id: str = ""
     tenant: str | None = None  # hash of the API key; None: there are no keys
     draw: Draw | None = None  # its draw of a canary's arm, if it takes part in one
@@ -145,13 +145,7 @@ class Generation:
     async def _compiled(self) -> Constraint | None:
         """Compile the request's constraint, if any, without delaying other requests; holding it keeps it cached."""
         outputs = self.params.structured_outputs
-        if outputs is None:
-            return None
-        outputs = StructuredOutputs.of(outputs)
-        if known := self.engine.known_constraint(outputs):  # which waits for no other's
-            return known
-        compiling = partial(self.engine.constraint, outputs)
-        return await asyncio.get_running_loop().run_in_executor(self.compiling, compiling)
+        return await self.grammars.constraint(self.engine, StructuredOutputs.of(outputs)) if outputs else None
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:
         try:

@@ -135,19 +135,6 @@ def test_counting_tokens_has_a_queue_of_its_own_which_may_be_full(client, path):
         assert client.ask()
 
 
-@pytest.mark.slow
-def test_a_grammar_that_is_known_waits_for_none_that_is_not(client):
-    asked = {"structured_outputs": {"regex": "[a-f]+"}}
-    text, free = client.ask(**asked)["choices"][0]["text"], Event()
-    held = [client.service.compiling.submit(free.wait) for _ in range(16)]
-    try:
-        with ThreadPoolExecutor(1) as asking:
-            assert asking.submit(client.ask, **asked).result(10)["choices"][0]["text"] == text
-    finally:
-        free.set()
-        wait(held)
-
-
 @pytest.mark.parametrize(
     ("share", "keys", "cached"), [(False, "aab", [False, True, False]), (True, "ab", [False, True])]
 )

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -77,6 +77,26 @@ def test_what_takes_too_long_is_killed_and_others_go_on():
     assert first not in running()
     del compiler
     assert running() == [], "whoever drops it leaves no process"
+
+
+@pytest.mark.slow
+def test_a_grammar_does_not_wait_for_slow_ones():
+    compiler = Compiler(vocabulary, seconds=60.0)
+    compiler.check(SOUND)
+    with ThreadPoolExecutor() as pool:
+        slow = list[Future]()
+        for _ in range(3):
+            (idle,) = set(running()) - stopped()
+            os.kill(idle, signal.SIGSTOP)
+            slow.append(pool.submit(compiler.check, SOUND))
+            assert compiler.check(StructuredOutputs(regex="b"))[0]
+        assert not any(each.done() for each in slow)
+        for each in stopped():
+            os.kill(each, signal.SIGCONT)
+        assert all(each.result(30)[0] for each in slow)
+    assert len(running()) == 2, "two stay for later grammars"
+    compiler.close()
+    assert running() == []
 
 
 def test_what_takes_too_much_memory_is_refused():
@@ -152,3 +172,8 @@ def running():
     """The processes of all compilers."""
     found = psutil.Process().children()
     return [each.pid for each in found if "grammar_process" in " ".join(each.cmdline())]
+
+
+def stopped():
+    """Those of them that are stopped."""
+    return {each for each in running() if psutil.Process(each).status() == psutil.STATUS_STOPPED}

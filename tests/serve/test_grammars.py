@@ -1,0 +1,63 @@
+"""Grammars: none waits for a slow one, whether it is known or new."""
+
+import asyncio
+from contextlib import contextmanager
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+
+from specbuild.runtime import StructuredOutputs
+from specbuild.serve.errors import ApiError
+from specbuild.serve.request import grammars
+
+SLOW, KNOWN, NEW = (StructuredOutputs(regex=text) for text in ("slow", "known", "new"))
+
+
+@contextmanager
+def slow_ones(count):
+    """A compiler with an engine, where so many slow grammars are being compiled."""
+    ended = Event()
+
+    def constraint(outputs):
+        assert outputs != SLOW or ended.wait(60)
+        return outputs.regex
+
+    engine = SimpleNamespace(
+        constraint=constraint, known_constraint=lambda outputs: "known" if outputs == KNOWN else None
+    )
+    compiler = grammars.GrammarCompiler()
+    slow = [asyncio.ensure_future(compiler.constraint(engine, SLOW)) for _ in range(count)]
+    try:
+        yield compiler, engine, slow
+    finally:
+        ended.set()
+
+
+def test_a_grammar_waits_for_no_slow_one(monkeypatch):
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.01)
+
+    async def ask():
+        with slow_ones(grammars.COMPILING - 1) as (compiler, engine, slow):
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(compiler.constraint(engine, NEW), 30) == "new"
+        assert await asyncio.gather(*slow) == ["slow"] * len(slow)
+
+    asyncio.run(ask())
+
+
+def test_beyond_what_may_compile_a_new_one_is_refused_and_a_known_one_is_not(monkeypatch):
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.01)
+
+    async def ask():
+        with slow_ones(grammars.COMPILING) as (compiler, engine, slow):
+            await asyncio.sleep(0)
+            slow.pop().cancel()  # its client has left, and it compiles on
+            assert await compiler.constraint(engine, KNOWN) == "known"
+            with pytest.raises(ApiError) as refused:
+                await compiler.constraint(engine, NEW)
+            assert (refused.value.status, refused.value.code) == (429, "grammars_busy")
+        await asyncio.gather(*slow)
+        assert await compiler.constraint(engine, NEW) == "new"
+
+    asyncio.run(ask())
