@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -17,12 +15,6 @@ from specbuild.runtime.errors import EngineClosedError, InputError, PromptError,
 _OURS = (408, 500, 503)  # statuses of the server's faults; of the others, but for 429, the request is to blame
 _TOKENS = ("queued_tokens", "tokens_per_minute")  # codes of 429 that tokens are the cause of, not requests
 STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # error statuses of text-generation requests
-_OBJECT = "Input should be an object"
-_MESSAGES = {  # in place of pydantic's, by its error types
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), _OBJECT),
-    "none_required": "not supported: leave it out",
-}
-Kind = TypeVar("Kind", bound=BaseModel)
 RETRY = 1  # seconds, if no better estimate is known
 
 
@@ -82,34 +74,8 @@ class ApiError(Exception):
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response; in ASCII if it repeats a lone surrogate of a client's, which UTF-8 cannot encode."""
-    try:
-        text = msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        text = json.dumps(body).encode()
-    return Response(text, status, headers, media_type="application/json")
-
-
-def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
-    """Return the error for the first wrong field, from pydantic's errors."""
-    first = errors[0]
-    path = [str(part) for part in first["loc"][1:]]
-    where = ".".join(part for part in path if "[" not in part)[:200]  # brackets have what pydantic adds
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not JSON: send an object")
-    if not where and "json" not in content_type:
-        return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
-    said = _MESSAGES.get(first["type"], first["msg"])
-    return ApiError(400, f"{where or 'the body'}: {said}"[:500], param=where or None)
-
-
-def validated(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
-    """Return pydantic's model of a body's fields; raises ApiError for a wrong one, as the route of that body does."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise field_error(errors, "json") from None
+    """Return a JSON response."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 @contextmanager

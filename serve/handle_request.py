@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from specbuild.serve.openai.formats import Format
 from specbuild.serve.request import tools
 from specbuild.serve.request.admission import Admission
-from specbuild.serve.request.body import Body, check_known
+from specbuild.serve.request.body import Kind, decoded
 from specbuild.serve.request.fields import ChatRequest, Sampling
 from specbuild.serve.request.generation import (
     ClientGoneError,
@@ -92,10 +93,17 @@ class Service:
         for model in self.models.all:
             model.admission.draining = True
 
-    def check(self, body: Body) -> None:
-        """Raise ApiError for an unknown field, unless the options say that unknown fields are ignored."""
-        if self.options.extra_fields == "refuse":
-            check_known(body)
+    @property
+    def refuses_unknown(self) -> bool:
+        """Whether a field that no route knows is an error."""
+        return self.options.extra_fields == "refuse"
+
+    async def read(self, request: Request, kind: type[Kind]) -> Kind:
+        """Return a request's body, which is read in a thread unless it is small; raises ApiError."""
+        data = await json_of(request)
+        if len(data) <= limits.SMALL_BODY_BYTES:
+            return decoded(kind, data, self.refuses_unknown)
+        return await asyncio.to_thread(decoded, kind, data, self.refuses_unknown)
 
     async def tokenizing(self, work: Callable[[], Any]) -> Any:
         """Run a function for a request that wants tokens and no text, beside generation; raises ApiError 429."""
@@ -108,6 +116,14 @@ class Service:
     def requests(self) -> int:
         """Number of requests in progress in all models."""
         return sum(model.admission.requests for model in self.models.all)
+
+
+async def json_of(request: Request) -> bytes:
+    """Return the bytes of a body that is JSON by its header, which no page of another origin can claim unasked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
+    return await request.body()
 
 
 async def answer(service: Service, request: Request, body: Sampling, kind: Formats, count: int) -> Response:
@@ -126,7 +142,6 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
         ClientGoneError: If the client leaves before the response begins.
     """
     options, state = service.options, request.state
-    service.check(body)
     try:
         service.rates.begin(state.tenant)
     finally:
@@ -134,6 +149,8 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
     body = tools.narrowed(body) if isinstance(body, ChatRequest) else body
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    if body.store:
+        raise ApiError(400, "store: nothing is stored here: leave it out, or use /v1/responses", param="store")
     state.request_id = body.request_id or state.request_id
     served, way, draw = service.models.pick(body.model), None, None
     if service.canary:
@@ -245,7 +262,8 @@ def _done(
         told["draft_tokens"] = sum(each.num_draft_tokens for each in stats)
         told["accepted_tokens"] = sum(each.num_accepted_draft_tokens for each in stats)
     if service.options.log_requests:
-        told["prompt"] = generation.body.model_dump_json(include={"prompt", "messages"})
+        given = {name: getattr(generation.body, name, None) for name in ("prompt", "messages")}
+        told["prompt"] = msgspec.json.encode({name: value for name, value in given.items() if value}).decode()
         told["text"] = json.dumps([result.text for result in results])
     for watcher in service.watchers:
         watcher.ended(generation)

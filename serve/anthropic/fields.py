@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
 from specbuild.serve import limits
-from specbuild.serve.request.body import LIST, TEXT, Body, Every, told_apart
+from specbuild.serve.request.body import Body
 from specbuild.serve.request.fields import Label, Stops
 from specbuild.serve.responses_api.fields import ChatFields
 
-SAMPLING = (*ChatFields.model_fields, "max_tokens")  # fields with the same name in a chat
+SAMPLING = (*ChatFields.__struct_fields__, "max_tokens")  # fields with the same name in a chat
 
 
 class TextBlock(Body):
@@ -20,10 +20,10 @@ class TextBlock(Body):
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-Texts = Annotated[Annotated[str, TEXT] | Annotated[Every[TextBlock], LIST], told_apart("a string or a list of texts")]
+Texts = str | list[TextBlock]
 
 
 class Block(Body):
@@ -40,24 +40,24 @@ class Block(Body):
     thinking: str | None = None
     signature: str | None = None
     cache_control: dict[str, Any] | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-Blocks = Annotated[Every[Block], Field(min_length=1, max_length=limits.MESSAGES)]
+Blocks = Annotated[list[Block], Meta(min_length=1, max_length=limits.MESSAGES)]
 
 
 class TurnMessage(Body):
     """A message of the user or of the assistant."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[Annotated[str, TEXT] | Annotated[Blocks, LIST], told_apart("a string or a list of blocks")]
+    content: str | Blocks
 
 
-class MessageTool(Body):
+class MessageTool(Body, kw_only=True):
     """A function that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -82,26 +82,24 @@ class Thinking(Body):
     """Whether the model thinks before it answers, if its template can be told. A budget is taken and not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     display: Label | None = None
 
 
-class CountRequest(Body):
-    """The body of /v1/messages/count_tokens."""
+class CountRequest(ChatFields, kw_only=True):
+    """The body of /v1/messages/count_tokens, whose sampling parameters change nothing."""
 
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
-    messages: Annotated[Every[TurnMessage], Field(min_length=1, max_length=limits.MESSAGES)]
+    messages: Annotated[list[TurnMessage], Meta(min_length=1, max_length=limits.MESSAGES)]
     system: Texts | None = None
-    tools: Annotated[list[MessageTool], Field(max_length=limits.TOOLS)] | None = None
+    tools: Annotated[list[MessageTool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: MessageChoice | None = None
     thinking: Thinking | None = None
     cache_control: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest, ChatFields):
+class MessagesRequest(CountRequest, kw_only=True):
     """The body of /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     stop_sequences: Stops | None = None
     metadata: Metadata | None = None

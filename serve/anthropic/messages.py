@@ -15,11 +15,12 @@ from specbuild.serve.openai.chat import ChatFormat
 from specbuild.serve.openai.responses import metrics
 from specbuild.serve.output_parsers.parser_base import Piece
 from specbuild.serve.request import tools
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
 from specbuild.serve.request.generation import Generation
-from specbuild.serve.responses_api.conversation import checked, text_of
+from specbuild.serve.responses_api.conversation import text_of
 
-from .fields import SAMPLING, Block, CountRequest, MessagesRequest, TurnMessage
+from .fields import SAMPLING, Block, CountRequest, MessagesRequest, MessageTool, TurnMessage
 
 PATH = "/v1/messages"
 Event = dict[str, Any]
@@ -51,16 +52,19 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     if asked.thinking:
         fields["enable_thinking"] = asked.thinking.type != "disabled"
     if asked.tools:
-        described = [each.model_dump(include={"name", "description", "strict"}) for each in asked.tools]
-        functions = [one | {"parameters": each.input_schema} for one, each in zip(described, asked.tools, strict=True)]
-        fields["tools"] = [{"type": "function", "function": each} for each in functions]
+        fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools]
     if choice := asked.tool_choice:
         if (choice.type == "tool") != bool(choice.name):
             raise ApiError(400, "tool_choice has a name where its type is tool, and nowhere else", param="tool_choice")
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = named if choice.name else _CHOICES[choice.type]
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    return checked(fields)
+    return converted(ChatRequest, fields)
+
+
+def _function(tool: MessageTool) -> dict[str, Any]:
+    told = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+    return told | {"parameters": tool.input_schema}
 
 
 def asked_name(field: str) -> str:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from specbuild.serve.errors import STATUSES, json_response, renaming
 from specbuild.serve.handle_request import Service, answer
 from specbuild.serve.openai.chat import asked_chat, check_template_fields, encoded
+from specbuild.serve.request.body import takes
 
 from .fields import CountRequest, MessagesRequest
 from .messages import PATH, MessageFormat, asked_name, chat_of
@@ -22,15 +23,17 @@ def routes(service: Service) -> APIRouter:
     """Return the routes that Anthropic's clients call."""
     router = APIRouter(responses=_FAULTS)
 
-    @router.post(PATH, responses={200: {"model": dict[str, Any], "content": _STREAM}})
-    async def create_message(request: Request, body: MessagesRequest) -> Response:
-        service.check(body)
+    replies: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
+
+    @router.post(PATH, responses=replies, openapi_extra=takes(MessagesRequest))
+    async def create_message(request: Request) -> Response:
+        body = await service.read(request, MessagesRequest)
         with renaming(asked_name):
             return await answer(service, request, chat_of(body), MessageFormat, 1)
 
-    @router.post(f"{PATH}/count_tokens", response_model=dict[str, int])
-    async def count_tokens(request: Request, body: CountRequest) -> Response:
-        service.check(body)
+    @router.post(f"{PATH}/count_tokens", response_model=dict[str, int], openapi_extra=takes(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        body = await service.read(request, CountRequest)
         engine = service.models.pick(body.model).engine.engine
         with renaming(asked_name):
             asked = chat_of(body)

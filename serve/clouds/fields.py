@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
 from specbuild.serve import limits
 from specbuild.serve.request.body import Body
@@ -21,24 +21,24 @@ class Grammar(Body):
 class Parameters(Body):
     """The parameters of a text. `best_of` and the fields after it are accepted only with values that change nothing."""
 
-    max_new_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     do_sample: bool | None = None
-    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Field(gt=0, lt=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
+    temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
     stop: Stops | None = None
-    truncate: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    truncate: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     return_full_text: bool | None = None
     details: bool | None = None
     grammar: Grammar | None = None
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
     typical_p: None = None
-    watermark: Literal[False] | None = None
-    decoder_input_details: Literal[False] | None = None
-    top_n_tokens: Annotated[int, Field(ge=0, le=0)] | None = None
+    watermark: bool | None = None
+    decoder_input_details: bool | None = None
+    top_n_tokens: Annotated[int, Meta(ge=0, le=0)] | None = None
     adapter_id: None = None
 
 
@@ -50,16 +50,16 @@ class GenerateRequest(Body):
     stream: bool | None = None
 
 
-class Continuation(CompletionRequest):
+class Continuation(CompletionRequest, kw_only=True):
     """A completion in text-generation-inference's form. `truncate`: how many of the prompt's last tokens are used."""
 
-    details: bool = False
-    return_full_text: bool = False
+    details: bool | None = None
+    return_full_text: bool | None = None
     truncate: int | None = None
 
 
 class PredictRequest(Body):
     """The body of Vertex AI's predictions. `parameters` apply to every instance that does not give its own."""
 
-    instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=limits.PROMPTS)]
+    instances: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=limits.PROMPTS)]
     parameters: dict[str, Any] | None = None

@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming, validated
-from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming
+from specbuild.serve.handle_request import Service, answer, json_of
 from specbuild.serve.openai.chat import ChatFormat
 from specbuild.serve.openai.completions import CompletionFormat, prompts_of
-from specbuild.serve.request.body import Body
+from specbuild.serve.request.body import Body, converted, fields_of, takes
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 
 from .fields import GenerateRequest, PredictRequest
@@ -32,17 +32,17 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
     """Return all of them; `predict`: Vertex AI's prediction route, if it asks for one."""
     router = APIRouter(responses=_FAULTS)
 
-    @router.post("/generate", responses=_REPLY)
-    async def generate(request: Request, body: GenerateRequest) -> Response:
-        return await _generated(service, request, body, stream=False)
+    @router.post("/generate", responses=_REPLY, openapi_extra=takes(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        return await _generated(service, request, await service.read(request, GenerateRequest), stream=False)
 
-    @router.post("/generate_stream", responses=_REPLY)
-    async def generate_stream(request: Request, body: GenerateRequest) -> Response:
-        return await _generated(service, request, body, stream=True)
+    @router.post("/generate_stream", responses=_REPLY, openapi_extra=takes(GenerateRequest))
+    async def generate_stream(request: Request) -> Response:
+        return await _generated(service, request, await service.read(request, GenerateRequest), stream=True)
 
-    @router.post("/", responses=_ANY)
-    async def generate_either(request: Request, body: GenerateRequest) -> Response:
-        return await _either(service, request, body)
+    @router.post("/", responses=_ANY, openapi_extra=takes(GenerateRequest))
+    async def generate_either(request: Request) -> Response:
+        return await _either(service, request, await service.read(request, GenerateRequest))
 
     @router.get("/info", response_model=dict[str, Any])
     async def info() -> Response:
@@ -51,23 +51,22 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
         told = {"model_id": served.name, "max_total_tokens": engine.max_model_len, "version": version("specbuild-trt")}
         return json_response(told | {"router": "specbuild", "max_concurrent_requests": service.options.max_waiting})
 
-    @router.post("/invocations", responses=_ANY)
-    async def invocations(request: Request, body: dict[str, Any]) -> Response:
-        return await _any(service, request, body)
+    @router.post("/invocations", responses=_ANY, openapi_extra=takes())
+    async def invocations(request: Request) -> Response:
+        return await _any(service, request, fields_of(await json_of(request)))
 
-    @router.post(predict or "/predict", responses=_ANY)
-    async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
-        if body.get("instances") is None:  # Vertex AI's raw prediction: a request as it is
-            return await _any(service, request, body)
-        asked = validated(PredictRequest, body)
-        service.check(asked)
+    @router.post(predict or "/predict", responses=_ANY, openapi_extra=takes())
+    async def make_predictions(request: Request) -> Response:
+        fields = fields_of(await json_of(request))
+        if fields.get("instances") is None:  # Vertex AI's raw prediction: a request as it is
+            return await _any(service, request, fields)
+        asked = converted(PredictRequest, fields, service.refuses_unknown)
         return json_response({"predictions": await _predictions(service, request, asked)})
 
     return router
 
 
 async def _generated(service: Service, request: Request, body: GenerateRequest, stream: bool) -> Response:
-    service.check(body)
     with renaming(asked_name):
         return await answer(service, request, completion_of(body, stream), TgiFormat, 1)
 
@@ -78,17 +77,20 @@ async def _either(service: Service, request: Request, body: GenerateRequest) -> 
     return reply if body.stream else Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
 
 
-def body_of(given: dict[str, Any]) -> Body:
-    """Return a body whose kind its `inputs`, `messages` or `prompt` tells; raises ApiError."""
+def body_of(given: dict[str, Any], known: bool = False) -> Body:
+    """Return a body whose kind its `inputs`, `messages` or `prompt` tells; raises ApiError.
+
+    `known`: whether a field that no route knows is an error.
+    """
     kind = next((kind for name, kind in _KINDS.items() if given.get(name) is not None), None)
     if kind is None:
         raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's", param="inputs")
-    return validated(kind, given)
+    return converted(kind, given, known)
 
 
 async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
     """Answer any body of `body_of`; raises ApiError."""
-    body = body_of(given)
+    body = body_of(given, service.refuses_unknown)
     if isinstance(body, GenerateRequest):
         return await _either(service, request, body)
     if isinstance(body, ChatRequest):

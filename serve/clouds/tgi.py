@@ -7,10 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 from specbuild.runtime import Chunk, Engine, Result, TokenLogprobs
-from specbuild.serve.errors import ApiError, api_error, validated
+from specbuild.serve.errors import ApiError, api_error
 from specbuild.serve.openai.completions import CompletionFormat
 from specbuild.serve.openai.formats import event
 from specbuild.serve.openai.logprobs import LOWEST
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.generation import Generation
 
 from .fields import Continuation, GenerateRequest, Grammar, Parameters
@@ -28,22 +29,25 @@ _KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhe
 def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
     """Return the completion of a request, which is greedy unless it asks for sampling; raises ApiError."""
     own = asked.parameters or Parameters()
+    for name in ("watermark", "decoder_input_details"):
+        if getattr(own, name):
+            raise ApiError(400, f"{name} is not supported: leave it out", param=name)
     samples = own.do_sample or own.temperature not in (None, 1.0) or own.top_k or own.top_p
     fields = {name: value for name in _SAME if (value := getattr(own, name)) is not None}
     fields |= {"prompt": asked.inputs, "stream": stream, "max_tokens": own.max_new_tokens or MAX_NEW_TOKENS}
     fields |= {"temperature": (own.temperature or 1.0) if samples else 0.0}
-    fields |= {"details": bool(own.details), "return_full_text": bool(own.return_full_text)}
+    fields |= {"details": own.details, "return_full_text": own.return_full_text}
     if stream or own.details:
         fields["logprobs"] = 0
     if own.grammar:
         fields["structured_outputs"] = _structure(own.grammar)
-    return validated(Continuation, fields)
+    return converted(Continuation, fields)
 
 
 def asked_name(field: str) -> str:
     """Return text-generation-inference's name of a completion's field."""
     name = field.partition(".")[0]
-    return _NAMES.get(name, f"parameters.{name}" if name in Parameters.model_fields else field)
+    return _NAMES.get(name, f"parameters.{name}" if name in Parameters.__struct_fields__ else field)
 
 
 def _structure(grammar: Grammar) -> dict[str, Any]:

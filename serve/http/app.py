@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -18,13 +17,14 @@ from specbuild.serve.anthropic import routes as message_routes
 from specbuild.serve.canary import routes as canary_routes
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.clouds import routes as clouds
-from specbuild.serve.errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
+from specbuild.serve.errors import STATUSES, ApiError, ErrorBody, api_error, json_response
 from specbuild.serve.handle_request import Service, answer
 from specbuild.serve.openai import responses
 from specbuild.serve.openai.chat import ChatFormat, chat_of, encoded
 from specbuild.serve.openai.completions import CompletionFormat, prompts_of
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.page import routes as page
+from specbuild.serve.request.body import schemas, takes
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specbuild.serve.request.generation import ClientGoneError
 from specbuild.serve.request.models import ServedModel
@@ -43,7 +43,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 def make_app(service: Service, log: RequestLog) -> ASGIApp:
     """Return the ASGI application; every request is logged in `log`."""
     options, own = service.options, version("specbuild-trt")
-    app = FastAPI(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
+    app = _App(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(_api(service))
     app.include_router(response_routes.routes(service, Kept(Store(options.response_store)), _FAULTS))
@@ -53,6 +53,16 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     if options.ui:
         app.include_router(page.routes(service))
     return _guarded(app, log, options)
+
+
+class _App(FastAPI):
+    """An application whose schema has the bodies, which the routes read themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        """See FastAPI."""
+        told = super().openapi()
+        told["components"]["schemas"] |= schemas()
+        return told
 
 
 def make_operators_app(service: Service, log: RequestLog) -> ASGIApp:
@@ -66,7 +76,6 @@ def make_operators_app(service: Service, log: RequestLog) -> ASGIApp:
 
 def _guarded(app: FastAPI, log: RequestLog, options: ServeOptions) -> ASGIApp:
     """Return an application behind a gate, whose errors are the API's."""
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
@@ -88,17 +97,21 @@ def _api(service: Service) -> APIRouter:
     async def retrieve_model(name: str) -> Response:
         return json_response(_card(models.pick(name), name))
 
-    @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _STREAM}})
-    async def create_completion(request: Request, body: CompletionRequest) -> Response:
+    completion: dict[int | str, dict[str, Any]] = {200: {"model": responses.Completion, "content": _STREAM}}
+    chat: dict[int | str, dict[str, Any]] = {200: {"model": responses.ChatCompletion, "content": _STREAM}}
+
+    @router.post("/v1/completions", responses=completion, openapi_extra=takes(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        body = await service.read(request, CompletionRequest)
         return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
 
-    @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _STREAM}})
-    async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
-        return await answer(service, request, body, ChatFormat, 1)
+    @router.post("/v1/chat/completions", responses=chat, openapi_extra=takes(ChatRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        return await answer(service, request, await service.read(request, ChatRequest), ChatFormat, 1)
 
-    @router.post("/tokenize", response_model=responses.Tokenized)
-    async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-        service.check(body)
+    @router.post("/tokenize", response_model=responses.Tokenized, openapi_extra=takes(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        body = await service.read(request, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt, a text, or messages, a chat", param="prompt")
         engine = models.pick(body.model).engine.engine
@@ -115,9 +128,9 @@ def _api(service: Service) -> APIRouter:
 
         return json_response(await service.tokenizing(work))
 
-    @router.post("/detokenize", response_model=responses.Detokenized)
-    async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
-        service.check(body)
+    @router.post("/detokenize", response_model=responses.Detokenized, openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        body = await service.read(request, DetokenizeRequest)
         engine = models.pick(body.model).engine.engine
         size = engine.manifest.models["target"].vocab_size
         if any(token >= size for token in body.tokens):
@@ -210,11 +223,6 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         reply.headers["Allow"] = ", ".join(allowed(request.app, request.scope))
     return reply
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _reply(request, field_error(error.errors(), request.headers.get("content-type", "")))
 
 
 def _reply(request: Request, told: ApiError) -> Response:

@@ -11,7 +11,7 @@ from specbuild.serve.output_parsers.parser_base import Parser, Piece
 from specbuild.serve.output_parsers.reading import TurnReader
 from specbuild.serve.output_parsers.reasoning import Reasoning, ReasoningParser
 from specbuild.serve.request import tools
-from specbuild.serve.request.fields import ChatRequest, Message, NamedTool, TextPart
+from specbuild.serve.request.fields import ChatRequest, Message, NamedTool
 from specbuild.serve.request.generation import Generation
 
 from . import logprobs
@@ -73,18 +73,14 @@ def encoded(engine: Engine, chat: Chat) -> list[int]:
 
 def _plain(message: Message) -> dict[str, Any]:
     """Return the fields that the client gave, in the template's form."""
-    known = Message.model_fields.keys() - _EMPTY
-    given = {name: getattr(message, name) for name in message.model_fields_set if name in known}
+    known = [name for name in Message.__struct_fields__ if name not in _EMPTY]
+    given = {name: value for name in known if (value := getattr(message, name)) is not None}
     if isinstance(message.content, list):
-        given["content"] = [{"type": part.type, "text": part.text} for part in message.content if _is_part(part)]
+        given["content"] = [{"type": part.type, "text": part.text} for part in message.content]
     if message.tool_calls is not None:
         given["tool_calls"] = tools.read_back(message.tool_calls)
     role = "system" if message.role == "developer" else message.role
     return {"content": None, **given, "role": role}
-
-
-def _is_part(part: object) -> bool:
-    return isinstance(part, TextPart)
 
 
 class ChatFormat(Format):

@@ -7,11 +7,14 @@ from typing import Any
 
 from specbuild.runtime import Chunk, Engine, TokenLogprobs
 from specbuild.serve.errors import ApiError
+from specbuild.serve.limits import PROMPTS
 from specbuild.serve.request.fields import CompletionRequest
 from specbuild.serve.request.generation import Generation
 
 from . import logprobs
 from .formats import Format
+
+_PROMPTS = "a string, token ids, a list of strings, or a list of lists of token ids"
 
 
 def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
@@ -23,9 +26,14 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
     given = body.prompt
     if isinstance(given, str):
         return [given]
-    if all(isinstance(each, int) for each in given):
-        return [[int(each) for each in given]]  # type: ignore[arg-type]
-    return list(given)  # type: ignore[arg-type]
+    kinds = set(map(type, given)) or {int}
+    if len(kinds) > 1:
+        raise ApiError(400, f"prompt: give {_PROMPTS}, and not mixed", param="prompt")
+    if kinds == {int}:
+        return [given]  # type: ignore[list-item]
+    if len(given) > PROMPTS:
+        raise ApiError(400, f"prompt: give at most {PROMPTS} prompts", param="prompt")
+    return given  # type: ignore[return-value]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from specbuild.serve.openai.chat import asked_chat
 from specbuild.serve.openai.completions import prompts_of
 from specbuild.serve.openai.formats import event
 from specbuild.serve.options import ServeOptions
+from specbuild.serve.request.body import decoded, fields_of
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.generation import ClientGoneError, unless_gone
 from specbuild.serve.request.parameters import cache_key, salt_of
@@ -53,26 +55,26 @@ ANY = Hint([], 0, 0)  # no known prompt: the router goes by load
 
 
 def _continued(body: bytes) -> CompletionRequest:
-    return completion_of(GenerateRequest.model_validate_json(body), stream=False)
+    return completion_of(decoded(GenerateRequest, body), stream=False)
 
 
 def _invoked(body: bytes) -> ChatRequest | CompletionRequest:
-    read = body_of(msgspec.json.decode(body, type=dict))
+    read = body_of(fields_of(body))
     assert isinstance(read, GenerateRequest | ChatRequest | CompletionRequest)
     return completion_of(read, stream=False) if isinstance(read, GenerateRequest) else read
 
 
 def _responded(body: bytes) -> ChatRequest:
-    asked = ResponsesRequest.model_validate_json(body)
+    asked = decoded(ResponsesRequest, body)
     if asked.previous_response_id:
         raise ValueError("the conversation that it continues is a replica's")
     return conversation.chat_of(asked, ())
 
 
 _READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
-    "/v1/chat/completions": ChatRequest.model_validate_json,
-    "/v1/completions": CompletionRequest.model_validate_json,
-    "/v1/messages": lambda body: messages.chat_of(MessagesRequest.model_validate_json(body)),
+    "/v1/chat/completions": partial(decoded, ChatRequest),
+    "/v1/completions": partial(decoded, CompletionRequest),
+    "/v1/messages": lambda body: messages.chat_of(decoded(MessagesRequest, body)),
     "/v1/responses": _responded,
     **dict.fromkeys(TGI_PATHS, _continued),
     **dict.fromkeys(("/invocations", "/predict"), _invoked),

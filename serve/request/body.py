@@ -1,90 +1,85 @@
-"""The base of request bodies: exact types, null as no field, one error for a wrong field, unknown fields by name."""
+"""Request bodies: structs that msgspec reads from bytes, up to the first value that is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Tag, model_validator
-from pydantic_core import PydanticCustomError
+import msgspec
 
 from specbuild.serve import limits
 from specbuild.serve.errors import ApiError
 
-TEXT, LIST, OBJECT = Tag("[text]"), Tag("[list]"), Tag("[object]")  # `field_error` leaves out what is in brackets
+_PLACE = re.compile(r"\.(\w+)|\[(\d+)\]")  # of a value: names of fields and numbers of items
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_SCHEMAS = "#/components/schemas/{name}"
 
 
-Value = TypeVar("Value")
+class Body(msgspec.Struct, omit_defaults=True):
+    """A body, or a part of one. Types are exact, and null is the same as leaving a field out."""
 
 
-class _First(FailFast):
-    """Pydantic's mark of a list whose first error is the only one, as a part of unions, which hash their parts."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
+Kind = TypeVar("Kind", bound=Body)
 
 
-Every = Annotated[list[Value], _First()]  # of a long list the first wrong value is an error, and not each
+def decoded(kind: type[Kind], data: bytes, known: bool = False) -> Kind:
+    """Return the body that JSON has; raises ApiError for its first wrong value.
 
-
-def at_most(count: int) -> BeforeValidator:
-    """Return what refuses an object of more than `count` members before any of them is looked at."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > count:
-            raise PydanticCustomError("too_long", "has more than {count} members", {"count": count})
-        return value
-
-    return BeforeValidator(check)
-
-
-class Body(BaseModel):
-    """A body with exact types, in which null is the same as leaving a field out, whatever the field.
-
-    `check_known` refuses fields that no route knows, unless they are to be ignored.
+    `known`: whether a field that no route knows is an error too.
     """
-
-    model_config = ConfigDict(
-        strict=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {name: value for name, value in fields.items() if value is not None}
+    try:
+        body = _decoder(kind).decode(data)
+    except (ValueError, RecursionError) as error:
+        raise _body_error(error) from None
+    if known:
+        _check_known(body, msgspec.json.decode(data))
+    return body  # type: ignore[no-any-return]
 
 
-def told_apart(expected: str) -> Discriminator:
-    """Return what picks a union's member by the value's JSON type, so that no other member's errors are reported.
-
-    `expected`: what is allowed, for the error of a value of another type.
-    """
-    return Discriminator(json_type, "wrong_type", f"Input should be {expected}")
-
-
-def json_type(value: Any) -> str:
-    """Return the tag of a union's member for this value."""
-    if isinstance(value, str):
-        return TEXT.tag
-    return (LIST if isinstance(value, list) else OBJECT).tag
+def converted(kind: type[Kind], fields: Mapping[str, Any], known: bool = False) -> Kind:
+    """Return the body with these fields; see `decoded`."""
+    try:
+        body = msgspec.convert(fields, kind)
+    except (ValueError, RecursionError) as error:
+        raise _body_error(error) from None
+    if known:
+        _check_known(body, fields)
+    return body
 
 
-def unknown(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the names of a body's unknown fields, such as `messages.0.colour`."""
-    if isinstance(value, Body):
-        yield from (f"{path}{name}" for name in value.model_extra or ())
-        for name in type(value).model_fields:
-            yield from unknown(getattr(value, name), f"{path}{name}.")
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from unknown(each, f"{path}{index}.")
+def fields_of(data: bytes) -> dict[str, Any]:
+    """Return the fields of any JSON object; raises ApiError if it is none."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise _body_error(error) from None
 
 
-def check_known(body: Body) -> None:
-    """Raise ApiError if a body has an unknown field."""
-    if name := next(unknown(body), None):
+@lru_cache
+def _decoder(kind: type[Body]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _body_error(error: Exception) -> ApiError:
+    """Return the error for a body that msgspec refuses, by the name of the field that is wrong."""
+    if not isinstance(error, msgspec.ValidationError):
+        return ApiError(400, "the body is not JSON: send an object")
+    said, _, place = str(error).partition(" - at ")
+    path = [name or number for name, number in _PLACE.findall(place)]
+    missing = _MISSING.fullmatch(said)
+    if missing:
+        path.append(missing[1])
+    if missing or said.endswith("got `null`"):
+        said = "missing: give it"
+    where = ".".join(path)
+    said = said.replace(" | null", "").replace("`", "")
+    return ApiError(400, f"{where or 'the body'}: {said}"[:500], param=where or None)
+
+
+def _check_known(body: Body, fields: Any) -> None:
+    if name := next(_unknown(body, fields, ""), None):
         told = name[: limits.LABEL_CHARACTERS]
         raise ApiError(
             400,
@@ -92,3 +87,34 @@ def check_known(body: Body) -> None:
             param=told,
             code="unknown_field",
         )
+
+
+def _unknown(value: Any, given: Any, path: str) -> Iterator[str]:
+    """Yield the names of fields that were given and that a body does not have, such as `messages.0.colour`."""
+    if isinstance(value, Body):
+        for name, each in given.items():
+            if name in value.__struct_fields__:
+                yield from _unknown(getattr(value, name), each, f"{path}{name}.")
+            elif each is not None and name != value.__struct_config__.tag_field:
+                yield f"{path}{name}"
+    elif isinstance(value, list) and value and isinstance(value[0], Body):
+        for number, (one, each) in enumerate(zip(value, given, strict=True)):
+            yield from _unknown(one, each, f"{path}{number}.")
+
+
+def takes(kind: type[Body] | None = None) -> dict[str, Any]:
+    """Return what OpenAPI says of a route with this body; None: with any object."""
+    schema = {"$ref": _SCHEMAS.format(name=kind.__name__)} if kind else {"type": "object"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def schemas() -> dict[str, Any]:
+    """Return OpenAPI's schema of every body, by name."""
+    _, found = msgspec.json.schema_components(_kinds(Body), ref_template=_SCHEMAS)
+    return {name: {**schema, "additionalProperties": False} for name, schema in found.items()}
+
+
+def _kinds(base: type[Body]) -> Iterator[type[Body]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

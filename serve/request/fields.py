@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from msgspec import Meta
 
 from specbuild.runtime.sampling.parameters import MAX_STOPS
 from specbuild.serve import limits
 
-from .body import LIST, OBJECT, TEXT, Body, Every, at_most, json_type, told_apart
+from .body import Body
 
-Label = Annotated[str, Field(min_length=1, max_length=limits.LABEL_CHARACTERS)]
-Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens = Annotated[Every[Token], Field(max_length=limits.TOKENS)]
-Document = Annotated[Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], told_apart("an object or a string")]
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(limits.METADATA)]
+Label = Annotated[str, Meta(min_length=1, max_length=limits.LABEL_CHARACTERS)]
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tokens = Annotated[list[Token], Meta(max_length=limits.TOKENS)]
+Document = str | dict[str, Any]
+Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=limits.METADATA)]
 Bias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-1e6, le=1e6)]],
-    at_most(limits.BIASES),
+    dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-1e6, le=1e6)]],
+    Meta(max_length=limits.BIASES),
 ]
-StopString = Annotated[str, Field(min_length=1)]
-Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-Stop = Annotated[Annotated[StopString, TEXT] | Annotated[Stops, LIST], told_apart("a string or a list of strings")]
+StopString = Annotated[str, Meta(min_length=1)]
+Stops = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+Stop = StopString | Stops
 
 
 class StreamOptions(Body):
     """With `include_usage` a last chunk has the usage; with `continuous_usage_stats` too, every chunk has it so far."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Schema(Body):
     """A JSON schema with a name. The text follows it whether `strict` is set or not."""
 
-    name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    name: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -54,9 +54,9 @@ class StructuredFields(Body):
     `after` is an addition: the text is free up to this token, and constrained from there on.
     """
 
-    json_: Annotated[Document | None, Field(alias="json")] = None
+    json: Document | None = None
     regex: str | None = None
-    choice: Every[str] | None = None
+    choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Document | None = None
@@ -74,9 +74,7 @@ class TextPart(Body):
     text: str
 
 
-Content = Annotated[
-    Annotated[str, TEXT] | Annotated[Every[TextPart], LIST], told_apart("a string or a list of text parts")
-]
+Content = str | list[TextPart]
 
 
 class Prediction(Body):
@@ -94,76 +92,57 @@ class Prediction(Body):
 class Sampling(Body):
     """Fields that completions and chats have in common."""
 
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: Bias | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    n: Annotated[int, Field(ge=1, le=limits.SAMPLES)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=limits.SAMPLES)] | None = None
+    seed: int | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    user: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    user: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     safety_identifier: Label | None = None
     metadata: Metadata | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     session: Label | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Field(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Annotated[str, Meta(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
     cache_salt: Label | None = None
-    deadline: Annotated[float, Field(ge=0.001, le=1e9)] | None = None
+    deadline: Annotated[float, Meta(ge=0.001, le=1e9)] | None = None
     return_token_ids: bool | None = None
     return_token_sources: bool | None = None
-    speculation: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    speculation: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
     prediction: Prediction | None = None
     disable_spec_decode: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=4096)] | None = None
     receipt: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
-    reasoning_end: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    reasoning_end: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
 
 
-_TEXTS, _IDS, _ID_LISTS = Tag("[texts]"), Tag("[ids]"), Tag("[id lists]")
-_LISTS = {str: _TEXTS, int: _IDS, list: _ID_LISTS}  # by the type of their items
+Prompt = str | Annotated[list[Token | str | Tokens], Meta(max_length=limits.TOKENS)]  # `prompts_of` checks the mixture
 
 
-def _prompt_kind(value: Any) -> str | None:
-    """Return the tag of a prompt's kind; None for a list of mixed items."""
-    if not isinstance(value, list):
-        return json_type(value)
-    kinds = set(map(type, value)) or {int}
-    return _LISTS.get(kinds.pop(), _IDS).tag if len(kinds) == 1 else None
-
-
-_PROMPTS = "a string, token ids, a list of strings, or a list of lists of token ids, and not mixed"
-Prompt = Annotated[
-    Annotated[str, TEXT]
-    | Annotated[Tokens, _IDS]
-    | Annotated[Every[str], Field(max_length=limits.PROMPTS), _TEXTS]
-    | Annotated[Every[Tokens], Field(max_length=limits.PROMPTS), _ID_LISTS],
-    Discriminator(_prompt_kind, "wrong_type", f"Input should be {_PROMPTS}"),
-]
-
-
-class CompletionRequest(Sampling):
+class CompletionRequest(Sampling, kw_only=True):
     """The body of /v1/completions. OpenAI's `suffix` is not supported, nor is `best_of` unless it is 1 or `n`."""
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     suffix: str | None = None
     best_of: int | None = None
 
@@ -171,22 +150,22 @@ class CompletionRequest(Sampling):
 class Message(Body):
     """A message of a chat, as the model's template reads it. OpenAI's other fields are accepted if they are empty."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: Content | None = None
     name: Label | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=limits.TOOLS)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Meta(max_length=limits.TOOLS)] | None = None
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
 class Function(Body):
     """A function that the model may call. With `strict`, its arguments always follow the schema."""
 
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -202,13 +181,12 @@ class Tool(Body):
 class FunctionName(Body):
     """The function's name."""
 
-    name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)]
+    name: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)]
 
 
-class NamedTool(Body):
+class NamedTool(Body, tag_field="type", tag="function"):
     """The tool that the model must call."""
 
-    type: Literal["function"]
     function: FunctionName
 
 
@@ -216,45 +194,33 @@ class Allowed(Body):
     """Which tools the model may call, and whether it must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=limits.TOOLS)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=limits.TOOLS)]
 
 
-class AllowedTools(Body):
+class AllowedTools(Body, tag_field="type", tag="allowed_tools"):
     """A choice among some of the tools."""
 
-    type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-Choice = Annotated[Literal["none", "auto", "required"], TEXT]
-ALLOWED = Tag("[allowed]")
+Choice = Literal["none", "auto", "required"]
+ToolChoice = Choice | NamedTool | AllowedTools
+Level = Annotated[str, Meta(min_length=1, max_length=32)]  # such as low
 
 
-def _choice_kind(value: Any) -> str:
-    """Return the tag of a choice's kind."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return ALLOWED.tag if kind == "allowed_tools" else json_type(value)
-
-
-_CHOICES = "none, auto, required, or an object that names a function, or allowed_tools"
-CHOICES = Discriminator(_choice_kind, "wrong_type", f"Input should be {_CHOICES}")
-ToolChoice = Annotated[Choice | Annotated[NamedTool, OBJECT] | Annotated[AllowedTools, ALLOWED], CHOICES]
-Level = Annotated[str, Field(min_length=1, max_length=32)]  # such as low
-
-
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, kw_only=True):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[Every[Message], Field(min_length=1, max_length=limits.MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: Level | None = None
     verbosity: Level | None = None
     enable_thinking: bool | None = None
-    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -262,16 +228,16 @@ class ChatRequest(Sampling):
 class TokenizeRequest(Body):
     """The body of /tokenize: a text, or a chat."""
 
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     prompt: str | None = None
-    messages: Annotated[Every[Message], Field(min_length=1, max_length=limits.MESSAGES)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Body, kw_only=True):
     """The body of /detokenize."""
 
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     tokens: Tokens

@@ -80,6 +80,8 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
     if body.top_k is not None:
         given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as is 0
     if body.seed is not None:
+        if not -(2**63) <= body.seed < 2**64:
+            raise ApiError(400, "seed: give one from -2^63 to 2^64 - 1", param="seed")
         given["seed"] = body.seed % 2**64
     if body.prediction:
         given["prediction"] = body.prediction.text

@@ -44,15 +44,15 @@ def _of_format(given: ResponseFormat) -> StructuredOutputs | None:
         return None
     if given.type == "json_object":
         return StructuredOutputs(json_object=True)
-    if given.json_schema is None or given.json_schema.schema_ is None:
+    if given.json_schema is None or given.json_schema.schema is None:
         raise ApiError(400, "response_format of type json_schema needs json_schema.schema", param="response_format")
-    return StructuredOutputs(json=given.json_schema.schema_)
+    return StructuredOutputs(json=given.json_schema.schema)
 
 
 def _of_fields(given: StructuredFields) -> StructuredOutputs:
     for name in ("whitespace_pattern", "disable_additional_properties"):
         if getattr(given, name):
             raise ApiError(400, f"structured_outputs.{name} is not supported: leave it out", param="structured_outputs")
-    said: dict[str, Any] = {"json": given.json_, "any_whitespace": given.disable_any_whitespace is False}
+    said: dict[str, Any] = {"json": given.json, "any_whitespace": given.disable_any_whitespace is False}
     said |= {name: getattr(given, name) for name in ("regex", "choice", "grammar", "structural_tag", "after")}
     return StructuredOutputs(**said, json_object=bool(given.json_object))

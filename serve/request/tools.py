@@ -32,14 +32,14 @@ def narrowed(body: ChatRequest) -> ChatRequest:
     if unknown := names - {each.function.name for each in tools}:
         raise ApiError(400, f"tool_choice names {min(unknown)!r}, which is no tool", param="tool_choice")
     kept = [each for each in tools if each.function.name in names]
-    return body.model_copy(update={"tools": kept, "tool_choice": allowed.mode})
+    return msgspec.structs.replace(body, tools=kept, tool_choice=allowed.mode)
 
 
 def described(body: ChatRequest) -> list[dict[str, Any]] | None:
     """Return the tools in the form that a template reads; None if the model may not call any."""
     if not body.tools or body.tool_choice == "none":
         return None
-    return [{"type": "function", "function": each.function.model_dump(exclude_none=True)} for each in body.tools]
+    return [{"type": "function", "function": msgspec.to_builtins(each.function)} for each in body.tools]
 
 
 def structured(body: ChatRequest, reading: Reading) -> StructuredOutputs | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specbuild.serve.errors import ApiError, validated
-from specbuild.serve.request.body import check_known
+import msgspec
+
+from specbuild.serve.errors import ApiError
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
 
-from .fields import SAMPLING, AllowedFlat, FlatChoice, Item, ResponsesRequest, TextFormat
+from .fields import SAMPLING, AllowedFlat, FlatChoice, FlatTool, Item, ResponsesRequest, TextFormat
 
 _NAMES = {
     **{"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
@@ -32,8 +34,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     if asked.max_output_tokens is not None:
         fields["max_tokens"] = asked.max_output_tokens
     if asked.tools:
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in asked.tools]
-        fields["tools"] = [{"type": "function", "function": each} for each in functions]
+        fields["tools"] = [{"type": "function", "function": _without_type(each)} for each in asked.tools]
     choice = asked.tool_choice
     if isinstance(choice, FlatChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
@@ -49,7 +50,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
         fields["verbosity"] = asked.text.verbosity
     if asked.reasoning and asked.reasoning.effort:
         fields["reasoning_effort"] = asked.reasoning.effort
-    return checked(fields)
+    return converted(ChatRequest, fields)
 
 
 def asked_name(field: str) -> str:
@@ -57,18 +58,17 @@ def asked_name(field: str) -> str:
     return _NAMES.get(field.partition(".")[0], field)
 
 
-def checked(fields: dict[str, Any]) -> ChatRequest:
-    """Return a chat with these fields; raises ApiError as the chat's route does."""
-    chat = validated(ChatRequest, fields)
-    check_known(chat)
-    return chat
-
-
 def _format(given: TextFormat) -> dict[str, Any]:
     if given.type != "json_schema":
         return {"type": given.type}
-    schema = given.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": _without_type(given)}
+
+
+def _without_type(given: TextFormat | FlatTool) -> dict[str, Any]:
+    """Return the fields for the place where a chat has them: one level down, where they have no type."""
+    told = msgspec.structs.asdict(given)
+    del told["type"]
+    return told
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:

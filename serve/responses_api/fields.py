@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
 from specbuild.serve import limits
-from specbuild.serve.request.body import LIST, OBJECT, TEXT, Body, Every, told_apart
-from specbuild.serve.request.fields import ALLOWED, CHOICES, Choice, Label, Level, Metadata, Stop
+from specbuild.serve.request.body import Body
+from specbuild.serve.request.fields import Choice, Label, Level, Metadata, Stop
 
 
 class ChatFields(Body):
     """Fields that the chat has by the same names; the chat checks their bounds."""
 
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -36,7 +36,7 @@ class ChatFields(Body):
     safety_identifier: Label | None = None
 
 
-SAMPLING = (*ChatFields.model_fields, "stop", "user", "parallel_tool_calls")  # fields with the same name in a chat
+SAMPLING = (*ChatFields.__struct_fields__, "stop", "user", "parallel_tool_calls")  # fields with the same name in a chat
 
 
 class Part(Body):
@@ -44,11 +44,11 @@ class Part(Body):
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     logprobs: list[Any] | None = None
 
 
-Parts = Annotated[Annotated[str, TEXT] | Annotated[Every[Part], LIST], told_apart("a string or a list of text parts")]
+Parts = str | list[Part]
 
 
 class Summary(Body):
@@ -70,7 +70,7 @@ class Item(Body):
     name: Label | None = None
     arguments: str | None = None
     output: Parts | None = None
-    summary: Annotated[list[Summary], Field(max_length=limits.TOOLS)] | None = None
+    summary: Annotated[list[Summary], Meta(max_length=limits.TOOLS)] | None = None
     encrypted_content: None = None
 
 
@@ -78,16 +78,15 @@ class FlatTool(Body):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class FlatChoice(Body):
+class FlatChoice(Body, tag_field="type", tag="function"):
     """The function that the model must call."""
 
-    type: Literal["function"]
     name: Label
 
 
@@ -97,7 +96,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Label | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -115,35 +114,32 @@ class ReasoningOptions(Body):
     summary: Level | None = None
 
 
-class AllowedFlat(Body):
+class AllowedFlat(Body, tag_field="type", tag="allowed_tools"):
     """A choice among some of the tools."""
 
-    type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatChoice], Field(min_length=1, max_length=limits.TOOLS)]
+    tools: Annotated[list[FlatChoice], Meta(min_length=1, max_length=limits.TOOLS)]
 
 
-Items = Annotated[Every[Item], Field(min_length=1, max_length=limits.MESSAGES)]
+Items = Annotated[list[Item], Meta(min_length=1, max_length=limits.MESSAGES)]
 
 
-class ResponsesRequest(ChatFields):
+class ResponsesRequest(ChatFields, kw_only=True):
     """The body of /v1/responses."""
 
-    input: Annotated[Annotated[str, TEXT] | Annotated[Items, LIST], told_apart("a string or a list of items")]
+    input: str | Items
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
     background: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=limits.TOOLS)] | None = None
-    tool_choice: Annotated[Choice | Annotated[FlatChoice, OBJECT] | Annotated[AllowedFlat, ALLOWED], CHOICES] | None = (
-        None
-    )
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    tools: Annotated[list[FlatTool], Meta(max_length=limits.TOOLS)] | None = None
+    tool_choice: Choice | FlatChoice | AllowedFlat | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
     truncation: Literal["disabled"] | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Meta(max_length=1)] | None = None
     reasoning: ReasoningOptions | None = None
     stop: Stop | None = None
     user: Label | None = None

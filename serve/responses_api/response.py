@@ -108,7 +108,7 @@ class ResponseFormat(ChatFormat):
                 yield event
             self._end_body(ended)
             if self._asked.store is not False:
-                items = [item.model_dump(exclude_none=True) for item in items_of(self._asked)]
+                items = msgspec.to_builtins(items_of(self._asked))
                 try:
                     await self._kept.put(self.generation.tenant, self.number, {"input": items, "response": self.body})
                 except Exception as error:
@@ -141,16 +141,15 @@ class ResponseFormat(ChatFormat):
 
     def _begun_body(self) -> dict[str, Any]:
         asked = self._asked
-        plain = asked.model_dump(by_alias=True)
         return {
             **{"id": self.number, "object": "response", "created_at": int(time.time()), "status": "in_progress"},
             **{"model": self.generation.served.name, "output": [], "usage": None, "instructions": asked.instructions},
             **dict.fromkeys(UNSET) | FIXED | self._sampled(),
-            **{name: plain[name] for name in ("max_output_tokens", "previous_response_id", "user")},
+            **{name: getattr(asked, name) for name in ("max_output_tokens", "previous_response_id", "user")},
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "tool_choice": plain["tool_choice"] or "auto",
-            "tools": plain["tools"] or [],
-            "text": plain["text"] or {"format": {"type": "text"}},
+            "tool_choice": msgspec.to_builtins(asked.tool_choice) or "auto",
+            "tools": [msgspec.structs.asdict(each) for each in asked.tools or ()],
+            "text": msgspec.to_builtins(asked.text) or {"format": {"type": "text"}},
             "metadata": asked.metadata or {},
             **{"background": bool(asked.background), "store": asked.store is not False},
         }

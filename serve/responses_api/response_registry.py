@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from pydantic import ValidationError
+import msgspec
 
 from specbuild.serve.errors import ApiError
 from specbuild.serve.limits import CONVERSATION_BYTES
@@ -110,9 +110,9 @@ class Kept:
             parts.append([*row["input"], *row["response"]["output"]])
             number = row["response"]["previous_response_id"]
         try:
-            return [Item.model_validate(item) for part in reversed(parts) for item in part]
-        except ValidationError as error:
-            told = f"{last} cannot be read back: {error.errors()[0]['msg']}"
+            return msgspec.convert([item for part in reversed(parts) for item in part], list[Item])
+        except msgspec.ValidationError as error:
+            told = f"{last} cannot be read back: {error}"
             raise ApiError(400, told, param=_LAST) from None
 
     async def _row(self, tenant: str | None, number: str) -> dict[str, Any]:

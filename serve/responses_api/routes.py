@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from specbuild.serve.errors import ApiError, json_response, renaming
 from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.request.body import takes
 from specbuild.serve.request.generation import EventStream
 
 from .conversation import asked_name, chat_of
@@ -30,9 +31,11 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
     """Return the routes of /v1/responses; `faults`: the error responses of the schema."""
     router = APIRouter(responses=faults)
 
-    @router.post("/v1/responses", responses={200: {"model": dict[str, Any], "content": _STREAM}})
-    async def create(request: Request, body: ResponsesRequest) -> Response:
-        service.check(body)
+    replies: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
+
+    @router.post("/v1/responses", responses=replies, openapi_extra=takes(ResponsesRequest))
+    async def create(request: Request) -> Response:
+        body = await service.read(request, ResponsesRequest)
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
         before = await kept.conversation(request.state.tenant, body.previous_response_id)

@@ -1,7 +1,7 @@
 """Fields that clients send: taken where they change nothing, followed where they change the text, else refused."""
 
 import pytest
-from route_client import CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
+from route_client import ASKED, CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
 from serving import CHAT_TEMPLATE
 
 from specbuild.runtime import Engine
@@ -20,7 +20,7 @@ def tool(name):
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_what_changes_nothing_is_taken(client, path):
     assert client.choice(path, **NOTHING, **STORED) == client.choice(path)
-    assert client.refusal(path, prompt="x", messages=SAID, store=True)[1]["param"] == "store"
+    assert client.refusal(path, **ASKED[path], store=True)[1]["param"] == "store"
 
 
 def test_responses_and_messages_take_them_too(client):

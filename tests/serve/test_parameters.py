@@ -9,6 +9,7 @@ from route_client import SAID
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import BundleError
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.parameters import DEFAULTS, Caller, defaults_of, sampling
 
@@ -16,11 +17,11 @@ NOBODY = Caller()
 
 
 def completion(caller=NOBODY, room=100, **fields):
-    return sampling(CompletionRequest.model_validate({"prompt": "x"} | fields), DEFAULTS, room, caller)
+    return sampling(converted(CompletionRequest, {"prompt": "x"} | fields), DEFAULTS, room, caller)
 
 
 def chat(**fields):
-    return sampling(ChatRequest.model_validate({"messages": SAID} | fields), DEFAULTS, 100, NOBODY)
+    return sampling(converted(ChatRequest, {"messages": SAID} | fields), DEFAULTS, 100, NOBODY)
 
 
 def test_openais_defaults_and_the_checkpoints():

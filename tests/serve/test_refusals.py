@@ -66,8 +66,13 @@ def test_what_is_wrong_together_or_for_this_model(make_client, path):
             assert client.admission.samples == 0
 
 
+HALF_CHARACTERS = [b'{"stop": "\\ud800"}', b'{"stop": "\xff"}']
+
+
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
-@pytest.mark.parametrize("content", [b"\x15\xf0", b"{", b"[]", b"", b"[" * 10**5])
+@pytest.mark.parametrize(
+    "content", [b"\x15\xf0", b"{", b"[]", b"", b"[" * 10**5, b'{"stop": "\\ud800"}', b'{"stop": "\xff"}']
+)
 @pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
 def test_a_body_that_is_no_json(client, path, content, kind):
     reply = client.post(path, content=content, headers={"Content-Type": kind})

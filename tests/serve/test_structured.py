@@ -9,6 +9,7 @@ from data_files import rows
 from route_client import CHATS, COMPLETIONS, SAID, SCHEMA
 
 from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
 from specbuild.serve.request.parameters import DEFAULTS, Caller, sampling
 from specbuild.serve.request.structured import structured
@@ -19,7 +20,7 @@ OF_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": 
 @pytest.mark.parametrize("told", rows("structured_bodies.jsonl"))
 def test_what_is_asked_for_and_after_which_token_it_begins(told):
     """The request's own token goes before the server's."""
-    body, served = ChatRequest.model_validate({"messages": SAID} | told["fields"]), told["reasoning_end"]
+    body, served = converted(ChatRequest, {"messages": SAID} | told["fields"]), told["reasoning_end"]
     found = structured(body, Reading(), served)
     assert (found and found.to_dict()) == told["structured"]
     params = sampling(body, DEFAULTS, 100, Caller(reasoning_end=served))

@@ -10,6 +10,7 @@ from turn_texts import whole
 from specbuild.runtime import SamplingParams
 from specbuild.serve.errors import ApiError
 from specbuild.serve.output_parsers.reading import Reading
+from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
 from specbuild.serve.request.tools import described, parser, read_back, structured
 
@@ -24,7 +25,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def body(**fields):
-    return ChatRequest.model_validate({"messages": SAID, "tools": TOOLS} | fields)
+    return converted(ChatRequest, {"messages": SAID, "tools": TOOLS} | fields)
 
 
 def choice(client, **fields):

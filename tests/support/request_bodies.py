@@ -5,7 +5,7 @@ import copy
 from data_files import rows
 
 from specbuild.serve.http import app  # noqa: F401 - whose routes have the bodies
-from specbuild.serve.request.body import Body
+from specbuild.serve.request.body import Body, converted
 
 NO_VALUES = {"refusal", "audio", "function_call", "encrypted_content", "typical_p", "adapter_id"}  # null and no other
 
@@ -24,16 +24,16 @@ BODIES = {NAMED[each["kind"]]: each["body"] for each in rows("request_bodies.jso
 def fields(value, path=()):
     """Where a body's fields are, those of its parts included, and which kind of body has each."""
     if isinstance(value, Body):
-        for name, field in type(value).model_fields.items():
-            if name in value.model_fields_set:
-                yield (*path, field.alias or name), type(value)
-                yield from fields(getattr(value, name), (*path, field.alias or name))
+        for name in value.__struct_fields__:
+            if getattr(value, name) is not None:
+                yield (*path, name), type(value)
+                yield from fields(getattr(value, name), (*path, name))
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from fields(each, (*path, index))
 
 
-PLACES = [(kind, path) for kind, body in BODIES.items() for path, _ in fields(kind.model_validate(body))]
+PLACES = [(kind, path) for kind, body in BODIES.items() for path, _ in fields(converted(kind, body))]
 
 
 def put(body, path, *value):

@@ -1,5 +1,6 @@
 """Requests of other routes become chats or completions, and pieces become items."""
 
+import msgspec
 import pytest
 from data_files import rows
 from hypothesis import given
@@ -11,21 +12,22 @@ from specbuild.serve.anthropic.fields import MessagesRequest
 from specbuild.serve.clouds.fields import GenerateRequest
 from specbuild.serve.clouds.tgi import completion_of
 from specbuild.serve.output_parsers.parser_base import Piece
+from specbuild.serve.request.body import converted
 from specbuild.serve.responses_api import conversation
 from specbuild.serve.responses_api.fields import ResponsesRequest
 from specbuild.serve.responses_api.items import Output
 
 READERS = {
-    "/generate": lambda body: completion_of(GenerateRequest.model_validate(body), stream=False),
-    RESPONSES: lambda body: conversation.chat_of(ResponsesRequest.model_validate(body), []),
-    MESSAGES: lambda body: messages.chat_of(MessagesRequest.model_validate(body)),
+    "/generate": lambda body: completion_of(converted(GenerateRequest, body), stream=False),
+    RESPONSES: lambda body: conversation.chat_of(converted(ResponsesRequest, body), []),
+    MESSAGES: lambda body: messages.chat_of(converted(MessagesRequest, body)),
 }
 
 
 @pytest.mark.parametrize("told", rows("translated_bodies.jsonl"))
 def test_a_request_is_a_chat_or_a_completion(told):
     found = READERS[told["path"]](told["body"])
-    assert found.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) == told["translated"]
+    assert msgspec.to_builtins(found) == told["translated"]
 
 
 @given(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=9))
