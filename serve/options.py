@@ -12,13 +12,13 @@ from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.cost.options import CostOptions
 from specbuild.serve.drift.watch import DriftOptions
-from specbuild.serve.openai.responses import SpecMetrics
 from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.slo import objectives
 
 API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
 ADMIN_KEY = "SPECBUILD_ADMIN_KEY"  # environment variable: the operator's key
 Extra = Literal["refuse", "ignore"]
+SpecMetrics = Literal["none", "summary", "detailed"]
 ShadowAction = Literal["log", "off"]
 
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.serve.errors import ApiError
+from specbuild.serve.metrics import Metrics
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.admission import Admission
 from specbuild.serve.request.fields import CompletionRequest
-from specbuild.serve.request.generation import Generation
+from specbuild.serve.request.generation import Generation, Workers
+from specbuild.serve.request.grammars import GrammarCompiler
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import Caller, defaults_of
 from specbuild.serve.shadow.shadow_check import Oracle
@@ -60,6 +63,7 @@ class Shadowed:
         defaults = defaults_of(Bundle.open(bundle))
         self.model = ServedModel(("m",), bundle, AsyncEngine(engine), defaults, Admission(engine.batch_size, 256))
         self._at_once = at_once
+        self._workers = Workers(ThreadPoolExecutor(2), GrammarCompiler(), Metrics({"m": engine}))
         self.outcomes, self.log, self._drawn = Counter[str](), Log(), random.Random(seed)
         self._texts = [engine.encode(each) for each in prompts()]
         self.oracle = Oracle(Models([self.model]), ServeOptions(shadow=1.0), self, self.log)  # type: ignore[arg-type]
@@ -82,9 +86,9 @@ class Shadowed:
 
     async def _request(self) -> None:
         asked = self._asked()
-        generation = Generation(self.model, asked, Caller(None, None, True), 1, None)
+        generation = Generation(self.model, asked, Caller())
         try:
-            async for _ in generation.chunks(lambda _: [list(asked.prompt)]):  # type: ignore[arg-type]
+            async for _ in generation.chunks(self._workers):
                 pass
         except ApiError:
             self.outcomes["request failed"] += 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
-import msgspec
-
-from specbuild.runtime import Chunk, Result
+from specbuild.runtime import Chunk
 from specbuild.serve.errors import ApiError, api_error
 from specbuild.serve.openai.chat import ChatFormat
-from specbuild.serve.openai.responses import metrics
+from specbuild.serve.openai.formats import named_event
+from specbuild.serve.options import ServeOptions
 from specbuild.serve.output_parsers.parser_base import Piece
 from specbuild.serve.request import tools
 from specbuild.serve.request.body import converted
@@ -156,42 +154,41 @@ class MessageFormat(ChatFormat):
 
     prefix = "msg"
 
-    def __init__(self, generation: Generation, *given: Any) -> None:
-        super().__init__(generation, *given)
-        self._content, self._result = Content(), cast("Result | None", None)
+    def __init__(self, generation: Generation, options: ServeOptions) -> None:
+        super().__init__(generation, options)
+        self._content = Content()
+        self._started = False
 
-    async def response(self) -> dict[str, Any]:
-        """See `Format.response`."""
-        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-            async for chunk in chunks:
-                for _ in self._add(chunk):
-                    pass
+    def add(self, chunk: Chunk) -> None:
+        """See `Format.add`."""
+        for _ in self._events(chunk):
+            pass
+
+    def whole(self) -> dict[str, Any]:
+        """See `Format.whole`."""
         return self._message() | self._ended()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """See `Format.events`."""
-        begun = False
-        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-            async for chunk in chunks:
-                if not begun:
-                    yield _sent({"type": "message_start", "message": self._message()})
-                begun = True
-                for event in self._add(chunk):
-                    yield _sent(event)
+    def part(self, chunk: Chunk) -> Iterator[bytes]:
+        """See `Format.part`."""
+        if not self._started:
+            yield named_event({"type": "message_start", "message": self._message()})
+        self._started = True
+        yield from map(named_event, self._events(chunk))
+
+    def last(self) -> Iterator[bytes]:
+        """See `Format.last`."""
+        if self.failed:
+            yield named_event(error_body(api_error(self.failed)))
+            return
         told = self._ended()
         usage, delta = told.pop("usage"), {name: told.pop(name) for name in ("stop_reason", "stop_sequence")}
-        yield _sent({"type": "message_delta", "delta": delta, "usage": usage, **told})
-        yield _sent({"type": "message_stop"})
+        yield named_event({"type": "message_delta", "delta": delta, "usage": usage, **told})
+        yield named_event({"type": "message_stop"})
 
-    def fault(self, error: Exception) -> bytes:
-        """See `Format.fault`."""
-        return _sent(error_body(api_error(error)))
-
-    def _add(self, chunk: Chunk) -> Iterator[Event]:
+    def _events(self, chunk: Chunk) -> Iterator[Event]:
         for piece in self.read(0, chunk):
             yield from self._content.add(piece)
         if chunk.result:
-            self._result = chunk.result
             yield from self._content.close()
 
     def _message(self) -> dict[str, Any]:
@@ -203,8 +200,7 @@ class MessageFormat(ChatFormat):
 
     def _ended(self) -> dict[str, Any]:
         """Return the fields that a message gets at its end."""
-        result = self._result
-        assert result is not None
+        result = self.generation.results[0]
         told: dict[str, Any] = {"stop_reason": "max_tokens", "stop_sequence": None, "usage": self._used()}
         if result.finish_reason == "stop":
             stopped = result.stop_reason if isinstance(result.stop_reason, str) else None
@@ -212,24 +208,18 @@ class MessageFormat(ChatFormat):
             ended = "tool_use" if called else "end_turn"
             told["stop_reason"] = "stop_sequence" if stopped else ended
             told["stop_sequence"] = stopped
-        if own := metrics([result], self._metrics):
-            told["metrics"] = own
-        return told
+        return told | self.metrics([result])
 
     def _used(self) -> dict[str, Any]:
         """Return the token usage; prompt tokens read from the prefix cache are counted separately."""
-        prompt, result = sum(map(len, self.generation.prompts)), self._result
+        result = self.generation.results.get(0)
         cached = result.metrics.num_cached_tokens if result and result.metrics else 0
         emitted = len(result.token_ids) if result else 0
         cache = {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
-        return {"input_tokens": prompt - cached, "output_tokens": emitted, **cache}
+        return {"input_tokens": self.prompt_tokens - cached, "output_tokens": emitted, **cache}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return Anthropic's error object."""
     kind = _TYPES.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-def _sent(event: Event) -> bytes:
-    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"

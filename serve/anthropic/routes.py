@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specbuild.serve.errors import STATUSES, json_response, renaming
-from specbuild.serve.handle_request import Service, answer
-from specbuild.serve.openai.chat import asked_chat, check_template_fields, encoded
+from specbuild.serve.handle_request import answer
 from specbuild.serve.request.body import takes
+from specbuild.serve.request.chat_prompt import chat_tokens
+from specbuild.serve.service import Service
 
 from .fields import CountRequest, MessagesRequest
 from .messages import PATH, MessageFormat, asked_name, chat_of
@@ -29,16 +31,15 @@ def routes(service: Service) -> APIRouter:
     async def create_message(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
         with renaming(asked_name):
-            return await answer(service, request, chat_of(body), MessageFormat, 1)
+            return await answer(service, request, chat_of(body), MessageFormat)
 
     @router.post(f"{PATH}/count_tokens", response_model=dict[str, int], openapi_extra=takes(CountRequest))
     async def count_tokens(request: Request) -> Response:
         body = await service.read(request, CountRequest)
         engine = service.models.pick(body.model).engine.engine
         with renaming(asked_name):
-            asked = chat_of(body)
-            check_template_fields(engine, asked, service.options.reading.reasoning is not None)
-        tokens = await service.tokenizing(lambda: encoded(engine, asked_chat(asked)))
+            reasons = service.options.reading.reasoning is not None
+            tokens = await service.tokenizing(partial(chat_tokens, engine, chat_of(body), reasons))
         return json_response({"input_tokens": len(tokens)})
 
     return router

@@ -51,11 +51,10 @@ class GenerateRequest(Body):
 
 
 class Continuation(CompletionRequest, kw_only=True):
-    """A completion in text-generation-inference's form. `truncate`: how many of the prompt's last tokens are used."""
+    """A completion in text-generation-inference's form."""
 
     details: bool | None = None
     return_full_text: bool | None = None
-    truncate: int | None = None
 
 
 class PredictRequest(Body):

@@ -12,11 +12,12 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming
-from specbuild.serve.handle_request import Service, answer, json_of
+from specbuild.serve.handle_request import answer
 from specbuild.serve.openai.chat import ChatFormat
-from specbuild.serve.openai.completions import CompletionFormat, prompts_of
+from specbuild.serve.openai.completions import CompletionFormat
 from specbuild.serve.request.body import Body, converted, fields_of, takes
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
+from specbuild.serve.service import Service, json_of
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, asked_name, completion_of
@@ -68,7 +69,7 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
 
 async def _generated(service: Service, request: Request, body: GenerateRequest, stream: bool) -> Response:
     with renaming(asked_name):
-        return await answer(service, request, completion_of(body, stream), TgiFormat, 1)
+        return await answer(service, request, completion_of(body, stream), TgiFormat)
 
 
 async def _either(service: Service, request: Request, body: GenerateRequest) -> Response:
@@ -94,9 +95,9 @@ async def _any(service: Service, request: Request, given: dict[str, Any]) -> Res
     if isinstance(body, GenerateRequest):
         return await _either(service, request, body)
     if isinstance(body, ChatRequest):
-        return await answer(service, request, body, ChatFormat, 1)
+        return await answer(service, request, body, ChatFormat)
     assert isinstance(body, CompletionRequest)
-    return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
+    return await answer(service, request, body, CompletionFormat)
 
 
 async def _predictions(service: Service, request: Request, asked: PredictRequest) -> list[Any]:

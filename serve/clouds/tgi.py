@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specbuild.runtime import Chunk, Engine, Result, TokenLogprobs
+from specbuild.runtime import Chunk, TokenLogprobs
 from specbuild.serve.errors import ApiError, api_error
-from specbuild.serve.openai.completions import CompletionFormat
-from specbuild.serve.openai.formats import event
+from specbuild.serve.openai.formats import Format, event
 from specbuild.serve.openai.logprobs import LOWEST
+from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.body import converted
 from specbuild.serve.request.generation import Generation
 
@@ -18,10 +17,11 @@ from .fields import Continuation, GenerateRequest, Grammar, Parameters
 
 PATHS = ("/generate", "/generate_stream", "/")
 MAX_NEW_TOKENS = 100  # text-generation-inference's default
-_SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")
+_SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
 _NAMES = {
     **{"prompt": "inputs", "max_tokens": "parameters.max_new_tokens", "structured_outputs": "parameters.grammar"},
     "logprobs": "parameters.details",
+    "truncate_prompt_tokens": "parameters.truncate",
 }
 _KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # error types by status
 
@@ -37,6 +37,7 @@ def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
     fields |= {"prompt": asked.inputs, "stream": stream, "max_tokens": own.max_new_tokens or MAX_NEW_TOKENS}
     fields |= {"temperature": (own.temperature or 1.0) if samples else 0.0}
     fields |= {"details": own.details, "return_full_text": own.return_full_text}
+    fields |= {"truncate_prompt_tokens": own.truncate}
     if stream or own.details:
         fields["logprobs"] = 0
     if own.grammar:
@@ -60,62 +61,46 @@ def _structure(grammar: Grammar) -> dict[str, Any]:
     return {"regex" if grammar.type == "regex" else "json": value}
 
 
-class TgiFormat(CompletionFormat):
+class TgiFormat(Format):
     """Formats `generated_text` with its details, or an event for each token."""
 
-    prefix = "tgi"
+    prefix, operation = "tgi", "text_completion"
 
-    def __init__(self, generation: Generation, *given: Any) -> None:
-        super().__init__(generation, *given)
-        self._text = ""
-        self._result: Result | None = None
+    def __init__(self, generation: Generation, options: ServeOptions) -> None:
+        super().__init__(generation, options)
+        assert isinstance(generation.body, Continuation)
+        self._asked, self._text, self._all = generation.body, "", list[dict[str, Any]]()
 
-    @property
-    def _asked(self) -> Continuation:
-        assert isinstance(self.generation.body, Continuation)
-        return self.generation.body
+    def add(self, chunk: Chunk) -> None:
+        """See `Format.add`."""
+        self._all += self._tokens(chunk)
 
-    def tokenize(self, engine: Engine) -> list[list[int]]:
-        """See `Format.tokenize`; keeps the last `truncate` tokens of the prompt."""
-        return [tokens[-(self._asked.truncate or 0) :] for tokens in super().tokenize(engine)]
+    def whole(self) -> dict[str, Any]:
+        """See `Format.whole`."""
+        details = self._details() | {"prefill": [], "tokens": self._all}
+        return {"generated_text": self._generated(), **({"details": details} if self._asked.details else {})}
 
-    async def response(self) -> dict[str, Any]:
-        """See `Format.response`."""
-        details, tokens = self._asked.details, list[dict[str, Any]]()
-        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-            async for chunk in chunks:
-                self._add(chunk)
-                if details:
-                    tokens += self._tokens(chunk)
-        told: dict[str, Any] = {"generated_text": self._generated()}
-        return told | ({"details": self._details() | {"prefill": [], "tokens": tokens}} if details else {})
+    def part(self, chunk: Chunk) -> Iterator[bytes]:
+        """See `Format.part`; the latest token waits for `last`, since the last event has the whole text."""
+        for token in self._tokens(chunk):
+            if self._all:
+                yield event(self._event())
+            self._all.append(token)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """See `Format.events`. Each token's event waits for the next token, since the last event has the whole text."""
-        held: dict[str, Any] | None = None
-        count = 0
-        async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
-            async for chunk in chunks:
-                self._add(chunk)
-                for token in self._tokens(chunk):
-                    if held:
-                        yield event(held)
-                    count += 1
-                    held = {"index": count, "token": token, "generated_text": None, "details": None}
-        if held:
-            details = self._details() | {"input_length": sum(map(len, self.generation.prompts))}
-            yield event(held | {"generated_text": self._generated(), "details": details})
+    def last(self) -> Iterator[bytes]:
+        """See `Format.last`."""
+        if self.failed:
+            yield event(error_body(api_error(self.failed)))
+        elif self._all:
+            details = self._details() | {"input_length": self.prompt_tokens}
+            yield event(self._event() | {"generated_text": self._generated(), "details": details})
 
-    def fault(self, error: Exception) -> bytes:
-        """See `Format.fault`."""
-        return event(error_body(api_error(error)))
-
-    def _add(self, chunk: Chunk) -> None:
-        self._text += chunk.text
-        self._result = chunk.result or self._result
+    def _event(self) -> dict[str, Any]:
+        return {"index": len(self._all), "token": self._all[-1], "generated_text": None, "details": None}
 
     def _tokens(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Yield a chunk's tokens; their texts add up to the chunk's text, even where a token's own text differs."""
+        self._text += chunk.text
         tokenizer, left = self.generation.engine.tokenizer, chunk.text
         logprobs: Sequence[TokenLogprobs | None] = chunk.logprobs or [None] * len(chunk.token_ids)
         for place, (token, each) in enumerate(zip(chunk.token_ids, logprobs, strict=True), 1):
@@ -130,8 +115,7 @@ class TgiFormat(CompletionFormat):
         return f"{self._asked.prompt if self._asked.return_full_text else ''}{self._text}"
 
     def _details(self) -> dict[str, Any]:
-        result = self._result
-        assert result is not None
+        result = self.generation.results[0]
         stopped = "stop_sequence" if result.stop_reason else "eos_token"
         reason = stopped if result.finish_reason == "stop" else "length"
         return {"finish_reason": reason, "generated_tokens": len(result.token_ids), "seed": self._asked.seed}

@@ -18,19 +18,21 @@ from specbuild.serve.canary import routes as canary_routes
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.clouds import routes as clouds
 from specbuild.serve.errors import STATUSES, ApiError, ErrorBody, api_error, json_response
-from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.handle_request import answer
 from specbuild.serve.openai import responses
-from specbuild.serve.openai.chat import ChatFormat, chat_of, encoded
-from specbuild.serve.openai.completions import CompletionFormat, prompts_of
+from specbuild.serve.openai.chat import ChatFormat
+from specbuild.serve.openai.completions import CompletionFormat
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.page import routes as page
 from specbuild.serve.request.body import schemas, takes
+from specbuild.serve.request.chat_prompt import chat_of, encoded
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specbuild.serve.request.generation import ClientGoneError
 from specbuild.serve.request.models import ServedModel
 from specbuild.serve.responses_api import routes as response_routes
-from specbuild.serve.responses_api.response_registry import Kept
+from specbuild.serve.responses_api.response_registry import ResponseRegistry
 from specbuild.serve.responses_api.store import Store
+from specbuild.serve.service import Service
 
 from .error_shapes import refusal
 from .methods import Methods, allowed
@@ -46,7 +48,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app = _App(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(_api(service))
-    app.include_router(response_routes.routes(service, Kept(Store(options.response_store)), _FAULTS))
+    app.include_router(response_routes.routes(service, ResponseRegistry(Store(options.response_store)), _FAULTS))
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
     app.include_router(clouds.routes(service, options.predict_route))
@@ -102,12 +104,11 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", responses=completion, openapi_extra=takes(CompletionRequest))
     async def create_completion(request: Request) -> Response:
-        body = await service.read(request, CompletionRequest)
-        return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
+        return await answer(service, request, await service.read(request, CompletionRequest), CompletionFormat)
 
     @router.post("/v1/chat/completions", responses=chat, openapi_extra=takes(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
-        return await answer(service, request, await service.read(request, ChatRequest), ChatFormat, 1)
+        return await answer(service, request, await service.read(request, ChatRequest), ChatFormat)
 
     @router.post("/tokenize", response_model=responses.Tokenized, openapi_extra=takes(TokenizeRequest))
     async def tokenize(request: Request) -> Response:

@@ -25,7 +25,6 @@ from specbuild.serve.canary.canary import Canary
 from specbuild.serve.canary.routes import CanaryMetrics
 from specbuild.serve.cost.ledger import Ledger
 from specbuild.serve.drift.watch import Drift
-from specbuild.serve.handle_request import CanarySide, Service
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.admission import Admission
@@ -34,6 +33,7 @@ from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
 from specbuild.serve.request.rate_limits import RateLimits
 from specbuild.serve.request.supervision import Supervisor
+from specbuild.serve.service import CanarySide, Service
 from specbuild.serve.shadow.shadow_check import Oracle
 from specbuild.serve.slo.objectives import parse
 from specbuild.serve.slo.slo_controller import Guard

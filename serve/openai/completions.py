@@ -5,35 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbuild.runtime import Chunk, Engine, TokenLogprobs
-from specbuild.serve.errors import ApiError
-from specbuild.serve.limits import PROMPTS
+from specbuild.runtime import Chunk, TokenLogprobs
+from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.fields import CompletionRequest
 from specbuild.serve.request.generation import Generation
 
 from . import logprobs
-from .formats import Format
-
-_PROMPTS = "a string, token ids, a list of strings, or a list of lists of token ids"
-
-
-def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
-    """Return a request's prompts, each a text or token ids; raises ApiError for unsupported fields of OpenAI's."""
-    if body.suffix is not None:
-        raise ApiError(400, "suffix is not supported: models here only go on from a prompt", param="suffix")
-    if body.best_of not in (None, 1) and body.best_of != body.n:
-        raise ApiError(400, "best_of is not supported: ask for n, and choose", param="best_of")
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    kinds = set(map(type, given)) or {int}
-    if len(kinds) > 1:
-        raise ApiError(400, f"prompt: give {_PROMPTS}, and not mixed", param="prompt")
-    if kinds == {int}:
-        return [given]  # type: ignore[list-item]
-    if len(given) > PROMPTS:
-        raise ApiError(400, f"prompt: give at most {PROMPTS} prompts", param="prompt")
-    return given  # type: ignore[return-value]
+from .formats import ChoicesFormat
 
 
 @dataclass(slots=True)
@@ -46,41 +24,28 @@ class _Told:
     waiting: list[tuple[int, TokenLogprobs | None, int]] = field(default_factory=list)
 
 
-class CompletionFormat(Format):
+class CompletionFormat(ChoicesFormat):
     """Formats `text_completion` objects."""
 
-    whole = part = operation = "text_completion"
+    whole_object = part_object = operation = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, generation: Generation, *given: Any) -> None:
-        super().__init__(generation, *given)
+    def __init__(self, generation: Generation, options: ServeOptions) -> None:
+        super().__init__(generation, options)
         body = generation.body
-        self._echo = self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
+        self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
         self._told = dict[int, _Told]()  # by choice
-        self.echoed = list[str]()  # texts of the prompts
-
-    def tokenize(self, engine: Engine) -> list[list[int]]:
-        """See `Format.tokenize`; also keeps the echoed prompts' texts."""
-        body = self.generation.body
-        assert isinstance(body, CompletionRequest)
-        given = prompts_of(body)
-        tokens = [engine.encode(each) for each in given]
-        if self._echo:
-            self.echoed = [each if isinstance(each, str) else engine.decode(each) for each in given]
-            if body.logprobs is not None:
-                logprobs.check_echo(engine, tokens)
-        return tokens
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
-        """See `Format.choice`."""
+        """See `ChoicesFormat.choice`."""
         return self._shown(number, chunk, first=True)
 
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
-        """See `Format.delta`."""
+        """See `ChoicesFormat.delta`."""
         return self._shown(number, chunk, first)
 
     def _shown(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
-        echoed = self.echoed[chunk.index] if first and self._echo else ""
+        echoed = self.generation.echoed[chunk.index] if first and self.begins else ""
         return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk)}
 
     def _logprobs(self, number: int, chunk: Chunk) -> Any:
@@ -106,9 +71,9 @@ class CompletionFormat(Format):
         tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[chunk.index]
         shows = not self.generation.params.skip_special_tokens
         offsets = logprobs.Offsets(tokenizer, prompt, lambda text, at: shows)
-        if not self._echo:
+        if not self.begins:
             return _Told(offsets, 0, 0)
-        echoed = self.echoed[chunk.index]
+        echoed = self.generation.echoed[chunk.index]
         before = logprobs.Offsets(tokenizer, (), lambda text, at: echoed.startswith(text, at))
         given = zip(prompt, chunk.prompt_logprobs or [None], strict=True)  # a prompt of one token is not read
         waiting = [(token, each, min(before.next(token), len(echoed))) for token, each in given]

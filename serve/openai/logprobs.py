@@ -7,21 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specbuild.runtime import Engine, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.serve.errors import ApiError
-from specbuild.serve.limits import ECHOED_LOGITS
 
 from .responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 
 LOWEST = -9999.0  # vLLM's stand-in for minus infinity, which JSON lacks
-
-
-def check_echo(engine: Engine, prompts: Iterable[Sequence[int]]) -> None:
-    """Raise ApiError if a prompt's logits are more than a request may ask for."""
-    for tokens in prompts:
-        size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size
-        if size > ECHOED_LOGITS:
-            told = f"echo with logprobs takes {size >> 20} MiB of logits, of {ECHOED_LOGITS >> 20} at most: shorten it"
-            raise ApiError(400, told, param="logprobs")
 
 
 class Offsets:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from typing_extensions import NotRequired, TypedDict
 
 from specbuild.runtime import Result, SpeculationStats
+from specbuild.serve.options import SpecMetrics
 
-SpecMetrics = Literal["none", "summary", "detailed"]
 _DETAILS = ("acceptance_histogram", "decisions")
 
 

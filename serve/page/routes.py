@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from specbuild.serve.errors import ErrorBody, json_response
-from specbuild.serve.handle_request import Service
+from specbuild.serve.service import Service
 
 PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)

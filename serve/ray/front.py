@@ -34,14 +34,14 @@ from specbuild.serve.clouds.tgi import completion_of
 from specbuild.serve.errors import ApiError, json_response
 from specbuild.serve.http.methods import Methods
 from specbuild.serve.http.middleware import OPERATORS, behind_gate, below, path_of
-from specbuild.serve.openai.chat import asked_chat
-from specbuild.serve.openai.completions import prompts_of
 from specbuild.serve.openai.formats import event
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.body import decoded, fields_of
+from specbuild.serve.request.chat_prompt import requested_chat
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.generation import ClientGoneError, unless_gone
 from specbuild.serve.request.parameters import cache_key, salt_of
+from specbuild.serve.request.prepare import prompts_of
 from specbuild.serve.responses_api import conversation
 from specbuild.serve.responses_api.fields import ResponsesRequest
 from specbuild.serve.telemetry.logs import RequestLog, error_of
@@ -223,7 +223,7 @@ class Front:
             return ANY
         asked = body.max_tokens
         if isinstance(body, ChatRequest):
-            prompts = [tokenizer.encode(asked_chat(body))]
+            prompts = [tokenizer.encode(requested_chat(body))]
             asked = body.max_completion_tokens or asked
         else:
             prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]

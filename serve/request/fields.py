@@ -98,6 +98,7 @@ class Sampling(Body):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: Bias | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=limits.SAMPLES)] | None = None
     seed: int | None = None

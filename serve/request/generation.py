@@ -1,38 +1,47 @@
-"""One request's way through an engine: admission, tokenizing, chunks, and an end even if the client leaves."""
+"""One request's way through an engine: admission, preparation, chunks, and an end even if the client leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams, StructuredOutputs
+from specbuild.runtime import Chunk, Engine, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.errors import InputError
 from specbuild.serve.errors import ApiError, api_error, blaming
-from specbuild.serve.output_parsers.reasoning import TAIL
 
-from .fields import ChatRequest, Sampling
+from .admission import Ticket
+from .fields import CompletionRequest, Sampling
 from .grammars import GrammarCompiler
 from .models import ServedModel
-from .parameters import Caller, sampling, speculation_field, structure_field
+from .parameters import Caller, speculation_field, structure_field
+from .prepare import PromptState, prepare, prompts_of
 
 Value = TypeVar("Value")
-Tokenize = Callable[[Engine], list[list[int]]]
 
 
-class Observes(Protocol):
-    """Is told when chunks arrive; see `Metrics.chunk`."""
+class Gaps(Protocol):
+    """Is told of the time between two chunks; see `Metrics.chunk`."""
 
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
         """Record that a sample emitted `tokens` tokens `gap_seconds` after its last chunk."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """What requests are decoded with beside the engine: threads that prepare them, and those that compile grammars."""
+
+    preparing: ThreadPoolExecutor
+    grammars: GrammarCompiler
+    metrics: Gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +62,20 @@ class Draw:
 class Generation:
     """A request whose prompts become texts.
 
-    prompts, params: set when it has been tokenized. queued: whether nothing of it can be refused any more. results: the
-    samples that have ended.
+    prompts, echoed, params, reasoning: see `Prepared`; set when it has been prepared. queued: whether nothing of it can
+    be refused any more. results: the samples that have ended.
     """
 
     served: ServedModel
     body: Sampling
     caller: Caller
-    count: int  # number of prompts
-    pool: ThreadPoolExecutor  # threads for tokenizing
-    grammars: GrammarCompiler
-    observer: Observes | None = None
     request_id: str = ""
-    tenant: str | None = None  # hash of the API key; None: there are no keys
     draw: Draw | None = None  # its draw of a canary's arm, if it takes part in one
     status: int = 200  # HTTP status, once it has ended; 499: the client left
     prompts: list[list[int]] = field(default_factory=list)
+    echoed: list[str] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
+    reasoning: PromptState = None
     queued: bool = False
     results: dict[int, Result] = field(default_factory=dict)  # by number of the choice
 
@@ -77,6 +83,11 @@ class Generation:
     def engine(self) -> Engine:
         """The engine behind the model."""
         return self.served.engine.engine
+
+    @property
+    def tenant(self) -> str | None:
+        """The hash of its API key; None: there are no keys."""
+        return self.caller.tenant
 
     @property
     def arm(self) -> str | None:
@@ -94,66 +105,54 @@ class Generation:
         """Return the number of a chunk's choice, counted prompt by prompt and sample by sample."""
         return chunk.index * self.samples + chunk.sample
 
-    async def chunks(self, tokenize: Tokenize) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, workers: Workers) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of all samples as their texts grow or, without streaming, one chunk per sample at its end.
 
         Closing the generator cancels what runs and frees the room in the queue. Raises ApiError and SpecbuildErrors.
         """
-        structure = structure_field(self.body)
-        with self.served.admission.room(self.count * self.samples, "n" if self.samples > 1 else "prompt") as ticket:
-            self.prompts = await asyncio.get_running_loop().run_in_executor(self.pool, tokenize, self.engine)
-            ticket.read(sum(map(len, self.prompts)))
-            room = self.engine.max_model_len - max(map(len, self.prompts))
-            self.params = sampling(self.body, self.served.defaults, max(room, 1), self._caller())
-            with blaming(structure, "structured_outputs"):
-                held = await self._compiled()
-            last, self.queued = dict[int, float](), True
-            async with aclosing(self._run()) as chunks:
-                async for chunk in chunks:
-                    ticket.started()
-                    if chunk.result:
-                        self.results[self.choice(chunk)] = checked(chunk.result, structure)
-                    if self.observer and chunk.token_ids:
-                        now = time.perf_counter()
-                        before = last.get(self.choice(chunk))
-                        last[self.choice(chunk)] = now
-                        if before is not None:
-                            self.observer.chunk(self.served.name, now - before, len(chunk.token_ids))
-                    yield chunk
-            del held
+        count = len(prompts_of(self.body)) if isinstance(self.body, CompletionRequest) else 1
+        structure, last = structure_field(self.body), dict[int, float]()
+        with self.served.admission.room(count * self.samples, "n" if self.samples > 1 else "prompt") as ticket:
+            constraint = await self._prepare(workers, ticket, structure)
+            self.queued = True
+            with self._refusals():
+                async with aclosing(self._decoded()) as chunks:
+                    async for chunk in chunks:
+                        ticket.started()
+                        if chunk.result:
+                            self.results[self.choice(chunk)] = checked(chunk.result, structure)
+                        if chunk.token_ids:
+                            self._note_gap(workers.metrics, chunk, last)
+                        yield chunk
+            del constraint
 
-    def _caller(self) -> Caller:
-        """Return the caller, updated for the prompt: its reasoning may have ended, markers may be special tokens."""
-        reading = self.caller.reading
-        if not isinstance(self.body, ChatRequest):
-            return self.caller
-        markers = reading.markers(bool(self.body.tools))
-        known = [self.engine.tokenizer.token_id(each) for each in markers]
-        shows = any(token is not None and not self.engine.decode([token]) for token in known)
-        if reading.reasoning is None:
-            return replace(self.caller, shows=shows)
-        end = "" if self.prompt_reasons() == "ended" else reading.reasoning.end
-        return replace(self.caller, shows=shows, reasoning_end=end)
-
-    def prompt_reasons(self) -> Literal["begun", "ended", None]:
-        """Return whether the prompt's end begins or ends a reasoning; see `Reasoning.in_prompt`."""
-        reasoning = self.caller.reading.reasoning
-        if reasoning is None or self.body.reasoning_end == "":
-            return "ended" if reasoning else None
-        return reasoning.in_prompt(self.engine.decode(self.prompts[0][-TAIL:], False))
-
-    async def _compiled(self) -> Constraint | None:
-        """Compile the request's constraint, if any, without delaying other requests; holding it keeps it cached."""
+    async def _prepare(self, workers: Workers, ticket: Ticket, structure: str | None) -> object:
+        """Set what the request is decoded from; return its constraint, which stays cached while it is held."""
+        preparing = asyncio.get_running_loop().run_in_executor(
+            workers.preparing, prepare, self.served, self.body, self.caller
+        )
+        self.prompts, self.echoed, self.params, self.reasoning, constraint = await preparing
+        ticket.read(sum(map(len, self.prompts)))
         outputs = self.params.structured_outputs
-        return await self.grammars.constraint(self.engine, StructuredOutputs.of(outputs)) if outputs else None
+        if constraint is None and outputs is not None:
+            with blaming(structure, "structured_outputs"):
+                return await workers.grammars.constraint(self.engine, StructuredOutputs.of(outputs))
+        return constraint
 
-    async def _run(self) -> AsyncGenerator[Chunk, None]:
+    def _note_gap(self, metrics: Gaps, chunk: Chunk, last: dict[int, float]) -> None:
+        """Record the time since the last chunk of the same choice."""
+        now, number = time.perf_counter(), self.choice(chunk)
+        if number in last:
+            metrics.chunk(self.served.name, now - last[number], len(chunk.token_ids))
+        last[number] = now
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turn what the engine refuses into the error of a field."""
         try:
-            async with aclosing(self._decoded()) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            yield
         except InputError as error:
-            told = str(error).removeprefix("prompt 1: ") if self.count == 1 else str(error)
+            told = str(error).removeprefix("prompt 1: ") if len(self.prompts) == 1 else str(error)
             raise ApiError(400, told, param=speculation_field(self.body) or "max_tokens") from None
 
     async def _decoded(self) -> AsyncGenerator[Chunk, None]:

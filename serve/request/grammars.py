@@ -21,9 +21,7 @@ class GrammarCompiler:
         self._room = asyncio.Semaphore(COMPILING)
 
     async def constraint(self, engine: Engine, outputs: StructuredOutputs) -> Constraint:
-        """Return a compiled constraint, which stays cached while it is held; raises ApiError 429 and OptionError."""
-        if known := engine.known_constraint(outputs):
-            return known
+        """Return a new constraint, which stays cached while it is held; raises ApiError 429 and OptionError."""
         try:
             await asyncio.wait_for(self._room.acquire(), WAIT_SECONDS)
         except (TimeoutError, asyncio.TimeoutError):

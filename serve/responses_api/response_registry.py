@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,7 +29,7 @@ class Running(Protocol):
         ...
 
 
-class Kept:
+class ResponseRegistry:
     """Finds responses in progress, and reads and writes the store in threads. For the event loop's thread only."""
 
     def __init__(self, store: Store) -> None:
@@ -39,16 +37,14 @@ class Kept:
         self._running = dict[tuple[str | None, str], tuple[Running, asyncio.Event]]()  # the event: it has ended
         self._tasks = set[asyncio.Task[None]]()
 
-    @contextmanager
-    def running(self, tenant: str | None, response: Running) -> Iterator[None]:
-        """Let a response be found while the `with` block runs."""
-        key, ended = (tenant, response.number), asyncio.Event()
-        self._running[key] = response, ended
-        try:
-            yield
-        finally:
-            del self._running[key]
-            ended.set()
+    def begin(self, tenant: str | None, response: Running) -> None:
+        """Let a response be found until it has ended."""
+        self._running[tenant, response.number] = response, asyncio.Event()
+
+    def end(self, tenant: str | None, response: Running) -> None:
+        """Forget a response that has ended, and is stored if it is to be."""
+        _, ended = self._running.pop((tenant, response.number))
+        ended.set()
 
     def behind(self, work: Any) -> None:
         """Run a coroutine in the background."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,14 +11,15 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from specbuild.serve.errors import ApiError, json_response, renaming
-from specbuild.serve.handle_request import Service, answer
+from specbuild.serve.handle_request import begin, respond
 from specbuild.serve.request.body import takes
 from specbuild.serve.request.generation import EventStream
+from specbuild.serve.service import Service
 
 from .conversation import asked_name, chat_of
 from .fields import ResponsesRequest
-from .response import ResponseFormats
-from .response_registry import Kept
+from .response import ResponseFormat
+from .response_registry import ResponseRegistry
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -27,7 +29,7 @@ async def _stays() -> Message:
     return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
-def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
+def routes(service: Service, registry: ResponseRegistry, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
     """Return the routes of /v1/responses; `faults`: the error responses of the schema."""
     router = APIRouter(responses=faults)
 
@@ -38,34 +40,35 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
         body = await service.read(request, ResponsesRequest)
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
-        before = await kept.conversation(request.state.tenant, body.previous_response_id)
+        before = await registry.conversation(request.state.tenant, body.previous_response_id)
         with renaming(asked_name):
-            chat, formats = await asyncio.to_thread(chat_of, body, before), ResponseFormats(body, kept)
+            chat = await asyncio.to_thread(chat_of, body, before)
             chat.stream = True if body.background else chat.stream
             asking = Request(request.scope, _stays) if body.background else request
-            reply = await answer(service, asking, chat, formats, 1)
+            form = await begin(service, asking, chat, partial(ResponseFormat, asked=body, registry=registry))
+            reply = await respond(service, asking, form)
         if not body.background:
             return reply
         assert isinstance(reply, EventStream)
-        kept.behind(reply.drain())
-        return json_response(formats.made[0].body)
+        registry.behind(reply.drain())
+        return json_response(form.body)
 
     @router.get("/v1/responses/{number}", response_model=dict[str, Any])
     async def retrieve(request: Request, number: str) -> Response:
-        return json_response(await kept.get(request.state.tenant, number))
+        return json_response(await registry.get(request.state.tenant, number))
 
     @router.get("/v1/responses/{number}/input_items", response_model=dict[str, Any])
     async def list_items(request: Request, number: str) -> Response:
-        items = await kept.items(request.state.tenant, number)
+        items = await registry.items(request.state.tenant, number)
         return json_response({"object": "list", "data": items[::-1], "has_more": False})
 
     @router.delete("/v1/responses/{number}", response_model=dict[str, Any])
     async def delete(request: Request, number: str) -> Response:
-        await kept.delete(request.state.tenant, number)
+        await registry.delete(request.state.tenant, number)
         return json_response({"id": number, "object": "response", "deleted": True})
 
     @router.post("/v1/responses/{number}/cancel", response_model=dict[str, Any])
     async def cancel(request: Request, number: str) -> Response:
-        return json_response(await kept.cancel(request.state.tenant, number))
+        return json_response(await registry.cancel(request.state.tenant, number))
 
     return router

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from request_bodies import BODIES, NO_VALUES, PLACES, fields, kinds, put
 from route_client import ASKED, CHATS, COMPLETIONS, MESSAGES, RESPONSES
 
-from specbuild.serve import handle_request, limits
+from specbuild.serve import limits, service
 from specbuild.serve.errors import ApiError
 from specbuild.serve.request.body import Body, decoded, schemas
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 
 places = st.sampled_from(PLACES)
 values = st.recursive(
-    st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=4,
 )
@@ -105,7 +105,7 @@ def test_a_large_body_is_read_in_a_thread_and_a_small_one_is_not(client, monkeyp
             on_loop[-1] = True
         return decoded(*given)
 
-    monkeypatch.setattr(handle_request, "decoded", noted)
+    monkeypatch.setattr(service, "decoded", noted)
     for size in (10, limits.SMALL_BODY_BYTES):
         client.refusal(path, **ASKED.get(path, {}), colour="x" * size)
     assert on_loop == [True, False]

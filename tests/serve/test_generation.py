@@ -9,9 +9,11 @@ from asgi import GONE, call
 from specbuild.runtime import Chunk, RequestMetrics, Result
 from specbuild.runtime.errors import ExecutionError
 from specbuild.serve.errors import ApiError
+from specbuild.serve.handle_request import events, whole
 from specbuild.serve.openai.chat import ChatFormat
 from specbuild.serve.openai.completions import CompletionFormat
 from specbuild.serve.openai.responses import metrics, usage
+from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.generation import ClientGoneError, EventStream, checked, unless_gone
 
 
@@ -86,7 +88,7 @@ def test_a_format_that_fails_leaves_its_generation(form):
     """At once, and not when the garbage is collected: so its slot is free for the next request."""
     closed = list[bool]()
 
-    async def chunks(tokenize):
+    async def chunks():
         try:
             while True:
                 yield Chunk(0, 0, "x", [1], None, None)
@@ -98,12 +100,12 @@ def test_a_format_that_fails_leaves_its_generation(form):
 
     body = SimpleNamespace(return_token_ids=True, stream_options=None, return_token_sources=False)
     served = SimpleNamespace(name="m", manifest=SimpleNamespace(digest="d" * 64))
-    given = SimpleNamespace(chunks=chunks, body=body, served=served, choice=choice)
+    given = SimpleNamespace(body=body, served=served, choice=choice, request_id="id")
 
     async def ask(streams):
-        made = form(given, "id", "none", False)
+        made = form(given, ServeOptions())
         with pytest.raises(KeyError):
-            await (anext(made.events()) if streams else made.response())
+            await (anext(events(made, chunks())) if streams else whole(made, chunks()))
         return closed[:]
 
     assert asyncio.run(ask(streams=False)) == [True]

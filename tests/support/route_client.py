@@ -8,7 +8,6 @@ from specbuild.runtime import AsyncEngine, Bundle
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.canary.routes import CanaryMetrics
 from specbuild.serve.drift.watch import Drift
-from specbuild.serve.handle_request import Service
 from specbuild.serve.http.app import make_app
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.options import ServeOptions
@@ -16,6 +15,7 @@ from specbuild.serve.request.admission import Admission
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import defaults_of
 from specbuild.serve.request.rate_limits import RateLimits
+from specbuild.serve.service import Service
 from specbuild.serve.shadow.shadow_check import Oracle
 
 COMPLETIONS, CHATS, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"

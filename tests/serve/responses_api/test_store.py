@@ -11,7 +11,7 @@ import pytest
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve.errors import ApiError
-from specbuild.serve.responses_api.response_registry import Kept
+from specbuild.serve.responses_api.response_registry import ResponseRegistry
 from specbuild.serve.responses_api.store import Store
 
 
@@ -46,7 +46,7 @@ def test_a_conversation_is_bounded_by_its_bytes():
         response = {"status": "completed", "output": [], "previous_response_id": before}
         store.put(None, f"r{number}", {"input": said, "response": response})
         before = f"r{number}"
-    kept = Kept(store)
+    kept = ResponseRegistry(store)
     assert len(asyncio.run(kept.conversation(None, "r3"))) == 4
     with pytest.raises(ApiError, match="begin another"):
         asyncio.run(kept.conversation(None, "r29"))

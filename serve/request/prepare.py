@@ -1,0 +1,117 @@
+"""Prepares a request for its engine: the tokens of its prompts and its parameters, all in one thread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from specbuild.runtime import Constraint, Engine, SamplingParams, StructuredOutputs
+from specbuild.serve.errors import ApiError
+from specbuild.serve.limits import ECHOED_LOGITS, PROMPTS
+from specbuild.serve.output_parsers.reasoning import TAIL
+
+from .chat_prompt import chat_tokens
+from .fields import ChatRequest, CompletionRequest, Sampling
+from .models import ServedModel
+from .parameters import Caller, sampling
+
+_PROMPTS = "a string, token ids, a list of strings, or a list of lists of token ids"
+PromptState = Literal["begun", "ended", None]
+
+
+class Prepared(NamedTuple):
+    """What a request is decoded from.
+
+    echoed: the texts of prompts that are repeated. reasoning: whether the prompt's end begins or ends a reasoning.
+    constraint: what a text must follow, if that is compiled already; holding it keeps it cached.
+    """
+
+    prompts: list[list[int]]
+    echoed: list[str]
+    params: SamplingParams
+    reasoning: PromptState
+    constraint: Constraint | None
+
+
+def prepare(served: ServedModel, body: Sampling, caller: Caller) -> Prepared:
+    """Return what a request is decoded from; raises ApiError and SpecbuildErrors."""
+    engine = served.engine.engine
+    if isinstance(body, ChatRequest):
+        prompts, echoed = [chat_tokens(engine, body, caller.reading.reasoning is not None)], list[str]()
+    else:
+        assert isinstance(body, CompletionRequest)
+        prompts, echoed = _completion(engine, body)
+    if body.truncate_prompt_tokens:
+        prompts = [tokens[-body.truncate_prompt_tokens :] for tokens in prompts]
+    state: PromptState = None
+    if isinstance(body, ChatRequest):
+        state = _prompt_reasons(engine, body, caller, prompts[0])
+        caller = replace(caller, shows=_shows(engine, body, caller), **_reasoning_end(caller, state))
+    room = max(engine.max_model_len - max(map(len, prompts)), 1)
+    params = sampling(body, served.defaults, room, caller)
+    outputs = params.structured_outputs
+    constraint = engine.known_constraint(StructuredOutputs.of(outputs)) if outputs else None
+    return Prepared(prompts, echoed, params, state, constraint)
+
+
+def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
+    """Return a request's prompts, each a text or token ids; raises ApiError for unsupported fields of OpenAI's."""
+    if body.suffix is not None:
+        raise ApiError(400, "suffix is not supported: models here only go on from a prompt", param="suffix")
+    if body.best_of not in (None, 1) and body.best_of != body.n:
+        raise ApiError(400, "best_of is not supported: ask for n, and choose", param="best_of")
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given)) or {int}
+    if len(kinds) > 1:
+        raise ApiError(400, f"prompt: give {_PROMPTS}, and not mixed", param="prompt")
+    if kinds == {int}:
+        return [given]  # type: ignore[list-item]
+    if len(given) > PROMPTS:
+        raise ApiError(400, f"prompt: give at most {PROMPTS} prompts", param="prompt")
+    return given  # type: ignore[return-value]
+
+
+def _completion(engine: Engine, body: CompletionRequest) -> tuple[list[list[int]], list[str]]:
+    """Return the tokens of a completion's prompts, and their texts if they are repeated."""
+    given = prompts_of(body)
+    prompts = [engine.encode(each) for each in given]
+    if not body.echo:
+        return prompts, []
+    if body.logprobs is not None:
+        _check_echo(engine, prompts)
+    return prompts, [each if isinstance(each, str) else engine.decode(each) for each in given]
+
+
+def _check_echo(engine: Engine, prompts: list[list[int]]) -> None:
+    """Raise ApiError if a prompt's logits are more than a request may ask for."""
+    for tokens in prompts:
+        size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size
+        if size > ECHOED_LOGITS:
+            told = f"echo with logprobs takes {size >> 20} MiB of logits, of {ECHOED_LOGITS >> 20} at most: shorten it"
+            raise ApiError(400, told, param="logprobs")
+
+
+def _prompt_reasons(engine: Engine, body: ChatRequest, caller: Caller, prompt: list[int]) -> PromptState:
+    """Return whether a prompt's end begins or ends a reasoning; see `Reasoning.in_prompt`."""
+    reasoning = caller.reading.reasoning
+    if reasoning is None:
+        return None
+    if body.reasoning_end == "":
+        return "ended"
+    return reasoning.in_prompt(engine.decode(prompt[-TAIL:], False))
+
+
+def _reasoning_end(caller: Caller, state: PromptState) -> dict[str, Any]:
+    """Return the token that ends a reasoning, as a field of the caller, if the model's reasoning is read."""
+    reasoning = caller.reading.reasoning
+    if reasoning is None:
+        return {}
+    return {"reasoning_end": "" if state == "ended" else reasoning.end}
+
+
+def _shows(engine: Engine, body: ChatRequest, caller: Caller) -> bool:
+    """Return whether a text must show special tokens, because markers of calls or of reasoning are such tokens."""
+    known = [engine.tokenizer.token_id(each) for each in caller.reading.markers(bool(body.tools))]
+    return any(token is not None and not engine.decode([token]) for token in known)

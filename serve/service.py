@@ -1,0 +1,101 @@
+"""What the routes of a server share: models, options, watchers, and the threads that work for requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import Request
+
+from specbuild.serve.request.admission import Admission
+from specbuild.serve.request.body import Kind, decoded
+from specbuild.serve.request.fields import Sampling
+from specbuild.serve.request.generation import Draw, Watcher, Workers
+from specbuild.serve.request.grammars import GrammarCompiler
+from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.request.rate_limits import RateLimits
+from specbuild.serve.request.supervision import Supervisor
+from specbuild.serve.shadow.shadow_check import Oracle
+from specbuild.serve.telemetry.traces import Traces
+
+from . import limits
+from .errors import ApiError
+from .metrics import Metrics
+from .options import ServeOptions
+
+_PREPARING = 2  # threads
+_TEXTS = 64  # requests of /tokenize and the like at once; more are refused
+
+
+class CanarySide(Watcher, Protocol):
+    """A server's side of a canary; see `Canary` and, on Ray, `ReplicaCanary`."""
+
+    async def arm(
+        self, served: ServedModel, body: Sampling, tenant: str | None
+    ) -> tuple[ServedModel, str | None, Draw | None]:
+        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything that the routes need: models, options, metrics, traces, watchers and thread pools."""
+
+    models: Models
+    options: ServeOptions
+    metrics: Metrics
+    traces: Traces = field(default_factory=Traces)
+    oracle: Oracle | None = None
+    canary: CanarySide | None = None
+    watchers: Sequence[Watcher] = ()  # including oracle and canary
+    rates: RateLimits = field(default_factory=RateLimits)
+    supervisor: Supervisor | None = None  # of the watchers; None: nothing runs them
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PREPARING, "specbuild-prepare"))
+    text_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "specbuild-text"))
+    text_admission: Admission = field(default_factory=lambda: Admission(1, _TEXTS - 1))
+    grammars: GrammarCompiler = field(default_factory=GrammarCompiler)
+
+    def drain(self) -> None:
+        """Refuse new requests and report not ready from now on."""
+        for model in self.models.all:
+            model.admission.draining = True
+
+    @property
+    def refuses_unknown(self) -> bool:
+        """Whether a field that no route knows is an error."""
+        return self.options.extra_fields == "refuse"
+
+    async def read(self, request: Request, kind: type[Kind]) -> Kind:
+        """Return a request's body, which is read in a thread unless it is small; raises ApiError."""
+        data = await json_of(request)
+        if len(data) <= limits.SMALL_BODY_BYTES:
+            return decoded(kind, data, self.refuses_unknown)
+        return await asyncio.to_thread(decoded, kind, data, self.refuses_unknown)
+
+    async def tokenizing(self, work: Callable[[], Any]) -> Any:
+        """Run a function for a request that wants tokens and no text, beside generation; raises ApiError 429."""
+        with self.text_admission.room(1) as ticket:
+            found = await asyncio.get_running_loop().run_in_executor(self.text_pool, work)
+            ticket.started()
+            return found
+
+    @property
+    def workers(self) -> Workers:
+        """What requests are decoded with beside the engines."""
+        return Workers(self.pool, self.grammars, self.metrics)
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in progress in all models."""
+        return sum(model.admission.requests for model in self.models.all)
+
+
+async def json_of(request: Request) -> bytes:
+    """Return the bytes of a body that is JSON by its header, which no page of another origin can claim unasked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
+    return await request.body()
