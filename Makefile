@@ -62,10 +62,9 @@ benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
 structured: build/smollm2-int8.bundle/manifest.json
 	$(SOAK)/structured_sweep.py $(<D) --out benchmarks/results/structured.json
 
-# What docs/guides/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
+# What docs/guides/operating.md and serving.md promise: simulations, and the reference pair behind a server.
 operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
 	$(BIN)/python -m benchmarks.serve.shadow_oracle float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
-	$(BIN)/python -m benchmarks.serve.slo_step $(BUNDLE) --out benchmarks/results/slo-step.json
 
 build/pycode-int8.bundle/manifest.json: $(VENV)/.ready
 	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --precision int8 --output $(@D) --force

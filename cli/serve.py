@@ -213,7 +213,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     "--slo",
     multiple=True,
     metavar="ttft=0.5,tpot=0.05,p99",
-    help="Objectives in seconds and percentiles: drafts shrink and end where they break them. May be repeated.",
+    help="Objectives in seconds and percentiles: a metric says how many requests keep to them. May be repeated.",
 )
 def command(
     bundles: tuple[str, ...],

@@ -67,7 +67,7 @@ class ServeOptions:
         response_store: SQLite file for what /v1/responses stores; None: memory.
         canary: What a canary compares; None: there is none.
         drift: What is watched for drift; None: nothing.
-        slo: Objectives of the SLA guard, see `objectives.parse`.
+        slo: Latency objectives whose attainment is a metric, see `objectives.parse`.
         health_route: Another name of /health, if Vertex AI asks for one.
         predict_route: Another name of /predict, if Vertex AI asks for one.
         ui: Serve a page at / to chat with.

@@ -35,8 +35,8 @@ from specbuild.serve.request.rate_limits import RateLimits
 from specbuild.serve.request.supervision import Supervisor
 from specbuild.serve.service import CanarySide, Service
 from specbuild.serve.shadow.shadow_check import Oracle
+from specbuild.serve.slo.attainment import Attainment
 from specbuild.serve.slo.objectives import parse
-from specbuild.serve.slo.slo_controller import Guard
 from specbuild.serve.telemetry.logs import RequestLog
 
 from . import listener
@@ -142,11 +142,12 @@ def make_service(
     canary = canary_of(served, options, log) if options.canary else None
     drift = Drift(served, options.drift, log) if options.drift else None
     watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
-    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift):
+    attainment = Attainment(served, parse(options.slo)) if options.slo else None
+    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift, attainment):
         if each:
             metrics.registry.register(each)
-    if options.slo:
-        watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
+    if attainment:
+        watchers.append(attainment)
     if ledger:
         ledger.begin(models)
         watchers.append(ledger)

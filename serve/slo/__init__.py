@@ -1,1 +1,1 @@
-"""Latency objectives, and how much is drafted so that they are kept."""
+"""Latency objectives, and whether requests keep to them."""

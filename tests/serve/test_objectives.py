@@ -1,14 +1,13 @@
-"""Objectives: how they are written, when they are broken, and which requests count."""
+"""Objectives: how they are written, which requests count, and how many keep to them."""
 
-import random
-
+import ended
 import pytest
 
-from specbuild.runtime import RequestMetrics
+from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import OptionError
-from specbuild.serve.slo.objectives import COUNT, SECONDS, Objective, Sample, Window, parse
-
-P99, MEDIAN = Objective("ttft", 1.0, 0.99), Objective("ttft", 1.0, 0.5)
+from specbuild.serve.request.models import Models
+from specbuild.serve.slo.attainment import COUNT, SECONDS, Attainment
+from specbuild.serve.slo.objectives import parse
 
 
 def test_how_they_are_written():
@@ -33,65 +32,46 @@ def test_what_is_refused(text):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("objective", "fast", "slow", "sure", "broken"),
-    [
-        *((P99, fast, slow, True, False) for fast, slow in ((0, 0), (20, 1), (200, 3))),
-        *((P99, fast, slow, True, True) for fast, slow in ((15, 3), (0, 2))),
-        *((MEDIAN, 10, 15, True, False), (MEDIAN, 0, 10, True, True)),
-        *((P99, 100, 3, False, True), (P99, 100, 2, False, False)),
-    ],
-)
-def test_one_slow_request_breaks_nothing_and_too_many_do(objective, fast, slow, sure, broken):
-    assert objective.broken([0.5] * fast + [9.0] * slow, sure=sure) == broken
+class Watched:
+    """Objectives of one model, at times of a test's own."""
+
+    def __init__(self, *objectives):
+        self.model, self.now = ended.served(), 100.0
+        self._attainment = Attainment(Models([self.model]), parse(objectives), lambda: self.now)
+
+    def end(self, count=1, **times):
+        """Texts that have ended now, of five tokens; one that failed has none."""
+        times = {"submitted": self.now - 9, "started": self.now - 8, "first_token": self.now - 4} | times
+        metrics = RequestMetrics(1, 1, "auto", **{"num_output_tokens": 5, "finished": self.now} | times)
+        results = [Result("", [1] * 5, "length", metrics)] * count
+        self._attainment.ended(ended.generation(self.model, *results, Result("", [], "error", None)))
+
+    @property
+    def shares(self):
+        (family,) = self._attainment.collect()
+        return {sample.labels["objective"]: sample.value for sample in family.samples}
 
 
-def test_where_it_is_just_met_it_is_hardly_ever_broken():
-    """Of 3,000 windows of 100 requests, each slow with a chance of 1 %: as many as ALPHA says."""
-    drawn = random.Random(0)
-    found = sum(P99.broken([2.0 * (drawn.random() < 0.01) for _ in range(100)]) for _ in range(3000))
-    assert found <= 8
+def test_the_share_of_requests_that_keep_to_an_objective():
+    """Each took 5 s to its first token, 1 s a token, and 9 s in all."""
+    watched = Watched("ttft=5,tpot=0.9,e2el=9,p99")
+    assert set(watched.shares.values()) == {1.0}, "there are no requests yet"
+    watched.end()
+    assert watched.shares == {"ttft_p99": 1.0, "tpot_p99": 0.0, "e2el_p99": 1.0}
+    watched.end(3, submitted=80.0, first_token=99.0)
+    assert watched.shares == {"ttft_p99": 0.25, "tpot_p99": 0.75, "e2el_p99": 0.25}
+    watched.end(first_token=None)
+    watched.end(num_output_tokens=1)
+    assert watched.shares["tpot_p99"] == 0.75, "one token has no time per token, and a text without any has no times"
 
 
-@pytest.mark.parametrize(("count", "tail"), [(0, None), (1, 0), (7, 6), (8, 6), (1000, 990)])
-def test_a_tail_is_robust(count, tail):
-    """A few outliers are not the tail, unless there is nothing else."""
-    assert P99.tail([float(each) for each in range(count)]) == tail
-
-
-def test_a_sample_has_its_times():
-    def sample(**own):
-        times = {"submitted": 1.0, "started": 2.0, "first_token": 4.0, "finished": 10.0, "num_output_tokens": 4}
-        return Sample.of(RequestMetrics(3, 1, "auto", **times | own))
-
-    assert (found := sample())
-    assert [*map(found.time, ("ttft", "tpot", "e2el")), found.queue] == [3.0, 2.0, 9.0, 1.0]
-    assert (one := sample(num_output_tokens=1))
-    assert one.tpot is sample(first_token=None) is None
-
-
-def test_a_window_may_grow_while_another_thread_reads_it():
-    window = Window(lambda: 100.0)
-
-    class Adding(float):
-        def __ge__(self, other):
-            window.add(Sample(90.0, 90.0, 95.0, 1.0, 0.0, None))
-            return True
-
-    for _ in range(2):
-        window.add(Sample(90.0, 90.0, Adding(95.0), 1.0, 0.0, None))
-    assert window.times(P99) == [1.0, 1.0]
-
-
-def test_a_window_has_the_latest_that_began_in_time():
-    tpot, now = Objective("tpot", 1.0, 0.99), 100.0
-    window = Window(lambda: now)
-    for submitted, started, finished in ((60.0, 61.0, 69.9), (80.0, 85.0, 90.0), (86.0, 87.0, 99.0)):
-        window.add(Sample(submitted, started, finished, finished, 0.0, finished))
-    assert window.times(P99) == [90.0, 99.0], f"older than {SECONDS:g} s"
-    assert window.times(tpot, since=84.0) == [90.0, 99.0], "decoded since then"
-    assert window.times(P99, since=84.0) == [99.0], "came since then"
-    for _ in range(2 * COUNT):
-        window.add(Sample(90.0, 90.0, 95.0, 1.0, 0.0, None))
-    assert (len(window.times(P99)), window.times(tpot)) == (COUNT, [])
-    assert (P99.attainment([1.0, 1.0, 2.0, 0.5]), P99.attainment([])) == (0.75, 1.0)
+def test_the_latest_requests_count():
+    watched = Watched("e2el=9,p50")
+    watched.end(submitted=0.0)
+    assert watched.shares == {"e2el_p50": 0.0}
+    watched.end(2 * COUNT)
+    assert watched.shares == {"e2el_p50": 1.0}, f"{COUNT} at most"
+    watched.end(submitted=0.0)
+    watched.now += SECONDS + 1
+    watched.end()
+    assert watched.shares == {"e2el_p50": 1.0}, f"none older than {SECONDS:g} s"
