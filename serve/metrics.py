@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -42,8 +40,10 @@ _OWN_COUNTERS = {
     "busy_seconds": "Shares of requests in the seconds of rounds.",
     "baseline_seconds": "What they would have been by plain decoding.",
 }
+_GAPS = "inter_token_latency_seconds"
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From submission.", FIRST),
+    _GAPS: ("Between two tokens of a stream.", TOKEN),
     "request_time_per_output_token_seconds": ("Mean of a sample, its first token left out.", TOKEN),
     "e2e_request_latency_seconds": ("From submission to the end.", WHOLE),
     "request_queue_time_seconds": ("From submission to the slot.", WHOLE),
@@ -77,16 +77,13 @@ class Metrics:
             name: Histogram(prefix + name, told, ("model_name",), registry=self._registry, buckets=buckets)
             for name, (told, buckets) in _HISTOGRAMS.items()
         }
-        self._gaps = _Gaps(prefix + "inter_token_latency_seconds", "Between two tokens of a stream.", TOKEN)
         self._series = {name: self._begin(name) for name in engines}
-        self._registry.register(self._gaps)
         self._registry.register(_Gauges(engines, prefix))
 
     def _counter(self, prefix: str, name: str, told: str, *labels: str) -> Counter:
         return Counter(prefix + name, told, ("model_name", *labels), registry=self._registry)
 
     def _begin(self, model: str) -> _Series:
-        self._gaps.begin(model)
         for reason in _ENDS:
             self._requests.labels(model, reason)
         for outcome in get_args(Outcome):
@@ -106,8 +103,9 @@ class Metrics:
 
         So the sum is the elapsed time and the count the tokens, as if every token had a chunk of its own.
         """
-        if tokens:
-            self._gaps.observe(model, gap_seconds / tokens, tokens)
+        gaps = self._histograms[_GAPS].labels(model)
+        for _ in range(tokens):
+            gaps.observe(gap_seconds / tokens)
 
     def rejected(self, model: str, reason: str) -> None:
         """Count a request that was not admitted."""
@@ -188,38 +186,6 @@ class _Series:
         if own.num_output_tokens > 1:
             times["request_time_per_output_token_seconds"].observe(own.tpot)
             times["request_decode_time_seconds"].observe(own.tpot * (own.num_output_tokens - 1))
-
-
-class _Gaps(Collector):
-    """A histogram that takes a value many times at once; prometheus_client's would need a call per token."""
-
-    def __init__(self, name: str, told: str, buckets: Sequence[float]) -> None:
-        self._name, self._told, self._bounds = name, told, buckets
-        self._lock = threading.Lock()
-        self._counts, self._sums = dict[str, list[int]](), dict[str, float]()
-
-    def begin(self, model: str) -> None:
-        """Begin a model's series at zero."""
-        with self._lock:
-            self._counts.setdefault(model, [0] * (len(self._bounds) + 1))
-            self._sums.setdefault(model, 0.0)
-
-    def observe(self, model: str, value: float, times: int) -> None:
-        """Count a value `times` times."""
-        if model not in self._sums:
-            self.begin(model)
-        with self._lock:
-            self._counts[model][bisect_left(self._bounds, value)] += times
-            self._sums[model] += value * times
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """See prometheus_client."""
-        family = HistogramMetricFamily(self._name, self._told, labels=("model_name",))
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        with self._lock:
-            for model, counts in self._counts.items():
-                family.add_metric([model], list(zip(names, accumulate(counts), strict=True)), self._sums[model])
-        yield family
 
 
 class _Gauges(Collector):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 from pathlib import Path
+from typing import Any
 
 from specbuild.runtime.errors import OptionError
 from specbuild.serve.limits import SEND_SECONDS
@@ -17,42 +18,28 @@ _BACKLOG = 1024
 def listen(options: ServeOptions) -> socket.socket:
     """Return a listening socket; raises OptionError if the address is taken or not this machine's."""
     try:
-        return _unix(options.uds) if options.uds else _tcp(options.host, options.port)
+        family, address = _address(options)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # so that `::` takes IPv4 too
+        made = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
         where = options.uds or f"{options.host}:{options.port}"
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "another process listens there" if taken else getattr(error, "strerror", None) or error
         raise OptionError(f"cannot listen at {where} ({why}): give another --host, --port or --uds") from None
-
-
-def _tcp(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # end connections that acknowledge nothing for so long
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
-        made.bind(address)
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
+    if family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):  # ends connections that acknowledge nothing
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
+    made.setblocking(False)
     return made
 
 
-def _unix(path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket():
-            _remove_stale(path)
-        made.bind(str(path))
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
-    return made
+def _address(options: ServeOptions) -> tuple[socket.AddressFamily, Any]:
+    """Return the family and address of what is listened on, free of a dead server's socket."""
+    if options.uds:
+        if options.uds.is_socket():
+            _remove_stale(options.uds)
+        return socket.AF_UNIX, str(options.uds)
+    family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+    return family, address
 
 
 def _remove_stale(path: Path) -> None:
