@@ -8,21 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fastapi import Request
-
 from specbuild.serve.request.admission import Admission
-from specbuild.serve.request.body import Kind, decoded
 from specbuild.serve.request.fields import Sampling
 from specbuild.serve.request.generation import Draw, Watcher, Workers
 from specbuild.serve.request.grammars import GrammarCompiler
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.rate_limits import RateLimits
-from specbuild.serve.request.supervision import Supervisor
 from specbuild.serve.shadow.shadow_check import Oracle
+from specbuild.serve.supervision import Supervisor
 from specbuild.serve.telemetry.traces import Traces
 
-from . import limits
-from .errors import ApiError
 from .metrics import Metrics
 from .options import ServeOptions
 
@@ -68,13 +63,6 @@ class Service:
         """Whether a field that no route knows is an error."""
         return self.options.extra_fields == "refuse"
 
-    async def read(self, request: Request, kind: type[Kind]) -> Kind:
-        """Return a request's body, which is read in a thread unless it is small; raises ApiError."""
-        data = await json_of(request)
-        if len(data) <= limits.SMALL_BODY_BYTES:
-            return decoded(kind, data, self.refuses_unknown)
-        return await asyncio.to_thread(decoded, kind, data, self.refuses_unknown)
-
     async def tokenizing(self, work: Callable[[], Any]) -> Any:
         """Run a function for a request that wants tokens and no text, beside generation; raises ApiError 429."""
         with self.text_admission.room(1) as ticket:
@@ -91,11 +79,3 @@ class Service:
     def requests(self) -> int:
         """Number of requests in progress in all models."""
         return sum(model.admission.requests for model in self.models.all)
-
-
-async def json_of(request: Request) -> bytes:
-    """Return the bytes of a body that is JSON by its header, which no page of another origin can claim unasked."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
-    return await request.body()

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from specbuild.serve.errors import STATUSES, json_response, renaming
 from specbuild.serve.handle_request import answer
-from specbuild.serve.request.body import takes
-from specbuild.serve.request.chat_prompt import chat_tokens
+from specbuild.serve.request.body import read, takes
+from specbuild.serve.request.prepare import chat_tokens
 from specbuild.serve.service import Service
 
 from .fields import CountRequest, MessagesRequest
@@ -29,13 +29,13 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(PATH, responses=replies, openapi_extra=takes(MessagesRequest))
     async def create_message(request: Request) -> Response:
-        body = await service.read(request, MessagesRequest)
+        body = await read(request, MessagesRequest, service.refuses_unknown)
         with renaming(asked_name):
             return await answer(service, request, chat_of(body), MessageFormat)
 
     @router.post(f"{PATH}/count_tokens", response_model=dict[str, int], openapi_extra=takes(CountRequest))
     async def count_tokens(request: Request) -> Response:
-        body = await service.read(request, CountRequest)
+        body = await read(request, CountRequest, service.refuses_unknown)
         engine = service.models.pick(body.model).engine.engine
         with renaming(asked_name):
             reasons = service.options.reading.reasoning is not None

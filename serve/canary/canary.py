@@ -8,7 +8,7 @@ from collections.abc import Callable
 from specbuild.serve.request.fields import Sampling
 from specbuild.serve.request.generation import Draw, Generation
 from specbuild.serve.request.models import Models, ServedModel
-from specbuild.serve.request.request_outcome import observed
+from specbuild.serve.request_outcome import observed
 from specbuild.serve.telemetry.logs import RequestLog
 
 from .assignment import CanaryOptions

@@ -18,7 +18,7 @@ from specbuild.runtime.checked_json import Text, checked
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.serve import state_file
 from specbuild.serve.request.generation import Draw
-from specbuild.serve.request.supervision import together
+from specbuild.serve.supervision import together
 from specbuild.serve.telemetry.logs import RequestLog, error_of
 
 from . import canary_objectives as ceilings

@@ -15,9 +15,9 @@ from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming
 from specbuild.serve.handle_request import answer
 from specbuild.serve.openai.chat import ChatFormat
 from specbuild.serve.openai.completions import CompletionFormat
-from specbuild.serve.request.body import Body, converted, fields_of, takes
+from specbuild.serve.request.body import Body, converted, fields_of, json_of, read, takes
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
-from specbuild.serve.service import Service, json_of
+from specbuild.serve.service import Service
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, asked_name, completion_of
@@ -35,15 +35,19 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
 
     @router.post("/generate", responses=_REPLY, openapi_extra=takes(GenerateRequest))
     async def generate(request: Request) -> Response:
-        return await _generated(service, request, await service.read(request, GenerateRequest), stream=False)
+        return await _generated(
+            service, request, await read(request, GenerateRequest, service.refuses_unknown), stream=False
+        )
 
     @router.post("/generate_stream", responses=_REPLY, openapi_extra=takes(GenerateRequest))
     async def generate_stream(request: Request) -> Response:
-        return await _generated(service, request, await service.read(request, GenerateRequest), stream=True)
+        return await _generated(
+            service, request, await read(request, GenerateRequest, service.refuses_unknown), stream=True
+        )
 
     @router.post("/", responses=_ANY, openapi_extra=takes(GenerateRequest))
     async def generate_either(request: Request) -> Response:
-        return await _either(service, request, await service.read(request, GenerateRequest))
+        return await _either(service, request, await read(request, GenerateRequest, service.refuses_unknown))
 
     @router.get("/info", response_model=dict[str, Any])
     async def info() -> Response:

@@ -22,7 +22,7 @@ from specbuild.runtime.errors import OptionError, SpecbuildError, shown
 from specbuild.serve import state_file
 from specbuild.serve.request.generation import Generation
 from specbuild.serve.request.models import Models, ServedModel
-from specbuild.serve.request.request_outcome import observed
+from specbuild.serve.request_outcome import observed
 from specbuild.serve.telemetry.logs import RequestLog, error_of
 
 from .text_sample import Sample

@@ -24,11 +24,11 @@ from specbuild.serve.openai.chat import ChatFormat
 from specbuild.serve.openai.completions import CompletionFormat
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.page import routes as page
-from specbuild.serve.request.body import schemas, takes
-from specbuild.serve.request.chat_prompt import chat_of, encoded
+from specbuild.serve.request.body import read, schemas, takes
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specbuild.serve.request.generation import ClientGoneError
 from specbuild.serve.request.models import ServedModel
+from specbuild.serve.request.prepare import chat_of, encoded
 from specbuild.serve.responses_api import routes as response_routes
 from specbuild.serve.responses_api.response_registry import ResponseRegistry
 from specbuild.serve.responses_api.store import Store
@@ -104,15 +104,17 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", responses=completion, openapi_extra=takes(CompletionRequest))
     async def create_completion(request: Request) -> Response:
-        return await answer(service, request, await service.read(request, CompletionRequest), CompletionFormat)
+        return await answer(
+            service, request, await read(request, CompletionRequest, service.refuses_unknown), CompletionFormat
+        )
 
     @router.post("/v1/chat/completions", responses=chat, openapi_extra=takes(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
-        return await answer(service, request, await service.read(request, ChatRequest), ChatFormat)
+        return await answer(service, request, await read(request, ChatRequest, service.refuses_unknown), ChatFormat)
 
     @router.post("/tokenize", response_model=responses.Tokenized, openapi_extra=takes(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        body = await service.read(request, TokenizeRequest)
+        body = await read(request, TokenizeRequest, service.refuses_unknown)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt, a text, or messages, a chat", param="prompt")
         engine = models.pick(body.model).engine.engine
@@ -131,7 +133,7 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/detokenize", response_model=responses.Detokenized, openapi_extra=takes(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        body = await service.read(request, DetokenizeRequest)
+        body = await read(request, DetokenizeRequest, service.refuses_unknown)
         engine = models.pick(body.model).engine.engine
         size = engine.manifest.models["target"].vocab_size
         if any(token >= size for token in body.tokens):

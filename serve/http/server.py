@@ -32,11 +32,11 @@ from specbuild.serve.request.generation import Watcher
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
 from specbuild.serve.request.rate_limits import RateLimits
-from specbuild.serve.request.supervision import Supervisor
 from specbuild.serve.service import CanarySide, Service
 from specbuild.serve.shadow.shadow_check import Oracle
 from specbuild.serve.slo.attainment import Attainment
 from specbuild.serve.slo.objectives import parse
+from specbuild.serve.supervision import Supervisor
 from specbuild.serve.telemetry.logs import RequestLog
 
 from . import listener

@@ -25,8 +25,8 @@ from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.fields import Sampling
 from specbuild.serve.request.generation import Draw, Generation
 from specbuild.serve.request.models import Models, ServedModel
-from specbuild.serve.request.request_outcome import observed
-from specbuild.serve.request.supervision import together
+from specbuild.serve.request_outcome import observed
+from specbuild.serve.supervision import together
 from specbuild.serve.telemetry.logs import RequestLog, error_of
 
 from . import remote_bundle

@@ -37,11 +37,10 @@ from specbuild.serve.http.middleware import OPERATORS, behind_gate, below, path_
 from specbuild.serve.openai.formats import event
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.body import decoded, fields_of
-from specbuild.serve.request.chat_prompt import requested_chat
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.generation import ClientGoneError, unless_gone
 from specbuild.serve.request.parameters import cache_key, salt_of
-from specbuild.serve.request.prepare import prompts_of
+from specbuild.serve.request.prepare import prompts_of, requested_chat
 from specbuild.serve.responses_api import conversation
 from specbuild.serve.responses_api.fields import ResponsesRequest
 from specbuild.serve.telemetry.logs import RequestLog, error_of

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from specbuild.serve import limits
 from specbuild.serve.errors import ApiError
@@ -22,6 +24,22 @@ class Body(msgspec.Struct, omit_defaults=True):
 
 
 Kind = TypeVar("Kind", bound=Body)
+
+
+async def read(request: Request, kind: type[Kind], known: bool) -> Kind:
+    """Return a request's body, which is decoded in a thread unless it is small; see `decoded`."""
+    data = await json_of(request)
+    if len(data) <= limits.SMALL_BODY_BYTES:
+        return decoded(kind, data, known)
+    return await asyncio.to_thread(decoded, kind, data, known)
+
+
+async def json_of(request: Request) -> bytes:
+    """Return the bytes of a body that is JSON by its header, which no page of another origin can claim unasked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
+    return await request.body()
 
 
 def decoded(kind: type[Kind], data: bytes, known: bool = False) -> Kind:

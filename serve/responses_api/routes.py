@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from specbuild.serve.errors import ApiError, json_response, renaming
 from specbuild.serve.handle_request import begin, respond
-from specbuild.serve.request.body import takes
+from specbuild.serve.request.body import read, takes
 from specbuild.serve.request.generation import EventStream
 from specbuild.serve.service import Service
 
@@ -37,7 +37,7 @@ def routes(service: Service, registry: ResponseRegistry, faults: dict[int | str,
 
     @router.post("/v1/responses", responses=replies, openapi_extra=takes(ResponsesRequest))
     async def create(request: Request) -> Response:
-        body = await service.read(request, ResponsesRequest)
+        body = await read(request, ResponsesRequest, service.refuses_unknown)
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
         before = await registry.conversation(request.state.tenant, body.previous_response_id)

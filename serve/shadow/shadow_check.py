@@ -24,7 +24,7 @@ from specbuild.runtime.errors import EngineClosedError, SpecbuildError
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.generation import Generation
 from specbuild.serve.request.models import Models, ServedModel
-from specbuild.serve.request.supervision import together
+from specbuild.serve.supervision import together
 from specbuild.serve.telemetry.logs import RequestLog, error_of
 
 WAITING = 64  # shadows per model; more are dropped and counted

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from request_bodies import BODIES, NO_VALUES, PLACES, fields, kinds, put
 from route_client import ASKED, CHATS, COMPLETIONS, MESSAGES, RESPONSES
 
-from specbuild.serve import limits, service
+from specbuild.serve import limits
 from specbuild.serve.errors import ApiError
+from specbuild.serve.request import body
 from specbuild.serve.request.body import Body, decoded, schemas
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 
@@ -105,7 +106,7 @@ def test_a_large_body_is_read_in_a_thread_and_a_small_one_is_not(client, monkeyp
             on_loop[-1] = True
         return decoded(*given)
 
-    monkeypatch.setattr(service, "decoded", noted)
+    monkeypatch.setattr(body, "decoded", noted)
     for size in (10, limits.SMALL_BODY_BYTES):
         client.refusal(path, **ASKED.get(path, {}), colour="x" * size)
     assert on_loop == [True, False]

@@ -4,7 +4,7 @@ import ended
 import pytest
 
 from specbuild.runtime import SamplingParams
-from specbuild.serve.request.request_outcome import observed
+from specbuild.serve.request_outcome import observed
 
 MODEL = ended.served()
 

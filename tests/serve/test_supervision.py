@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from serving import running
 
-from specbuild.serve.request.supervision import Supervisor, together
+from specbuild.serve.supervision import Supervisor, together
 
 
 class Flaky:

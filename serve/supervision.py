@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from specbuild.serve.request.generation import Watcher
 from specbuild.serve.telemetry.logs import RequestLog, error_of
-
-from .generation import Watcher
 
 FIRST, LAST = 1.0, 60.0  # seconds until a watcher that failed is started again: at first, and after many failures
 

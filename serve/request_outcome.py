@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specbuild.runtime import RequestMetrics, Result
-
-from .generation import Generation
+from specbuild.serve.request.generation import Generation
 
 _FAULTS = (408, 429)  # statuses that count as errors besides 500 and above: time ran out, or the queue was full
 
