@@ -40,12 +40,11 @@ def prepare(served: ServedModel, body: Sampling, caller: Caller) -> Prepared:
     """Return what a request is decoded from; raises ApiError and SpecbuildErrors."""
     engine = served.engine.engine
     if isinstance(body, ChatRequest):
-        prompts, echoed = [chat_tokens(engine, body, caller.reading.reasoning is not None)], list[str]()
+        tokens = chat_tokens(engine, body, caller.reading.reasoning is not None)
+        prompts, echoed = _truncated(body, [tokens]), list[str]()
     else:
         assert isinstance(body, CompletionRequest)
         prompts, echoed = _completion(engine, body)
-    if body.truncate_prompt_tokens:
-        prompts = [tokens[-body.truncate_prompt_tokens :] for tokens in prompts]
     state: PromptState = None
     if isinstance(body, ChatRequest):
         state = _prompt_reasons(engine, body, caller, prompts[0])
@@ -79,12 +78,19 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
 def _completion(engine: Engine, body: CompletionRequest) -> tuple[list[list[int]], list[str]]:
     """Return the tokens of a completion's prompts, and their texts if they are repeated."""
     given = prompts_of(body)
-    prompts = [engine.encode(each) for each in given]
+    prompts = _truncated(body, [engine.encode(each) for each in given])
     if not body.echo:
         return prompts, []
     if body.logprobs is not None:
         _check_echo(engine, prompts)
-    return prompts, [each if isinstance(each, str) else engine.decode(each) for each in given]
+    shown = prompts if body.truncate_prompt_tokens else given
+    return prompts, [each if isinstance(each, str) else engine.decode(each) for each in shown]
+
+
+def _truncated(body: Sampling, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the last tokens of each prompt, if the request says how many."""
+    count = body.truncate_prompt_tokens
+    return [tokens[-count:] for tokens in prompts] if count else prompts
 
 
 def _check_echo(engine: Engine, prompts: list[list[int]]) -> None:

@@ -128,3 +128,14 @@ def test_errors_before_a_route_have_its_shape(make_client, path):
         assert (shapes, kinds) == (["error"] * 2, ["authentication_error", "request_too_large"])
     else:
         assert (shapes, kinds) == ([None] * 2, ["invalid_request_error"] * 2)
+
+
+def test_of_a_prompt_that_is_truncated_the_last_tokens_are_read(client):
+    asked = {"prompt": "def main(argv):", "return_token_ids": True, "echo": True, "logprobs": 0}
+    whole = client.ask(**asked)["choices"][0]["prompt_token_ids"]
+    cut, last = (
+        client.ask(**asked | more)["choices"] for more in ({"truncate_prompt_tokens": 2}, {"prompt": whole[-2:]})
+    )
+    assert cut[0]["prompt_token_ids"] == whole[-2:]
+    assert [(each["text"], each["logprobs"]) for each in cut] == [(each["text"], each["logprobs"]) for each in last]
+    assert client.ask(CHATS, truncate_prompt_tokens=2)["usage"]["prompt_tokens"] == 2
