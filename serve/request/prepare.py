@@ -82,7 +82,7 @@ def _completion(engine: Engine, body: CompletionRequest) -> tuple[list[list[int]
     if not body.echo:
         return prompts, []
     if body.logprobs is not None:
-        _check_echo(engine, prompts)
+        check_echo(engine, prompts)
     shown = prompts if body.truncate_prompt_tokens else given
     return prompts, [each if isinstance(each, str) else engine.decode(each) for each in shown]
 
@@ -93,7 +93,7 @@ def _truncated(body: Sampling, prompts: list[list[int]]) -> list[list[int]]:
     return [tokens[-count:] for tokens in prompts] if count else prompts
 
 
-def _check_echo(engine: Engine, prompts: list[list[int]]) -> None:
+def check_echo(engine: Engine, prompts: list[list[int]]) -> None:
     """Raise ApiError if a prompt's logits are more than a request may ask for."""
     for tokens in prompts:
         size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size

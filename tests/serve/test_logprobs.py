@@ -14,11 +14,12 @@ from specbuild.runtime import SamplingParams, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.serve.errors import ApiError
 from specbuild.serve.openai import logprobs
+from specbuild.serve.request.prepare import check_echo
 
 
 def test_too_much_is_refused(engine):
     with pytest.raises(ApiError, match="shorten"):
-        logprobs.check_echo(engine, [[5], [5] * (1 << 16)])
+        check_echo(engine, [[5], [5] * (1 << 16)])
 
 
 def test_a_prompt_s_are_those_of_its_logits(engine):
