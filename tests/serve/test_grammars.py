@@ -1,4 +1,4 @@
-"""Grammars: none waits for a slow one, whether it is known or new."""
+"""Grammars: a new one waits for no slow one."""
 
 import asyncio
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from specbuild.runtime import StructuredOutputs
 from specbuild.serve.errors import ApiError
 from specbuild.serve.request import grammars
 
-SLOW, KNOWN, NEW = (StructuredOutputs(regex=text) for text in ("slow", "known", "new"))
+SLOW, NEW = (StructuredOutputs(regex=text) for text in ("slow", "new"))
 
 
 @contextmanager
@@ -23,9 +23,7 @@ def slow_ones(count):
         assert outputs != SLOW or ended.wait(60)
         return outputs.regex
 
-    engine = SimpleNamespace(
-        constraint=constraint, known_constraint=lambda outputs: "known" if outputs == KNOWN else None
-    )
+    engine = SimpleNamespace(constraint=constraint)
     compiler = grammars.GrammarCompiler()
     slow = [asyncio.ensure_future(compiler.constraint(engine, SLOW)) for _ in range(count)]
     try:
@@ -46,14 +44,13 @@ def test_a_grammar_waits_for_no_slow_one(monkeypatch):
     asyncio.run(ask())
 
 
-def test_beyond_what_may_compile_a_new_one_is_refused_and_a_known_one_is_not(monkeypatch):
+def test_beyond_what_may_compile_a_new_one_is_refused(monkeypatch):
     monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.01)
 
     async def ask():
         with slow_ones(grammars.COMPILING) as (compiler, engine, slow):
             await asyncio.sleep(0)
             slow.pop().cancel()  # its client has left, and it compiles on
-            assert await compiler.constraint(engine, KNOWN) == "known"
             with pytest.raises(ApiError) as refused:
                 await compiler.constraint(engine, NEW)
             assert (refused.value.status, refused.value.code) == (429, "grammars_busy")

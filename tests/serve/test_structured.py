@@ -11,6 +11,7 @@ from route_client import CHATS, COMPLETIONS, SAID, SCHEMA
 from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
+from specbuild.serve.request.grammars import GrammarCompiler
 from specbuild.serve.request.parameters import DEFAULTS, Caller, sampling
 from specbuild.serve.request.structured import structured
 
@@ -45,3 +46,10 @@ def test_texts_are_what_was_asked_for(client):
     assert client.choice(CHATS, response_format=OF_SCHEMA, max_tokens=4)["finish_reason"] == "length"
     (choice,) = client.ask(CHATS, response_format=OF_SCHEMA, receipt=True)["choices"]
     assert choice["receipt"]["parameters"]["structured_outputs"] == {"json": json.dumps(SCHEMA)}
+
+
+def test_a_grammar_that_is_known_is_not_compiled_again(client, monkeypatch):
+    asked = {"structured_outputs": {"regex": "[a-f]{7}"}}
+    text = client.choice(**asked)["text"]
+    monkeypatch.setattr(GrammarCompiler, "constraint", None)
+    assert client.choice(**asked)["text"] == text
