@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -74,8 +75,12 @@ class ApiError(Exception):
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response."""
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    """Return a JSON response; in ASCII if it repeats a lone surrogate, which UTF-8 cannot encode."""
+    try:
+        text = msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        text = json.dumps(body).encode()
+    return Response(text, status, headers, media_type="application/json")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from specbuild.serve.output_parsers.reasoning import TAIL
 from . import tools
 from .fields import ChatRequest, CompletionRequest, Message, Sampling
 from .models import ServedModel
-from .parameters import Caller, sampling
+from .parameters import Caller, sampling, structure_field
 
 _EMPTY = {"refusal", "audio", "function_call", "annotations"}  # OpenAI's, empty in messages that clients send back
 _OF_TEMPLATES = ("reasoning_effort", "verbosity", "enable_thinking")  # fields that only a chat template can follow
@@ -52,7 +52,8 @@ def prepare(served: ServedModel, body: Sampling, caller: Caller) -> Prepared:
     room = max(engine.max_model_len - max(map(len, prompts)), 1)
     params = sampling(body, served.defaults, room, caller)
     outputs = params.structured_outputs
-    constraint = engine.known_constraint(StructuredOutputs.of(outputs)) if outputs else None
+    with blaming(structure_field(body), "structured_outputs"):
+        constraint = engine.known_constraint(StructuredOutputs.of(outputs)) if outputs else None
     return Prepared(prompts, echoed, params, state, constraint)
 
 

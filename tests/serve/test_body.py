@@ -73,6 +73,13 @@ def test_types_are_exact(kind):
         assert all(isinstance(read(kind, put(BODIES[kind], path, other)), tuple) for other in others), path
 
 
+@pytest.mark.parametrize("field", ["session", "colour"])
+def test_a_number_that_nothing_holds_is_an_error_of_the_body(field):
+    """Also where no route knows its field."""
+    with pytest.raises(ApiError, match="out of range"):
+        decoded(CompletionRequest, f'{{"prompt": "x", "{field}": 1e999}}'.encode(), True)
+
+
 @pytest.mark.parametrize(("field", "value", "bound"), [("top_p", 1.5, "1"), ("n", 0, "1"), ("user", "x" * 300, "256")])
 def test_a_value_beyond_a_bound_is_told_the_bound(field, value, bound):
     kind = next(kind for kind in BODIES if {field, "n"} <= {*kind.__struct_fields__})
