@@ -64,8 +64,9 @@ def stored(found: NumbersByName, model: LayeredModel, unit: Sequence[str], item:
         total: float = prod(weight.shape) * item
         if each is not None:
             count, blocks, size = each.shape
-            points = "zeros" in each.parts and (item if each.scheme.bits == 8 or "offsets" in each.parts else 1)
-            total = count * blocks * (size * each.scheme.bits / 8 + item + points)
+            scale = min(item, each.scheme.scale_bits / 8)
+            point = scale if "offsets" in each.parts else item if each.scheme.bits == 8 else 1
+            total = count * blocks * (size * each.scheme.bits / 8 + scale + ("zeros" in each.parts) * point)
         sizes[id(weight), id(each)] = total
     return math.ceil(sum(sizes.values()))
 

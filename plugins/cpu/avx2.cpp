@@ -29,8 +29,6 @@ struct Avx2 {
   static void store(float* p, Floats x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
   static Ints broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static Floats broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-  static Ints zero(Ints) { return broadcast(0); }
-  static Floats zero(Floats) { return broadcast(0.0f); }
   static Ints both(Ints x, int32_t mask) {
     const __m256i bits = _mm256_set1_epi32(mask);
     return {_mm256_and_si256(x.a, bits), _mm256_and_si256(x.b, bits)};

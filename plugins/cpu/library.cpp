@@ -9,7 +9,7 @@ const OrtApi* g_api;
 
 const Instructions* const* all_instructions(int* count) {
 #if defined(__x86_64__)
-  static const Instructions* const all[] = {&kVnni, &kAvx512, &kAvx2, &kPortable};
+  static const Instructions* const all[] = {&kVnni, &kAvx2, &kPortable};
 #elif defined(__aarch64__)
   static const Instructions* const all[] = {&kNeon, &kPortable};
 #else

@@ -42,8 +42,6 @@ struct Neon {
   static Floats broadcast(float x) {
     return each<Floats>([&](int) { return vdupq_n_f32(x); });
   }
-  static Ints zero(Ints) { return broadcast(0); }
-  static Floats zero(Floats) { return broadcast(0.0f); }
   static Ints both(Ints x, int32_t mask) {
     return each<Ints>([&](int i) { return vandq_s32(x.v[i], vdupq_n_s32(mask)); });
   }

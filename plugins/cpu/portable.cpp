@@ -42,8 +42,6 @@ struct Portable {
   static Floats broadcast(float x) {
     return each<Floats>([=](int) { return x; });
   }
-  static Ints zero(Ints) { return broadcast(0); }
-  static Floats zero(Floats) { return broadcast(0.0f); }
   static Ints both(Ints x, int32_t mask) {
     return each<Ints>([&](int i) { return x.lanes[i] & mask; });
   }

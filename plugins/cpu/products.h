@@ -122,7 +122,7 @@ struct Instructions {
 
 extern const Instructions kPortable;
 #if defined(__x86_64__)
-extern const Instructions kAvx2, kAvx512, kVnni;
+extern const Instructions kAvx2, kVnni;
 #elif defined(__aarch64__)
 extern const Instructions kNeon;
 #endif

@@ -117,7 +117,7 @@ def test_products_are_those_of_the_rounded_numbers(operator, drawn):
         steps = np.abs(blocks).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)
         x = (np.round(blocks / steps) * steps).reshape(ROWS, -1)[:, : x.shape[1]]
     found = drawn.run(drawn.session(operator), drawn.x)[0]
-    step = np.abs(x).max(-1, keepdims=True) / (1 << drawn.rounding - 1)  # of a number that lies between two
+    step = np.abs(x).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)  # of a number that lies between two
     allowed = 1e-5 * np.abs(x) @ np.abs(drawn.weight).T + (drawn.rounding < 32) * step * np.abs(drawn.weight).max(-1)
     assert (np.abs(found - x @ drawn.weight.T) <= allowed).all()
 
