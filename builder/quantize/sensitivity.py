@@ -65,8 +65,12 @@ def stored(found: NumbersByName, model: LayeredModel, unit: Sequence[str], item:
         if each is not None:
             count, blocks, size = each.shape
             scale = min(item, each.scheme.scale_bits / 8)
-            point = scale if "offsets" in each.parts else item if each.scheme.bits == 8 else 1
-            total = count * blocks * (size * each.scheme.bits / 8 + scale + ("zeros" in each.parts) * point)
+            point = 0.0
+            if "zeros" in each.parts:
+                point = item if each.scheme.bits == 8 else 1
+            if "offsets" in each.parts:
+                point = scale
+            total = count * blocks * (size * each.scheme.bits / 8 + scale + point)
         sizes[id(weight), id(each)] = total
     return math.ceil(sum(sizes.values()))
 
