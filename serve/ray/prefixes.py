@@ -145,8 +145,7 @@ class Places:
             held.pop(block, None)
             held[block] = age
             self._where.setdefault(block, set()).add(replica)
-        while len(held) > HELD:
-            oldest = next(iter(held))
+        for oldest in [*islice(held, max(len(held) - HELD, 0))]:
             del held[oldest]
             self._forget(replica, oldest)
 
