@@ -82,7 +82,7 @@ class Layout:
 
     @property
     def special(self) -> str | None:
-        """What only some backends' attention has; None if every backend's has all that this one needs."""
+        """The first part of the model that not every backend runs; None if all of them run it."""
         kinds = {
             "convolutions over the text": any(each.convolves for each in self.attentions),
             "attention sinks": any(each.sinks for each in self.attentions),

@@ -35,7 +35,7 @@ class _Stop(Exception):  # noqa: N818
 
 @dataclass
 class State:
-    """What a layer gives the next one for a text: its result, and what layers put into mappings that all are given."""
+    """A text between two layers: the result of the first, and the mappings that all layers share."""
 
     result: Any = None
     shared: dict[str, dict[Any, Any]] = field(default_factory=dict)

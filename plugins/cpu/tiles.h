@@ -1,6 +1,8 @@
 // The loops of every set of instructions: `V` has 16 lanes, one for each column of a panel.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.h"
 #include "products.h"
 

@@ -92,7 +92,7 @@ class Sequence:
 
     @property
     def error(self) -> SpecbuildError | None:
-        """What it failed of; None: nothing."""
+        """The error that ended the text; None: no error did."""
         return self.ending.error if self.ending else None
 
     @property

@@ -20,7 +20,7 @@ _OTHER = "\x01"  # a token before another one, which then is not the first; no d
 
 
 class Piece(NamedTuple):
-    """What a token adds to a text: at its beginning, and elsewhere; and whether it is a special token."""
+    """The bytes of a token, as a text's first one and as a later one, and whether it is special."""
 
     first: bytes
     later: bytes

@@ -1,4 +1,4 @@
-"""Whether a JSON schema has a finite instance at all, or a recursion without an end."""
+"""Finds JSON schemas that no finite value satisfies, because they require themselves."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Metadata(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks before it answers, if its template can be told. A budget is taken and not enforced."""
+    """Switches thinking before the answer on or off, for templates that can. No budget is enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None

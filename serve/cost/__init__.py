@@ -1,1 +1,1 @@
-"""What requests cost: the machine's price, the ledger, the energy meter."""
+"""The cost of requests: the machine's price, the ledger, the energy meter."""

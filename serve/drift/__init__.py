@@ -1,1 +1,1 @@
-"""Whether texts and drafts still are as in a reference window."""
+"""Compares texts and drafts with those of a reference window."""
