@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
-from specbuild.builder.frontend.gguf_blocks import STEP
 from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 E4M3_LARGEST = 448.0
@@ -69,10 +67,8 @@ class Numbers(ABC):
         """Divide inputs `[…, K]` by `smooth` and round them as the scheme says; return them in their own type."""
         dtype, x = x.dtype, x.float()
         x = x if self.smooth is None else x / self.smooth
-        if self.scheme.activations == "wide":
-            x = _rounded_inputs(x, self.shape[2], 16)
-        elif self.scheme.activations == "dynamic":
-            x = _rounded_inputs(x, STEP if self.scheme.scale_bits == 8 else self.shape[2], 8)
+        if self.scheme.activations in ("dynamic", "wide"):
+            x = _rounded_inputs(x, self.shape[2], 16 if self.scheme.activations == "wide" else 8)
         elif self.input_scale is not None:
             scaled = x / self.input_scale
             if self.scheme.kind == "fp8":
@@ -177,11 +173,10 @@ def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
 
 
 def _rounded_inputs(x: Tensor, size: int, bits: int) -> Tensor:
-    """Round inputs `[…, K]` to so many bits, with a scale of its own for each `size` columns; the last may be fewer."""
-    blocks = pad(x, (0, -x.shape[-1] % size)).reshape(*x.shape[:-1], -1, size)
+    """Round inputs `[…, K]` to so many bits, with a scale of its own for each `size` columns."""
+    blocks = x.unflatten(-1, (-1, size))
     scales = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / ((1 << bits - 1) - 1)
-    rounded: Tensor = (blocks / scales).round() * scales
-    return rounded.flatten(-2)[..., : x.shape[-1]]
+    return ((blocks / scales).round() * scales).flatten(-2)
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:

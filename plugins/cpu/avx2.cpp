@@ -43,8 +43,6 @@ struct Avx2 {
   }
   static Ints either(Ints x, Ints y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   static Ints minus(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
-  static Ints plus(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-  static Ints multiply(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
   // Sums are added in this order: or the compiler adds products first, and keeps sums in memory.
   static Ints now(Ints sum) {
     asm("" : "+x"(sum.a), "+x"(sum.b));

@@ -59,12 +59,6 @@ struct Neon {
   static Ints minus(Ints x, Ints y) {
     return each<Ints>([&](int i) { return vsubq_s32(x.v[i], y.v[i]); });
   }
-  static Ints plus(Ints x, Ints y) {
-    return each<Ints>([&](int i) { return vaddq_s32(x.v[i], y.v[i]); });
-  }
-  static Ints multiply(Ints x, Ints y) {
-    return each<Ints>([&](int i) { return vmulq_s32(x.v[i], y.v[i]); });
-  }
   // The codes are unsigned and the instruction is not: 128 is taken off and added again, by the sum of x.
   static Ints dot_bytes(Ints sum, Ints codes, Ints x) {
     return each<Ints>([&](int i) {

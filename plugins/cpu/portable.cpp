@@ -59,12 +59,6 @@ struct Portable {
   static Ints minus(Ints x, Ints y) {
     return each<Ints>([&](int i) { return x.lanes[i] - y.lanes[i]; });
   }
-  static Ints plus(Ints x, Ints y) {
-    return each<Ints>([&](int i) { return x.lanes[i] + y.lanes[i]; });
-  }
-  static Ints multiply(Ints x, Ints y) {
-    return each<Ints>([&](int i) { return x.lanes[i] * y.lanes[i]; });
-  }
   static Ints dot_pairs(Ints sum, Ints x, Ints y) {
     return each<Ints>([&](int i) {
       const auto low = [](int32_t pair) { return static_cast<int16_t>(pair); };

@@ -7,11 +7,6 @@
 // to 8 or 16 bits with one scale s_b per block, so that the sums over k are exact integers; or float32, in which case
 // s_b = 1 and the sums over k are fused multiply-adds in order of k. q are codes of 4, 5, 6 or 8 bits, S their scales,
 // and M, if there are any, their minima; c is 0 with minima, and else the middle of the codes.
-//
-// Where S and M are int8 times a step D and E, and numbers have 8 bits, these have one scale s_t per step t of 256, and
-// the sums over its blocks are exact integers too:
-//
-//   y[n] = Σ_t s_t · (D[n, t] · float(Σ_b S[n, b] Σ_k x_k (q[n, k] − c)) − E[n, t] · float(Σ_b M[n, b] Σ_k x_k))
 #pragma once
 
 #include <cmath>
@@ -85,15 +80,12 @@ inline float from_half(uint16_t half) {
 // k = 0, 2, 1, 3, or 4 floats.
 struct Rows {
   const void* words;
-  float* scales;     // [rows, blocks]; by steps, a row begins with those of its steps
-  float* sums;       // [rows, blocks], of the rounded numbers: whole, and exact; not by steps
-  int32_t* offsets;  // [rows, blocks]: −c · sums, unless nothing is rounded; by steps, −sums of two blocks in 16 bits each
+  float* scales;     // [rows, blocks]
+  float* sums;       // [rows, blocks], of the rounded numbers: whole, and exact
+  int32_t* offsets;  // [rows, blocks]: −c · sums, unless nothing is rounded
 };
 
 enum class Rounding { kBits8 = 8, kBits16 = 16, kNone = 32 };
-
-// Whether the numbers of a step have one scale.
-inline bool by_steps(const Weights& w, Rounding rounding) { return w.scale_bits == 8 && rounding == Rounding::kBits8; }
 
 // Attention of one layer over the caches of all slots, which the runtime owns and the operator writes.
 struct Attention {

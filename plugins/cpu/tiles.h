@@ -65,26 +65,20 @@ struct Bytes {
   }
 };
 
-// Bytes, of codes below 64: products are added in pairs of 16 bits, as many of them as these can hold. Both of a pair
-// are multiplied by `factors`, 16 bits each, when they are added to the sums.
+// Bytes, of codes below 64: products are added in pairs of 16 bits, as many of them as these can hold.
 template <class V>
 struct Shorts {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
   static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
 
-  template <int kBits, int kRows>
-  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
-    add_multiples<kBits, kRows>(sums, codes, high, x, V::broadcast(0x00010001));
-  }
-
   template <int kBits, int kRows, int kFour = 0>
-  __attribute__((always_inline)) static void add_multiples(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x, typename V::Ints factors) {
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
     constexpr int kFours = group(kBits) / 4, kHeld = kBits == 6 ? 2 : 4, kEnd = kFour + kHeld < kFours ? kFour + kHeld : kFours;
     typename V::Ints products[kRows];
     multiply<kBits, kRows, kFour, kEnd, true>(products, codes, high, x);
-    for (int row = 0; row < kRows; ++row) sums[row] = V::dot_pairs(sums[row], products[row], factors);
-    if constexpr (kEnd < kFours) add_multiples<kBits, kRows, kEnd>(sums, codes, high, x, factors);
+    for (int row = 0; row < kRows; ++row) sums[row] = V::dot_pairs(sums[row], products[row], V::broadcast(0x00010001));
+    if constexpr (kEnd < kFours) add<kBits, kRows, kEnd>(sums, codes, high, x);
   }
 
   template <int kBits, int kRows, int kFour, int kEnd, bool kFirst>
@@ -253,93 +247,27 @@ void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* 
   for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
 }
 
-template <class V>
-typename V::Ints pairs(typename V::Ints low, typename V::Ints high) {
-  return V::either(V::both(low, 0xffff), V::template left<16>(high));
-}
-
-// Adds a block's products with its scales, which are whole numbers.
 template <class V, class X, int kBits, int kRows>
-__attribute__((always_inline)) inline void add_block(typename V::Ints* sums, int block, const uint8_t*& codes, Words& words, typename V::Ints scales) {
-  constexpr int kGroup = group(kBits);
-  constexpr bool kAtOnce = std::is_same_v<X, Shorts<V>>;
-  typename V::Ints products[kRows];
-  if constexpr (kAtOnce) scales = pairs<V>(scales, scales);
-  else for (auto& each : products) each = V::broadcast(0);
-  for (int k = 0; k < block; k += kGroup, codes += 2 * kBits * kGroup, words.at += kGroup / 4 * X::kWords) {
-    fetch(codes, 2 * kBits * kGroup);
-    if constexpr (kAtOnce) X::template add_multiples<kBits, kRows>(sums, codes, high_bits<V, kBits>(codes), words, scales);
-    else X::template add<kBits, kRows>(products, codes, high_bits<V, kBits>(codes), words);
-  }
-  if constexpr (!kAtOnce)
-    for (int row = 0; row < kRows; ++row) sums[row] = V::plus(sums[row], V::multiply(products[row], scales));
-}
-
-// A tile whose numbers have one scale for each step: its sums are whole numbers until the step's end.
-template <class V, class X, int kBits, int kRows>
-void tile_by_steps(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
-  const int64_t row_words = w.inner / 4 * X::kWords;
-  const uint8_t* codes = w.codes + panel * w.panel_bytes();
-  Words words{x.words, first * row_words, row_words, w.center()};
-  typename V::Floats totals[kRows];
-  for (auto& total : totals) total = V::broadcast(0.0f);
-  const int64_t stride = w.blocks();
-  for (int64_t step = 0, its = first * stride; step < w.steps(); ++step) {  // `its`: the first row's pair of blocks
-    const Places places(w, panel, step);
-    fetch(places.scales, kColumns * w.bytes_of(places.blocks));
-    typename V::Ints sums[kRows], negative[kRows];
-    for (int row = 0; row < kRows; ++row) sums[row] = V::broadcast(0);
-    for (int64_t block = 0; block < places.blocks; ++block)
-      add_block<V, X, kBits, kRows>(sums, w.block, codes, words, V::signed_bytes(places.scales + block * kColumns));
-    const uint8_t* const factors = w.minimum_bits ? places.minima : places.scales;
-    for (int row = 0; row < kRows; ++row) negative[row] = V::broadcast(0);
-    for (int64_t block = 0; block < places.blocks; block += 2, ++its) {
-      const auto even = V::signed_bytes(factors + block * kColumns);
-      const auto odd = block + 1 < places.blocks ? V::signed_bytes(factors + (block + 1) * kColumns) : even;
-      const auto both = pairs<V>(even, odd);
-      for (int row = 0; row < kRows; ++row)
-        negative[row] = V::dot_pairs(negative[row], both, V::broadcast(x.offsets[its + row * stride]));
-    }
-    const auto steps = V::load(Factors<V>::numbers(places.step));
-    for (int row = 0; row < kRows; ++row) {
-      typename V::Floats sum;
-      if (w.minimum_bits) {
-        sum = V::times(V::load(Factors<V>::numbers(places.minimum_step)), V::to_float(negative[row]));
-        sum = V::fma(steps, V::to_float(sums[row]), sum);
-      } else {
-        sum = V::times(steps, V::to_float(V::plus(sums[row], V::template left<kBits - 1>(negative[row]))));
-      }
-      totals[row] = V::fma(V::broadcast(x.scales[(first + row) * stride + step]), sum, totals[row]);
-    }
-  }
-  for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
-}
-
-template <class V, class X, int kBits, bool kBySteps, int kRows>
 void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  for (; first + kRows <= last; first += kRows) {
-    if constexpr (kBySteps) tile_by_steps<V, X, kBits, kRows>(w, panel, x, first, y);
-    else tile<V, X, kBits, kRows>(w, panel, x, first, y);
-  }
+  for (; first + kRows <= last; first += kRows) tile<V, X, kBits, kRows>(w, panel, x, first, y);
   if constexpr (kRows > 1) {  // 7 rows and 5 take two tiles: compiling takes long
-    if (first < last) tiles<V, X, kBits, kBySteps, (kRows > 4 ? kRows - 2 : kRows - 1)>(w, panel, x, first, last, y);
+    if (first < last) tiles<V, X, kBits, (kRows > 4 ? kRows - 2 : kRows - 1)>(w, panel, x, first, last, y);
   }
 }
 
-template <class V, class X, int kBits, bool kBySteps>
+template <class V, class X, int kBits>
 void all_tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  tiles<V, X, kBits, kBySteps, V::kRows>(w, panel, x, first, last, y);
+  tiles<V, X, kBits, V::kRows>(w, panel, x, first, last, y);
 }
 
 // What computes tiles of these codes: by bytes, if the instructions multiply such codes so, or else by pairs.
 template <class V, int kBits>
-auto tiles_for(bool by_steps, Rounding rounding) {
+auto tiles_for(Rounding rounding) {
   using Wide = Parts<V, Pairs<V>>;
   using Narrow = std::conditional_t<V::kByteBits == 8, Bytes<V>, std::conditional_t<kBits <= V::kByteBits, Shorts<V>, Wide>>;
-  return rounding == Rounding::kNone    ? all_tiles<V, Parts<V, Numbers<V>>, kBits, false>
-         : by_steps                     ? all_tiles<V, Narrow, kBits, true>
-         : rounding == Rounding::kBits8 ? all_tiles<V, Narrow, kBits, false>
-                                        : all_tiles<V, Wide, kBits, false>;
+  return rounding == Rounding::kNone    ? all_tiles<V, Parts<V, Numbers<V>>, kBits>
+         : rounding == Rounding::kBits8 ? all_tiles<V, Narrow, kBits>
+                                        : all_tiles<V, Wide, kBits>;
 }
 
 // Weights in float32: sums over k, in order, from `begin` to `end`; y has those before.
@@ -370,11 +298,10 @@ void panel_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int
       float_tiles<V, V::kRows>(w, panel, static_cast<const float*>(x.words), first, last, k, k + kInnerOfFloats < w.inner ? k + kInnerOfFloats : w.inner, y);
     return;
   }
-  const bool steps = by_steps(w, rounding);
-  const auto all = w.bits == 4   ? tiles_for<V, 4>(steps, rounding)
-                   : w.bits == 5 ? tiles_for<V, 5>(steps, rounding)
-                   : w.bits == 6 ? tiles_for<V, 6>(steps, rounding)
-                                 : tiles_for<V, 8>(steps, rounding);
+  const auto all = w.bits == 4   ? tiles_for<V, 4>(rounding)
+                   : w.bits == 5 ? tiles_for<V, 5>(rounding)
+                   : w.bits == 6 ? tiles_for<V, 6>(rounding)
+                                 : tiles_for<V, 8>(rounding);
   all(w, panel, x, first, last, y);
 }
 
@@ -434,26 +361,6 @@ void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Wor
   }
 }
 
-// Rounds with one scale for each step, to 8 bits.
-template <class Word>
-void round_by_steps(const Weights& w, const float* x, int64_t rows, Word* words, const Rows& to) {
-  for (int64_t row = 0, block = 0; row < rows; ++row) {
-    float* scales = to.scales + row * w.blocks();
-    int32_t* pairs = to.offsets + row * w.blocks();
-    for (int64_t step = 0; step < w.steps(); ++step) {
-      const int64_t blocks = w.blocks_of(step);
-      const Scale scale = scale_of(x + block * w.block, blocks * w.block, 127.0f);
-      *scales++ = scale.scale;
-      for (int64_t its = 0; its < blocks; ++its, ++block) {
-        const int32_t sum = -round_block(x, block * w.block, w.block, scale.inverse, words);
-        if (its % 2 == 0) *pairs = sum & 0xffff;
-        else *pairs++ |= static_cast<int32_t>(static_cast<uint32_t>(sum) << 16);
-      }
-      if (blocks % 2) ++pairs;
-    }
-  }
-}
-
 // Nothing is rounded; a block's numbers are added in order.
 inline void sum_rows(const Weights& w, const float* x, int64_t rows, const Rows& to) {
   for (int64_t block = 0; block < rows * w.blocks(); ++block) {
@@ -470,7 +377,6 @@ void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding,
   auto* const bytes = static_cast<int8_t*>(words);
   auto* const shorts = static_cast<int16_t*>(words);
   const bool in_bytes = rounding == Rounding::kBits8 && w.bits <= V::kByteBits;
-  if (by_steps(w, rounding)) return in_bytes ? round_by_steps(w, x, rows, bytes, to) : round_by_steps(w, x, rows, shorts, to);
   in_bytes ? round_rows(w, x, rows, limit, bytes, to) : round_rows(w, x, rows, limit, shorts, to);
 }
 

@@ -34,8 +34,6 @@ struct Vnni {
   }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
-  static Ints plus(Ints x, Ints y) { return _mm512_add_epi32(x, y); }
-  static Ints multiply(Ints x, Ints y) { return _mm512_mullo_epi32(x, y); }
   static Ints dot_bytes(Ints sum, Ints codes, Ints x) { return _mm512_dpbusd_epi32(sum, codes, x); }
   static Ints dot_pairs(Ints sum, Ints x, Ints y) { return _mm512_dpwssd_epi32(sum, x, y); }
   static Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }

@@ -112,10 +112,9 @@ def test_a_rows_bits_are_those_of_the_row_alone(operator, drawn, at_once, thread
 def test_products_are_those_of_the_rounded_numbers(operator, drawn):
     x = drawn.x.astype(np.float64)
     if drawn.rounding < 32:
-        size = 256 if drawn.rounding == drawn.scale_bits == 8 else drawn.block
-        blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(ROWS, -1, size)
+        blocks = x.reshape(ROWS, -1, drawn.block)
         steps = np.abs(blocks).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)
-        x = (np.round(blocks / steps) * steps).reshape(ROWS, -1)[:, : x.shape[1]]
+        x = (np.round(blocks / steps) * steps).reshape(x.shape)
     found = drawn.run(drawn.session(operator), drawn.x)[0]
     step = np.abs(x).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)  # of a number that lies between two
     allowed = 1e-5 * np.abs(x) @ np.abs(drawn.weight).T + (drawn.rounding < 32) * step * np.abs(drawn.weight).max(-1)
