@@ -19,7 +19,7 @@ constexpr int kColumns = 16;      // of a panel
 constexpr int64_t kOfStep = 256;  // numbers of k for which a step stands
 
 // How many codes of k are packed together.
-constexpr int group(int bits) { return bits == 8 ? 4 : bits == 5 ? 32 : 16; }
+constexpr int group(int bits) { return bits == 5 ? 32 : 16; }
 
 // Weights as they are packed when a bundle is built, in panels of 16 columns. Codes of 8 bits: 64 bytes for every 4 of k,
 // byte 4 n + k. Of 4 bits: 64 bytes for every 8 of k, byte 4 n + k % 4, the second four in the high halves. Of 5 and 6
@@ -76,13 +76,19 @@ inline float from_half(uint16_t half) {
   return half >> 15 ? -size : size;
 }
 
-// Rows of x. `words` has what the instructions take for 4 numbers of k, in order: 4 bytes, or 4 numbers of 16 bits as
-// k = 0, 2, 1, 3, or 4 floats.
+// How many of the rows that are left are computed at once: at most `most`, and not 7 or 5, for compiling takes long.
+constexpr int rows_at_once(int most, int64_t left) {
+  return left >= most ? most : left >= 6 ? 6 : left >= 4 ? 4 : static_cast<int>(left);
+}
+
+// Rows of x, those that are computed at once side by side: [tiles, …, rows of a tile]. `words` has what the instructions
+// take for 4 numbers of k, in order: 4 bytes, or 4 numbers of 16 bits as k = 0, 2, 1, 3, or 4 floats. Beside weights in
+// float32 it has the rows as they are.
 struct Rows {
-  const void* words;
-  float* scales;     // [rows, blocks]
-  float* sums;       // [rows, blocks], of the rounded numbers: whole, and exact
-  int32_t* offsets;  // [rows, blocks]: −c · sums, unless nothing is rounded
+  char* words;       // [tiles, K / 4, rows of a tile]
+  float* scales;     // [tiles, blocks, rows of a tile], as what follows
+  float* sums;       // −Σ x_k: whole, and exact, if numbers are rounded
+  int32_t* offsets;  // −c Σ x_k, unless nothing is rounded
 };
 
 enum class Rounding { kBits8 = 8, kBits16 = 16, kNone = 32 };
@@ -100,11 +106,12 @@ struct Attention {
 struct Instructions {
   const char* name;
   bool (*usable)();
+  int rows;  // that are computed at once
   // Numbers of 8 bits are bytes for codes of at most so many bits; for others they take 16 bits as well.
   int byte_bits;
-  // Rounds rows of K numbers into `words` and what else `Rows` points to.
-  void (*round)(const Weights&, const float* x, int64_t rows, Rounding, void* words, const Rows&);
-  // Computes a panel's 16 columns of rows `first` to `last`; y is [rows, N].
+  // Rounds `rows` rows of K numbers to where `Rows` points.
+  void (*round)(const Weights&, const float* x, int64_t rows, Rounding, const Rows&);
+  // Computes a panel's 16 columns of rows `first` to `last`; y is [rows, N]. Before `first` there are whole tiles.
   void (*panel)(const Weights&, int64_t panel, const Rows&, int64_t first, int64_t last, Rounding, float* y);
   // Computes one head of one node. `rows` are the cache rows that it sees, in order; `scores` has room for as many.
   void (*attend)(const Attention&, int64_t slot, int64_t head, const float* q, const int32_t* rows, int64_t count,

@@ -108,7 +108,6 @@ struct MatMul {
       const float* from = static_cast<const float*>(x.data) + order[at] / (rows / given) * inner;
       std::memcpy(sorted.get() + at * inner, from, inner * sizeof(float));
     }
-    const Rounded rounded = round(context, w, sorted.get(), rows);
     struct Part {
       int64_t expert, first, last;
     };
@@ -117,58 +116,63 @@ struct MatMul {
       if (!at || expert[order[at]] != parts.back().expert) parts.push_back({expert[order[at]], at, at});
       parts.back().last = at + 1;
     }
+    const Rounded rounded(w, rows, row_bytes(w));
+    parallel(context, static_cast<int64_t>(parts.size()), [&](int64_t part) {
+      round(w, sorted.get(), parts[part].first, parts[part].last, rounded);
+    });
     const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes()), tasks = (w.panels() + panels - 1) / panels;
     parallel(context, tasks * static_cast<int64_t>(parts.size()), [&](int64_t task) {
       const Part& part = parts[task / tasks];
       const Weights own = weight_of(w, part.expert);
       const int64_t first = task % tasks * panels, last = std::min(w.panels(), first + panels);
       for (int64_t panel = first; panel < last; ++panel)
-        uses.panel(own, panel, rounded.rows, part.first, part.last, rounding, products.get());
+        uses.panel(own, panel, rounded.from(w, part.first), 0, part.last - part.first, rounding, products.get() + part.first * columns);
     });
     for (int64_t at = 0; at < rows; ++at)
       std::memcpy(y + order[at] * columns, products.get() + at * columns, columns * sizeof(float));
   }
 
-  // Rows of x as the instructions take them, in memory of its own.
+  // Rows of x as the instructions take them.
   struct Rounded {
+    Rounded(const Weights& w, int64_t rows, int64_t row_bytes)
+        : row_bytes(row_bytes), words(new char[rows * row_bytes]), numbers(new float[2 * rows * w.blocks()]), offsets(new int32_t[rows * w.blocks()]), rows(rows) {}
+
+    Rows from(const Weights& w, int64_t row) const {
+      const int64_t block = row * w.blocks();
+      return {words.get() + row * row_bytes, numbers.get() + block, numbers.get() + rows * w.blocks() + block, offsets.get() + block};
+    }
+
+    int64_t row_bytes;
     std::unique_ptr<char[]> words;
-    std::unique_ptr<float[]> scales;  // and sums
+    std::unique_ptr<float[]> numbers;  // scales, and sums
     std::unique_ptr<int32_t[]> offsets;
-    Rows rows{};
+    int64_t rows;
   };
 
-  int64_t word_bytes() const { return rounding == Rounding::kBits8 && packing.weights.bits <= uses.byte_bits ? 1 : 2; }
-
-  Rounded round(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows) const {
-    Rounded rounded;
-    rounded.rows.words = x;
-    if (w.bits == 32) return rounded;
-    const int64_t blocks = rows * w.blocks(), row_bytes = rounding == Rounding::kNone ? 0 : w.inner * word_bytes();
-    rounded.words.reset(new char[rows * row_bytes]);
-    rounded.scales.reset(new float[2 * blocks]);
-    rounded.offsets.reset(new int32_t[blocks]);
-    float* const scales = rounded.scales.get();
-    rounded.rows = {rounding == Rounding::kNone ? static_cast<const void*>(x) : rounded.words.get(), scales, scales + blocks, rounded.offsets.get()};
-    const int64_t rows_at_once = std::max<int64_t>(1, kTaskBytes / (4 * w.inner));
-    parallel(context, (rows + rows_at_once - 1) / rows_at_once, [&](int64_t part) {
-      const int64_t first = part * rows_at_once, count = std::min(rows_at_once, rows - first);
-      const int64_t block = first * w.blocks();
-      const Rows to{nullptr, rounded.rows.scales + block, rounded.rows.sums + block, rounded.rows.offsets + block};
-      uses.round(w, x + first * w.inner, count, rounding, rounded.words.get() + first * row_bytes, to);
-    });
-    return rounded;
+  int64_t row_bytes(const Weights& w) const {
+    return w.inner * (w.bits == 32 || rounding == Rounding::kNone ? 4 : rounding == Rounding::kBits8 && w.bits <= uses.byte_bits ? 1 : 2);
   }
 
+  void round(const Weights& w, const float* x, int64_t first, int64_t last, const Rounded& to) const {
+    uses.round(w, x + first * w.inner, last - first, rounding, to.from(w, first));
+  }
+
+  // As many rows as are whole tiles.
+  int64_t tiles_of(int64_t rows) const { return std::max<int64_t>(1, rows / uses.rows) * uses.rows; }
+
   void multiply(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows, float* y) const {
-    const Rounded rounded = round(context, w, x, rows);
-    const int64_t row_bytes = w.inner * (rounding == Rounding::kNone ? 4 : word_bytes());
+    const Rounded rounded(w, rows, row_bytes(w));
+    const int64_t at_once = tiles_of(kTaskBytes / (4 * w.inner));
+    parallel(context, (rows + at_once - 1) / at_once, [&](int64_t part) {
+      round(w, x, part * at_once, std::min(rows, (part + 1) * at_once), rounded);
+    });
     const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes());
-    const int64_t rows_in_cache = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16);
+    const int64_t in_cache = tiles_of(std::max<int64_t>(16, kRowBytes / rounded.row_bytes));
     parallel(context, (w.panels() + panels - 1) / panels, [&](int64_t task) {
       const int64_t end = std::min(w.panels(), (task + 1) * panels);
-      for (int64_t row = 0; row < rows; row += rows_in_cache)
+      for (int64_t row = 0; row < rows; row += in_cache)
         for (int64_t panel = task * panels; panel < end; ++panel)
-          uses.panel(w, panel, rounded.rows, row, std::min(rows, row + rows_in_cache), rounding, y);
+          uses.panel(w, panel, rounded.from(w, 0), row, std::min(rows, row + in_cache), rounding, y);
     });
   }
 
@@ -232,7 +236,7 @@ struct Gather {
   static int code(const uint8_t* codes, int bits, int64_t k) {
     const int of_group = group(bits), four = static_cast<int>(k % of_group) / 4;
     codes += k / of_group * 2 * bits * of_group + k % 4;
-    if (bits == 8) return *codes;
+    if (bits == 8) return codes[64 * four];
     const int low = codes[64 * (four / 2)] >> 4 * (four % 2) & 15;
     return bits == 4 ? low : low | (codes[8 * of_group] >> four * (bits - 4) & ((1 << (bits - 4)) - 1)) << 4;
   }

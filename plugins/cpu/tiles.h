@@ -9,9 +9,10 @@
 namespace specbuild {
 namespace {
 
-inline int32_t word_at(const void* words, int64_t index) {
-  int32_t word;
-  std::memcpy(&word, static_cast<const char*>(words) + 4 * index, 4);
+template <class Word>
+Word word_at(const char* words, int index) {
+  Word word;
+  std::memcpy(&word, words + 4 * index, 4);
   return word;
 }
 
@@ -21,17 +22,10 @@ typename V::Ints right(typename V::Ints x) {
   else return x;
 }
 
-// The words of the rows of a tile: `at` is the first row's next one, `stride` the distance to the next row's.
-struct Words {
-  const void* words;
-  int64_t at, stride;
-  int32_t center;
-};
-
 // The codes of 4 k, one in each byte of a column's lane. `high` has the upper bits of a group's codes of 5 or 6 bits.
 template <class V, int kBits, int kFour>
 typename V::Ints four(const uint8_t* codes, typename V::Ints high) {
-  if constexpr (kBits == 8) return V::load(codes);
+  if constexpr (kBits == 8) return V::load(codes + 64 * kFour);
   const auto low = V::both(right<V, 4 * (kFour % 2)>(V::load(codes + 64 * (kFour / 2))), 0x0f0f0f0f);
   if constexpr (kBits == 4) return low;
   constexpr int kFrom = kFour * (kBits - 4);
@@ -46,22 +40,22 @@ typename V::Ints high_bits(const uint8_t* codes) {
   return V::load(kBits == 5 || kBits == 6 ? codes + 8 * group(kBits) : codes);
 }
 
-// What codes are multiplied with: `kWords` words of a row for 4 of k. A block's sums begin with `start`, and `add` adds
-// the products of all rows with a group's codes, from its four `kFour` on. A call would keep the sums in memory.
+// What codes are multiplied with: `kWords` words of each row of a tile for 4 of k. A block's sums begin with `start`, and
+// `add` adds the products of all rows with a group's codes, from its four `kFour` on. A call would keep the sums in memory.
 
 // Bytes: one instruction multiplies and adds all four.
 template <class V>
 struct Bytes {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
-  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
+  static Sum start(int32_t offset) { return V::broadcast(offset); }
 
   template <int kBits, int kRows, int kFour = 0>
-  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const char* words, int32_t center) {
     const auto bytes = four<V, kBits, kFour>(codes, high);
     for (int row = 0; row < kRows; ++row)
-      sums[row] = V::dot_bytes(sums[row], bytes, V::broadcast(word_at(x.words, x.at + kFour + row * x.stride)));
-    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, x);
+      sums[row] = V::dot_bytes(sums[row], bytes, V::broadcast(word_at<int32_t>(words, kFour * kRows + row)));
+    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, words, center);
   }
 };
 
@@ -70,25 +64,25 @@ template <class V>
 struct Shorts {
   using Sum = typename V::Ints;
   static constexpr int kWords = 1;
-  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
+  static Sum start(int32_t offset) { return V::broadcast(offset); }
 
   template <int kBits, int kRows, int kFour = 0>
-  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const char* words, int32_t center) {
     constexpr int kFours = group(kBits) / 4, kHeld = kBits == 6 ? 2 : 4, kEnd = kFour + kHeld < kFours ? kFour + kHeld : kFours;
     typename V::Ints products[kRows];
-    multiply<kBits, kRows, kFour, kEnd, true>(products, codes, high, x);
+    multiply<kBits, kRows, kFour, kEnd, true>(products, codes, high, words, center);
     for (int row = 0; row < kRows; ++row) sums[row] = V::dot_pairs(sums[row], products[row], V::broadcast(0x00010001));
-    if constexpr (kEnd < kFours) add<kBits, kRows, kEnd>(sums, codes, high, x);
+    if constexpr (kEnd < kFours) add<kBits, kRows, kEnd>(sums, codes, high, words, center);
   }
 
   template <int kBits, int kRows, int kFour, int kEnd, bool kFirst>
-  __attribute__((always_inline)) static void multiply(typename V::Ints* products, const uint8_t* codes, typename V::Ints high, const Words& x) {
+  __attribute__((always_inline)) static void multiply(typename V::Ints* products, const uint8_t* codes, typename V::Ints high, const char* words, int32_t center) {
     const auto bytes = four<V, kBits, kFour>(codes, high);
     for (int row = 0; row < kRows; ++row) {
-      const auto product = V::multiply_bytes(bytes, V::broadcast(word_at(x.words, x.at + kFour + row * x.stride)));
+      const auto product = V::multiply_bytes(bytes, V::broadcast(word_at<int32_t>(words, kFour * kRows + row)));
       products[row] = kFirst ? product : V::add_shorts(products[row], product);
     }
-    if constexpr (kFour + 1 < kEnd) multiply<kBits, kRows, kFour + 1, kEnd, false>(products, codes, high, x);
+    if constexpr (kFour + 1 < kEnd) multiply<kBits, kRows, kFour + 1, kEnd, false>(products, codes, high, words, center);
   }
 };
 
@@ -97,21 +91,21 @@ template <class V, class Part>
 struct Parts {
   using Sum = typename Part::Sum;
   static constexpr int kWords = Part::kWords;
-  static Sum start(const Rows& x, int64_t at) { return Part::start(x, at); }
+  static Sum start(int32_t offset) { return Part::start(offset); }
 
   template <int kBits, int kRows, int kFour = 0>
-  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const Words& x) {
+  __attribute__((always_inline)) static void add(Sum* sums, const uint8_t* codes, typename V::Ints high, const char* words, int32_t center) {
     constexpr bool kPacked = kBits == 4;  // two codes in a byte: taken apart with the parts
-    if constexpr (kPacked) add_part<4, 4 * (kFour % 2), kRows, kFour>(sums, V::load(codes + 64 * (kFour / 2)), x);
-    else add_part<8, 0, kRows, kFour>(sums, four<V, kBits, kFour>(codes, high), x);
-    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, x);
+    if constexpr (kPacked) add_part<4, 4 * (kFour % 2), kRows, kFour>(sums, V::load(codes + 64 * (kFour / 2)), words, center);
+    else add_part<8, 0, kRows, kFour>(sums, four<V, kBits, kFour>(codes, high), words, center);
+    if constexpr (4 * (kFour + 1) < group(kBits)) add<kBits, kRows, kFour + 1>(sums, codes, high, words, center);
   }
 
   template <int kBits, int kFrom, int kRows, int kFour, int kPart = 0>
-  __attribute__((always_inline)) static void add_part(Sum* sums, typename V::Ints packed, const Words& x) {
-    const auto part = Part::template part<kBits, kFrom, kPart>(packed, x.center);
-    for (int row = 0; row < kRows; ++row) sums[row] = Part::add(sums[row], part, x.words, x.at + kFour * kWords + kPart + row * x.stride);
-    if constexpr (kPart + 1 < kWords) add_part<kBits, kFrom, kRows, kFour, kPart + 1>(sums, packed, x);
+  __attribute__((always_inline)) static void add_part(Sum* sums, typename V::Ints packed, const char* words, int32_t center) {
+    const auto part = Part::template part<kBits, kFrom, kPart>(packed, center);
+    for (int row = 0; row < kRows; ++row) sums[row] = Part::add(sums[row], part, words, (kFour * kRows + row) * kWords + kPart);
+    if constexpr (kPart + 1 < kWords) add_part<kBits, kFrom, kRows, kFour, kPart + 1>(sums, packed, words, center);
   }
 };
 
@@ -124,10 +118,10 @@ struct Pairs {
   static typename V::Ints part(typename V::Ints packed, int32_t) {
     return V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 0x00ff00ff : 0x000f000f);
   }
-  static Sum add(Sum sum, typename V::Ints codes, const void* words, int64_t at) {
-    return V::dot_pairs(sum, codes, V::broadcast(word_at(words, at)));
+  static Sum add(Sum sum, typename V::Ints codes, const char* words, int at) {
+    return V::dot_pairs(sum, codes, V::broadcast(word_at<int32_t>(words, at)));
   }
-  static Sum start(const Rows& x, int64_t at) { return V::broadcast(x.offsets[at]); }
+  static Sum start(int32_t offset) { return V::broadcast(offset); }
 };
 
 // Numbers in float32.
@@ -140,10 +134,10 @@ struct Numbers {
     const auto codes = V::both(right<V, 8 * kPart + kFrom>(packed), kBits == 8 ? 255 : 15);
     return V::to_float(V::minus(codes, V::broadcast(center)));
   }
-  static Sum add(Sum sum, typename V::Floats codes, const void* words, int64_t at) {
-    return V::fma(V::broadcast(static_cast<const float*>(words)[at]), codes, sum);
+  static Sum add(Sum sum, typename V::Floats codes, const char* words, int at) {
+    return V::fma(V::broadcast(word_at<float>(words, at)), codes, sum);
   }
-  static Sum start(const Rows&, int64_t) { return V::broadcast(0.0f); }
+  static Sum start(int32_t) { return V::broadcast(0.0f); }
 };
 
 // The factors of the blocks of one step in float32, [blocks, 16] each: where they lie, or made from fewer bits.
@@ -219,28 +213,29 @@ inline void fetch(const uint8_t* at, int64_t size) {
 template <class V, class X, int kBits, int kRows>
 void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
   constexpr int kGroup = group(kBits);
-  const int64_t blocks = w.blocks(), row_words = w.inner / 4 * X::kWords;
   const uint8_t* codes = w.codes + panel * w.panel_bytes();
-  Words words{x.words, first * row_words, row_words, w.center()};
+  const char* words = x.words + first * w.inner * X::kWords;
+  int64_t at = first * w.blocks();  // of the block's factors
+  const int32_t center = w.center();
   Factors<V> factors;
   typename V::Floats totals[kRows];
   for (auto& total : totals) total = V::broadcast(0.0f);
-  for (int64_t step = 0, its = first * blocks; step < w.steps(); ++step) {  // `its`: the first row's block
+  for (int64_t step = 0; step < w.steps(); ++step) {
     const Places places(w, panel, step);
     fetch(places.scales, kColumns * w.bytes_of(places.blocks));
     factors.read(w, places);
-    for (int64_t block = 0; block < places.blocks; ++block, ++its) {
+    for (int64_t block = 0; block < places.blocks; ++block, at += kRows) {
       typename X::Sum sums[kRows];
-      for (int row = 0; row < kRows; ++row) sums[row] = X::start(x, its + row * blocks);
-      for (int k = 0; k < w.block; k += kGroup, codes += 2 * kBits * kGroup, words.at += kGroup / 4 * X::kWords) {
+      for (int row = 0; row < kRows; ++row) sums[row] = X::start(x.offsets[at + row]);
+      for (int k = 0; k < w.block; k += kGroup, codes += 2 * kBits * kGroup, words += kGroup * X::kWords * kRows) {
         fetch(codes, 2 * kBits * kGroup);
-        X::template add<kBits, kRows>(sums, codes, high_bits<V, kBits>(codes), words);
+        X::template add<kBits, kRows>(sums, codes, high_bits<V, kBits>(codes), words, center);
       }
       const auto scales = V::load(factors.scales + block * kColumns);
       for (int row = 0; row < kRows; ++row) {
         auto sum = V::times(scales, in_float<V>(sums[row]));
-        if (factors.minima) sum = V::fma(V::broadcast(-x.sums[its + row * blocks]), V::load(factors.minima + block * kColumns), sum);
-        totals[row] = V::fma(V::broadcast(x.scales[its + row * blocks]), sum, totals[row]);
+        if (factors.minima) sum = V::fma(V::broadcast(x.sums[at + row]), V::load(factors.minima + block * kColumns), sum);
+        totals[row] = V::fma(V::broadcast(x.scales[at + row]), sum, totals[row]);
       }
     }
   }
@@ -250,8 +245,8 @@ void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* 
 template <class V, class X, int kBits, int kRows>
 void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
   for (; first + kRows <= last; first += kRows) tile<V, X, kBits, kRows>(w, panel, x, first, y);
-  if constexpr (kRows > 1) {  // 7 rows and 5 take two tiles: compiling takes long
-    if (first < last) tiles<V, X, kBits, (kRows > 4 ? kRows - 2 : kRows - 1)>(w, panel, x, first, last, y);
+  if constexpr (kRows > 1) {
+    if (first < last) tiles<V, X, kBits, rows_at_once(kRows, kRows - 1)>(w, panel, x, first, last, y);
   }
 }
 
@@ -295,7 +290,7 @@ template <class V>
 void panel_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, Rounding rounding, float* y) {
   if (w.bits == 32) {
     for (int64_t k = 0; k < w.inner; k += kInnerOfFloats)
-      float_tiles<V, V::kRows>(w, panel, static_cast<const float*>(x.words), first, last, k, k + kInnerOfFloats < w.inner ? k + kInnerOfFloats : w.inner, y);
+      float_tiles<V, V::kRows>(w, panel, reinterpret_cast<const float*>(x.words), first, last, k, k + kInnerOfFloats < w.inner ? k + kInnerOfFloats : w.inner, y);
     return;
   }
   const auto all = w.bits == 4   ? tiles_for<V, 4>(rounding)
@@ -309,13 +304,6 @@ void panel_of(const Weights& w, int64_t panel, const Rows& x, int64_t first, int
 inline float nearest(float x) {
   constexpr float kShift = 12582912.0f;
   return (x + kShift) - kShift;
-}
-
-inline void put(int8_t* words, int64_t k, int32_t number) { words[k] = static_cast<int8_t>(number); }
-
-inline void put(int16_t* words, int64_t k, int32_t number) {
-  constexpr int kPlaces[] = {0, 2, 1, 3};
-  words[(k & ~int64_t{3}) + kPlaces[k & 3]] = static_cast<int16_t>(number);
 }
 
 // What numbers are multiplied with before they are rounded, and what one of them then stands for.
@@ -338,51 +326,74 @@ inline Scale scale_of(const float* x, int64_t size, float limit) {
   return bound < 1e-30f ? Scale{0.0f, 0.0f} : Scale{limit / bound, bound / limit};
 }
 
-// Returns the sum of the numbers.
+// Where numbers of k lie among 4, by what their word is.
+inline int place(int8_t, int k) { return k; }
+inline int place(float, int k) { return k; }
+inline int place(int16_t, int k) {
+  constexpr int kPlaces[] = {0, 2, 1, 3};
+  return kPlaces[k];
+}
+
+// Writes 4 numbers for each 4 of k, `stride` numbers apart, and returns their sum.
 template <class Word>
-int32_t round_block(const float* x, int64_t begin, int size, float inverse, Word* words) {
+int32_t round_block(const float* x, int size, float inverse, Word* words, int64_t stride) {
   int32_t total = 0;
-  for (int64_t k = begin; k < begin + size; ++k) {
-    const int32_t number = inverse ? static_cast<int32_t>(nearest(x[k] * inverse)) : 0;
-    put(words, k, number);
-    total += number;
+  for (int k = 0; k < size; k += 4, words += stride) {
+    for (int each = 0; each < 4; ++each) {
+      const int32_t number = inverse ? static_cast<int32_t>(nearest(x[k + each] * inverse)) : 0;
+      words[place(Word(), each)] = static_cast<Word>(number);
+      total += number;
+    }
   }
   return total;
 }
 
+// A block of a row, the numbers of which lie `stride` apart: `word` is its first.
 template <class Word>
-void round_rows(const Weights& w, const float* x, int64_t rows, float limit, Word* words, const Rows& to) {
-  for (int64_t block = 0; block < rows * w.blocks(); ++block) {
-    const Scale scale = scale_of(x + block * w.block, w.block, limit);
-    const int32_t sum = round_block(x, block * w.block, w.block, scale.inverse, words);
-    to.scales[block] = scale.scale;
-    to.sums[block] = static_cast<float>(sum);
-    to.offsets[block] = -w.center() * sum;
-  }
+void round_block(const Weights& w, const float* x, Rounding rounding, Word* words, int64_t stride, const Rows& to, int64_t at) {
+  const Scale scale = scale_of(x, w.block, rounding == Rounding::kBits8 ? 127.0f : 32767.0f);
+  const int32_t sum = round_block(x, w.block, scale.inverse, words, stride);
+  to.scales[at] = scale.scale;
+  to.sums[at] = static_cast<float>(-sum);
+  to.offsets[at] = -w.center() * sum;
 }
 
 // Nothing is rounded; a block's numbers are added in order.
-inline void sum_rows(const Weights& w, const float* x, int64_t rows, const Rows& to) {
-  for (int64_t block = 0; block < rows * w.blocks(); ++block) {
-    to.scales[block] = 1.0f;
-    to.sums[block] = 0.0f;
-    for (int k = 0; k < w.block; ++k) to.sums[block] += x[block * w.block + k];
+inline void round_block(const Weights& w, const float* x, Rounding, float* words, int64_t stride, const Rows& to, int64_t at) {
+  float sum = 0.0f;
+  for (int k = 0; k < w.block; ++k) {
+    words[k / 4 * stride + k % 4] = x[k];
+    sum += x[k];
+  }
+  to.scales[at] = 1.0f;
+  to.sums[at] = -sum;
+  to.offsets[at] = 0;
+}
+
+template <class Word>
+void round_rows(const Weights& w, const float* x, int64_t rows, int most, Rounding rounding, const Rows& to) {
+  Word* words = reinterpret_cast<Word*>(to.words);
+  for (int64_t first = 0; first < rows; first += rows_at_once(most, rows - first)) {
+    const int of_tile = rows_at_once(most, rows - first);
+    for (int row = 0; row < of_tile; ++row)
+      for (int64_t block = 0; block < w.blocks(); ++block)
+        round_block(w, x + (first + row) * w.inner + block * w.block, rounding, words + first * w.inner + (block * w.block / 4 * of_tile + row) * 4,
+                    4 * of_tile, to, first * w.blocks() + block * of_tile + row);
   }
 }
 
 template <class V>
-void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, void* words, const Rows& to) {
-  if (rounding == Rounding::kNone) return sum_rows(w, x, rows, to);
-  const float limit = rounding == Rounding::kBits8 ? 127.0f : 32767.0f;
-  auto* const bytes = static_cast<int8_t*>(words);
-  auto* const shorts = static_cast<int16_t*>(words);
-  const bool in_bytes = rounding == Rounding::kBits8 && w.bits <= V::kByteBits;
-  in_bytes ? round_rows(w, x, rows, limit, bytes, to) : round_rows(w, x, rows, limit, shorts, to);
+void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding, const Rows& to) {
+  if (w.bits == 32) return static_cast<void>(std::memcpy(to.words, x, rows * w.inner * sizeof(float)));
+  const auto round = rounding == Rounding::kNone ? round_rows<float>
+                     : rounding == Rounding::kBits8 && w.bits <= V::kByteBits ? round_rows<int8_t>
+                                                                              : round_rows<int16_t>;
+  round(w, x, rows, V::kRows, rounding, to);
 }
 
 template <class V>
 constexpr Instructions instructions(const char* name, bool (*usable)()) {
-  return {name, usable, V::kByteBits, round_of<V>, panel_of<V>, attend<V>};
+  return {name, usable, V::kRows, V::kByteBits, round_of<V>, panel_of<V>, attend<V>};
 }
 
 }  // namespace

@@ -20,12 +20,10 @@ std::vector<float> normal(size_t count) {
 }
 
 std::vector<float> product(const Instructions& set, const Weights& w, const std::vector<float>& x, int64_t rows, Rounding rounding) {
-  std::vector<char> words(rows * w.inner * 2);
-  std::vector<float> scales(rows * w.blocks()), sums(scales.size()), y(rows * w.columns);
+  std::vector<float> words(x), scales(rows * w.blocks()), sums(scales.size()), y(rows * w.columns);
   std::vector<int32_t> offsets(scales.size());
-  const bool given = w.bits == 32 || rounding == Rounding::kNone;
-  const Rows rounded{given ? static_cast<const void*>(x.data()) : words.data(), scales.data(), sums.data(), offsets.data()};
-  if (w.bits != 32) set.round(w, x.data(), rows, rounding, words.data(), rounded);
+  const Rows rounded{reinterpret_cast<char*>(words.data()), scales.data(), sums.data(), offsets.data()};
+  set.round(w, x.data(), rows, rounding, rounded);
   for (int64_t panel = 0; panel < w.panels(); ++panel) set.panel(w, panel, rounded, 0, rows, rounding, y.data());
   return y;
 }
