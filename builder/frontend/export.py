@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -40,12 +39,10 @@ from .attention_layout import Layout, set_experts, take_sinks
 from .convolutions import replaced
 from .eagle3_head import EagleHead
 from .experts import EXPERTS
-from .hidden_state_taps import Taps, layer_list
-from .layer_copies import NotRepeatedError, copy_layers
+from .hidden_state_taps import Taps
 from .lazy_weights import Weight, of_model
 from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
-from .repeated_layers import Repeated, repeated
 from .simplification import name_weights, simplify
 
 ATTENTION = "specbuild"
@@ -182,31 +179,10 @@ def export(
         CheckpointError: The exporter cannot handle the model.
     """
     with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
-        found = None if isinstance(model, EagleHead) or taps else _repeated(module)
-        named = of_model(model) if weights is None else weights
-        try:
-            program = _traced(module, found, named)
-        except NotRepeatedError:
-            program = _traced(module, None, named)
+        program = _traced(module)
+        name_weights(program.graph, of_model(model) if weights is None else weights)
         simplify(program)
     return program
-
-
-def _repeated(module: PortableModel) -> Repeated | None:
-    """The layers that need not be traced."""
-    layers, layout = layer_list(module.model), module.layout
-    if layers is None or not layout.by_layer:
-        return None
-    random = torch.Generator().manual_seed(0)
-    tokens, _, parents, _, _, wanted, past = _example(layout)
-    vocabulary: int = module.model.config.get_text_config().vocab_size
-    tokens = torch.randint(vocabulary, tokens.shape, generator=random)
-    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    content = {each.shape: torch.randn(each.shape, generator=random) for each in past}  # the same for each layer
-    caches = [content[each.shape] for each in past]
-    lengths = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    run = partial(module, tokens, places, parents, *lengths, wanted, caches)
-    return repeated(module, layers, list(layout.attentions), run)
 
 
 def _example(layout: Layout) -> tuple[Any, ...]:
@@ -224,11 +200,8 @@ def _example(layout: Layout) -> tuple[Any, ...]:
     )
 
 
-def _traced(module: PortableModel, found: Repeated | None, weights: Mapping[str, Weight]) -> ir.Model:
-    """The graph as torch traces it, its weights named as the model's; raises NotRepeatedError.
-
-    found: layers that are copied, not traced.
-    """
+def _traced(module: PortableModel) -> ir.Model:
+    """Return the graph as torch traces it."""
     layout, model = module.layout, module.model
     example: tuple[Any, ...] = _example(layout)
     past = [f"past_{kind}.{layer}" for layer in range(len(layout.attentions)) for kind in ("key", "value")]
@@ -241,25 +214,19 @@ def _traced(module: PortableModel, found: Repeated | None, weights: Mapping[str,
         example, dynamic = (*example, state), (*dynamic, {0: b, 1: n})
     hidden = ["hidden"] if head or module.taps else []
     names = ["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past]
-    outputs = ["logits", *hidden, *(name.replace("past", "present") for name in past)]
-    places = found.traced if found else range(len(layout.attentions))
-    with found.skipped() if found else contextlib.nullcontext():
-        program = torch.onnx.export(
-            module,
-            example,
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            opset_version=OPSET,
-            custom_translation_table=TRANSLATIONS,
-            input_names=[*names, *(["hidden_in"] if head else [])],
-            output_names=[name for name in outputs if "." not in name or int(name.partition(".")[2]) in places],
-            optimize=False,
-            verbose=False,
-        )
+    program = torch.onnx.export(
+        module,
+        example,
+        dynamo=True,
+        dynamic_shapes=dynamic,
+        opset_version=OPSET,
+        custom_translation_table=TRANSLATIONS,
+        input_names=[*names, *(["hidden_in"] if head else [])],
+        output_names=["logits", *hidden, *(name.replace("past", "present") for name in past)],
+        optimize=False,
+        verbose=False,
+    )
     assert program is not None
-    name_weights(program.model.graph, weights)
-    if found:
-        copy_layers(program.model.graph, found, model, weights, outputs)
     return program.model
 
 

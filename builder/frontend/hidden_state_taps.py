@@ -62,15 +62,10 @@ class Taps:
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the model's layers in order, or [] if no module list holds all of them."""
-    return list(layer_list(model) or ())
-
-
-def layer_list(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the module list that holds all of the model's layers; None if there is none."""
     count = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    with_products = [each for each in lists if any(isinstance(m, nn.Linear | Conv1D) for m in each.modules())]
-    return with_products[0] if with_products else None
+    with_products = (each for each in lists if any(isinstance(m, nn.Linear | Conv1D) for m in each.modules()))
+    return list(next(with_products, ()))
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

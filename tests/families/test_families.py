@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from graph_meanings import graphs, same
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
@@ -18,8 +16,6 @@ from specbuild.builder.passes import run_portable
 from specbuild.builder.pipeline import build
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
-
-from .conftest import BASE
 
 FEW, MANY = 4, 32  # prompts
 CAPACITY = 128
@@ -88,24 +84,6 @@ UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3
 @pytest.mark.parametrize("name", ["llama-mqa-rope-llama3", "qwen2-yarn-window", "qwen3", "gemma3", "phi3"])
 def test_tokens(make_family, tmp_path, prompts, name):
     decodes_exactly(make_family, tmp_path, prompts[:FEW], name)
-
-
-DEEP = {  # fields of six layers
-    "qwen2-yarn-window": {"max_window_layers": 3},
-    "gemma3": {"layer_types": ["sliding_attention"] * 4 + ["full_attention", "sliding_attention"]},
-    "smollm3": {"no_rope_layers": [1, 1, 0, 1, 1, 0]},
-}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", FAMILIES)
-def test_copied_layers_are_those_of_a_whole_trace(name, monkeypatch):
-    model_type, fields, _ = FAMILIES[name]
-    sizes = BASE | {"vocab_size": 97, "num_hidden_layers": 6} | fields | DEEP.get(name, {})
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
-    copied, whole, copies = graphs(model, monkeypatch)
-    assert copies
-    same(copied, whole)
 
 
 @pytest.mark.soak(only=("144", "256"))
