@@ -211,13 +211,13 @@ def _weight_shapes(checkpoint: Checkpoint) -> WeightShapes:
 
 def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, weights: WeightShapes | None) -> int:
     """Return how many bytes a model's weights take in the bundle at most, with padding."""
-    precision, item = config.precision_of(name), item_bytes(config.dtype_of(name))
+    precision, dtype = config.precision_of(name), config.dtype_of(name)
     if weights is None:
-        return item * model.parameters * 33 // 32
+        return item_bytes(dtype) * model.parameters * 33 // 32
     if config.keeps(name) and isinstance(model, Checkpoint) and model.tensors:
         return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
     schemes = assign(config.quantize, name, precision, config.backend, weights.names)
-    return weight_bytes(weights.shapes, schemes, item, experts_scheme(config, name)) * 33 // 32
+    return weight_bytes(weights.shapes, schemes, dtype, experts_scheme(config, name)) * 33 // 32
 
 
 def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:

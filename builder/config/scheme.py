@@ -17,12 +17,15 @@ quantized. If a checkpoint's weights lie on a grid already, that grid is used in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from specbuild.runtime.bundle.backend import BACKENDS, FLOATS
+from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError, shown
 
 BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
+STEP = 256  # columns that share a step, of which scales and offsets are multiples
 METHODS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("wide", "dynamic", "weight-only", "static")
 KEEP = "keep"
@@ -68,6 +71,17 @@ class Scheme:
     def calibrated(self) -> bool:
         """Return whether the quantized weight depends on statistics of the layers' inputs."""
         return self.method != "rtn" or self.activations == "static"
+
+    def row_bytes(self, columns: int, offsets: bool = False) -> int:
+        """Return the bytes of a row of so many columns, with its scales, zero points or offsets, and steps."""
+        if not self.quantized:
+            return item_bytes(self.dtype) * columns
+        blocks = ceil(columns / (self.block or columns))
+        scale = min(self.scale_bits, 8 * item_bytes(self.dtype))
+        zero_point = 8 if self.bits < 8 else 32
+        minimum = 0 if self.symmetric else scale if offsets else zero_point
+        steps = (1 + offsets) * ceil(columns / STEP) if scale == 8 else 0
+        return (columns * self.bits + blocks * (scale + minimum)) // 8 + 4 * steps
 
     def __str__(self) -> str:
         if not self.quantized:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-STEP = 256  # numbers that share a step
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 

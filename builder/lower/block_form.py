@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from specbuild.builder.frontend.gguf_blocks import STEP
+from specbuild.builder.config.scheme import STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.builder.frontend.gguf_blocks import STEP
+from specbuild.builder.config.scheme import STEP
 
 COLUMNS = 16  # of a panel
 GROUPS = {4: 8, 5: 32, 6: 16}  # codes that are packed together, by their bits

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.config.scheme import KEEP, Scheme
-from specbuild.builder.frontend.gguf_blocks import STEP, Factors
+from specbuild.builder.frontend.gguf_blocks import Factors
 from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 from .linears import Names
@@ -87,9 +87,8 @@ def stored_bytes(weight: Weight) -> int:
     """Return how many bytes a weight takes in a bundle: its blocks, if it comes in them, else float32."""
     if weight.format is None or len(weight.shape) != 2:
         return 4 * prod(weight.shape)
-    form, numbers = weight.format, prod(weight.shape)
-    steps = 4 * numbers // STEP if form.factor_bits == 8 else 0
-    return numbers * form.bits // 8 + (1 + form.offset) * (numbers // form.block * form.factor_bits // 8 + steps)
+    rows, columns = weight.shape
+    return rows * OwnBlocks("", weight).scheme.row_bytes(columns, weight.format.offset)
 
 
 def block_report(weights: Mapping[str, Weight], blocks: Mapping[str, OwnBlocks]) -> dict[str, Any]:

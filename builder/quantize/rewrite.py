@@ -22,8 +22,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.frontend.gguf_blocks import STEP
+from specbuild.builder.config.scheme import STEP, Scheme
 from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, recipe, replace
 from specbuild.runtime.errors import OptionError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,21 +57,15 @@ def stored(found: NumbersByName, model: LayeredModel, unit: Sequence[str], item:
         unit: Names of the weights.
         item: Bytes of a number that is not quantized.
     """
-    sizes = dict[tuple[int, int], float]()  # by id too: a tied weight may be quantized in two ways
+    sizes = dict[tuple[int, int], int]()  # by id too: a tied weight may be quantized in two ways
     for name in unit:
         each, weight = found.get(name), model.weights[f"{name}.weight"]
-        total: float = prod(weight.shape) * item
+        total = prod(weight.shape) * item
         if each is not None:
             count, blocks, size = each.shape
-            scale = min(item, each.scheme.scale_bits / 8)
-            point = 0.0
-            if "zeros" in each.parts:
-                point = item if each.scheme.bits == 8 else 1
-            if "offsets" in each.parts:
-                point = scale
-            total = count * blocks * (size * each.scheme.bits / 8 + scale + point)
+            total = count * each.scheme.row_bytes(blocks * size, "offsets" in each.parts)
         sizes[id(weight), id(each)] = total
-    return math.ceil(sum(sizes.values()))
+    return sum(sizes.values())
 
 
 def _item(found: NumbersByName) -> int:

@@ -9,20 +9,20 @@ from specbuild.builder.config.scheme import Scheme
 
 
 def weight_bytes(
-    shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme], item: int, experts: Scheme | None = None
+    shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme], dtype: str, experts: Scheme | None = None
 ) -> int:
     """Return the bytes of a model's weights.
 
     Args:
         shapes: The shape of each weight by its name.
         schemes: The schemes of those that may be quantized, by their names without ".weight".
-        item: Bytes of a number that is not quantized, and of a scale.
+        dtype: The type of all other numbers.
         experts: The scheme of the weights of a mixture's experts; None if they are not quantized.
     """
-    total = 0
+    total, plain = 0, Scheme(dtype, dtype)
     for name, shape in shapes.items():
         scheme = experts if len(shape) == 3 else schemes.get(name.removesuffix(".weight"))
-        total += _bytes((prod(shape[:-1]), shape[-1]) if len(shape) == 3 else shape, scheme, item)
+        total += prod(shape[:-1]) * (scheme or plain).row_bytes(shape[-1])
     return total
 
 
@@ -31,15 +31,3 @@ def saved_bytes(shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Sch
     each = {f"{name}.weight": scheme for name, scheme in schemes.items() if scheme.quantized}
     per_code = {name: 1 + 9 / (scheme.block or shapes[name][1]) for name, scheme in each.items() if name in shapes}
     return ceil(sum(bytes_ * prod(shapes[name]) for name, bytes_ in per_code.items()))
-
-
-def _bytes(shape: tuple[int, ...], scheme: Scheme | None, item: int) -> int:
-    if scheme is None or not scheme.quantized or len(shape) != 2:
-        return item * prod(shape)
-    rows, columns = shape
-    blocks = ceil(columns / scheme.block) if scheme.block else 1
-    scales = 1 if scheme.per_tensor else rows * blocks
-    zero_point = 1 if scheme.bits < 8 else item
-    factors = item if scheme.symmetric else item + zero_point
-    padded = rows * blocks * (scheme.block or columns)
-    return padded * scheme.bits // 8 + factors * scales

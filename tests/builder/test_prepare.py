@@ -15,8 +15,9 @@ from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.attention_layout import Layout
 from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.frontend.eagle3_head import save_head
+from specbuild.builder.pipeline import build
 from specbuild.builder.plan import check_room
-from specbuild.builder.prepare import prepare
+from specbuild.builder.prepare import needs_of, prepare
 from specbuild.runtime.errors import OptionError
 
 NO_HEADS = "head size 16: TreeAttention has 64, 80, 96, 128 and 256"
@@ -70,6 +71,19 @@ def test_each_kind_of_draft_has_its_name(target, draft, eagle, make_checkpoint, 
 def test_a_bundle_is_no_larger_than_was_said(pair, bundle):
     size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     assert size < prepare(config(pair / "target", pair / "draft")).bundle_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(but=("int4",))
+@pytest.mark.parametrize("precision", ["int4", "int4:64,sym,rtn", "int8", "int8:16,asym"])
+def test_weights_take_what_was_said(precision, make_checkpoint, tmp_path):
+    """Within 5 %, with a thirty-second for what lies between them."""
+    wide = make_checkpoint(tmp_path / "wide", hidden_size=512, intermediate_size=1024, head_dim=64)
+    asked = {"precision": precision, "max_batch_size": 1, "max_seq_len": 64, "tune": False}
+    options = BuildConfig(str(wide), tmp_path / "b", quantize=QuantizeOptions(max_kl=1e3, calib_size=4), **asked)
+    said = needs_of(options, prepare(options))["target"].weights
+    build(options)
+    assert said / 1.05 < sum(path.stat().st_size for path in (tmp_path / "b").rglob("*.bin")) < said
 
 
 @pytest.mark.nightly
