@@ -27,11 +27,12 @@ from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
 from .frontend.layer_by_layer import LayeredModel
+from .frontend.logits_file import LOWEST
 from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
-from .quantize.assignment import assign
-from .quantize.experts import QuantizeExperts, experts_scheme
+from .quantize.assignment import assign, experts_scheme
+from .quantize.experts import QuantizeExperts
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
 from .quantize.numbers import Numbers
@@ -182,7 +183,7 @@ def _prepared(
         matched = passes.run_portable(graph, {f"{key}.weight": each.scheme for key, each in blocks.items()})
         operators["fused"] = passes.census(graph)
         if loaded.tokens and unspread(context, loaded) is None:
-            spread_logits(graph.graph, loaded.tokens, source.target.token_rows)
+            spread_logits(graph.graph, loaded.tokens, source.target.token_rows, LOWEST)
     quantization = None if keeps else _quantization(context, loaded, graph, texts, target)
     return Prepared(graph, matched, operators, scales, quantization, blocks)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specbuild.builder.quantize.assignment import assign, check_patterns
+from specbuild.builder.quantize.assignment import assign, check_patterns, experts_scheme
 from specbuild.runtime.bundle.backend import DEFAULT
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError
@@ -26,7 +26,6 @@ from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
 from .frontend.vocabulary import Vocabulary, reconcile
-from .quantize.experts import experts_scheme
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
 from .quantize.quality import MAX_LOGITS

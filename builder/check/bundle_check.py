@@ -15,8 +15,7 @@ from specbuild.builder.config.build_config import CHECK_SLOTS
 from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.config.scheme import KEEP
 from specbuild.builder.frontend.checkpoint import encode
-from specbuild.builder.frontend.logits_file import LogitsFile
-from specbuild.builder.passes.spread_logits import LOWEST
+from specbuild.builder.frontend.logits_file import LOWEST, LogitsFile
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, Divergence, compare, plain
 from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specbuild.builder.passes.spread_logits import LOWEST
-
 from .hidden_state_taps import decoder_layers
 from .lazy_weights import Cast, Weight, of_model, put, reading
-from .logits_file import Logits, LogitsFile
+from .logits_file import LOWEST, Logits, LogitsFile
 
 ROWS = 1 << 14  # of a head at a time: it may be larger than all layers
 LOGITS = 1 << 24  # in memory, of several texts together

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.errors import OutputError
 
 Logits = NDArray[np.float32]
+LOWEST = -(2.0**15)  # lower than any token's logit, and the same number in every type of 16 bits
 
 
 class LogitsFile(Sequence[Logits]):

@@ -21,8 +21,6 @@ from transformers import PreTrainedModel
 
 from specbuild.runtime.errors import CheckpointError
 
-from .portable_ops import rotary
-
 Rotation = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -152,7 +150,7 @@ def _rotations(modeling: Any, complex_: bool) -> dict[str, Rotation]:
 def _by_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     """Rotate the halves of heads, which are at axis `unsqueeze_dim`."""
     q, k = (x.transpose(1, unsqueeze_dim) for x in (q, k))
-    q, k = (rotary(x, cos, sin) for x in (q, k))
+    q, k = (torch.ops.specbuild.rotary(x, cos, sin) for x in (q, k))  # registered by `portable_ops`
     return q.transpose(1, unsqueeze_dim), k.transpose(1, unsqueeze_dim)
 
 

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from specbuild.builder.passes.spread_logits import LOWEST
 from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
 from .checkpoint import Checkpoint, encode, load
 from .layer_by_layer import LayeredModel
 from .lazy_weights import Picked, Weight, of_model, of_names, shape_only, skeleton
-from .logits_file import LogitsFile
+from .logits_file import LOWEST, LogitsFile
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and the bytes that it stands for

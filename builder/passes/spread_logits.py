@@ -9,20 +9,18 @@ import onnx_ir as ir
 
 from .pattern import constant, dims
 
-LOWEST = -(2.0**15)  # lower than any token's logit, and the same number in every type of 16 bits
 
-
-def spread_logits(graph: ir.Graph, tokens: Sequence[int], vocab_size: int) -> None:
+def spread_logits(graph: ir.Graph, tokens: Sequence[int], vocab_size: int, others: float) -> None:
     """Widen the output `logits [B, L, columns]` to `[B, L, vocab_size]`, with column i at `tokens[i]`.
 
-    Tokens without a column get LOWEST.
+    Tokens without a column get the logit `others`.
     """
     (logits,) = (value for value in graph.outputs if value.name == "logits")
     place = graph.outputs.index(logits)
     columns = np.full(vocab_size, len(tokens), dtype=np.int64)
     columns[list(tokens)] = np.arange(len(tokens))
     pads = constant(graph, "one_more_column", np.array([0, 0, 0, 0, 0, 1], dtype=np.int64))
-    lowest = constant(graph, "lowest", np.array(LOWEST, dtype=np.float32))
+    lowest = constant(graph, "lowest", np.array(others, dtype=np.float32))
     pad = ir.node("Pad", [logits, pads, lowest])
     gather = ir.node("Gather", [pad.outputs[0], constant(graph, "columns", columns)], attributes={"axis": 2})
     graph.extend([pad, gather])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.quantize_options import QuantizeOptions, chooses
 from specbuild.builder.config.scheme import Scheme, parse
 from specbuild.runtime.bundle.backend import BACKENDS
@@ -97,6 +98,14 @@ def matches(pattern: str, model: str, name: str) -> bool:
             return False
         pattern = rest
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def experts_scheme(config: BuildConfig, model: str) -> Scheme | None:
+    """Return the scheme of the experts of "target" or "draft", a model's own, or INT8; None where they stay."""
+    if config.descriptor.on_gpu:  # where no operator takes them
+        return None
+    scheme = config.scheme_of(model) or parse("int8", config.backend)
+    return scheme if scheme.quantized else None
 
 
 def check_patterns(options: QuantizeOptions, names: Mapping[str, Names], backend: str) -> None:

@@ -15,8 +15,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.scheme import Scheme, parse
+from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.passes.pattern import FusionPass, dims, initializer, insert, numbers_of, recipe
 from specbuild.builder.passes.pattern import replace as replace_value
 
@@ -24,14 +23,6 @@ from .numbers import Quantized, fit, quantize
 from .rewrite import ROUNDINGS, pack
 
 BLOCK = 32  # columns that share a scale, where the scheme has one for a whole row
-
-
-def experts_scheme(config: BuildConfig, model: str) -> Scheme | None:
-    """Return the scheme of the experts of "target" or "draft", a model's own, or INT8; None where they stay."""
-    if config.descriptor.on_gpu:  # where no operator takes them
-        return None
-    scheme = config.scheme_of(model) or parse("int8", config.backend)
-    return scheme if scheme.quantized else None
 
 
 class QuantizeExperts(FusionPass):

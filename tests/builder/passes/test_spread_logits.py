@@ -14,7 +14,7 @@ HEAD = """g (float[B, L, 3] x) => (float[B, L, 3] logits, float[B, L, 3] hidden)
 
 def spread(text, tokens, vocab_size):
     model = parse(text)
-    spread_logits(model.graph, tokens, vocab_size)
+    spread_logits(model.graph, tokens, vocab_size, -32768.0)
     return model
 
 

@@ -17,6 +17,7 @@ from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
 from specbuild.builder.frontend.attention_layout import Layout, probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.frontend.hidden_state_taps import Taps
+from specbuild.builder.frontend.logits_file import LOWEST
 from specbuild.builder.lower import plugin, standard
 from specbuild.builder.passes import run_portable
 from specbuild.builder.passes.spread_logits import spread_logits
@@ -60,7 +61,7 @@ def lower_with(lowering, name, page_rows):
     graph = export(model, layout, CAPACITY, CAPACITY, taps)
     run_portable(graph)
     if name == "head":
-        spread_logits(graph.graph, KNOWN, VOCAB)
+        spread_logits(graph.graph, KNOWN, VOCAB, LOWEST)
     paged = (None, page_rows) if lowering is plugin else ()
     lowered = lowering.lower(graph, "fp32", CAPACITY, *paged)
     return lowered
