@@ -39,7 +39,7 @@ from .quantize.numbers import Numbers
 from .quantize.own_blocks import OwnBlocks, block_report, own_blocks
 from .quantize.quality import Before
 from .quantize.rewrite import Quantize, check_products
-from .quantize.stage import Quantization, Request, check_early, quantize_model
+from .quantize.stage import Quantization, Request, quantize_model
 from .quantize.texts import Texts
 
 
@@ -134,8 +134,6 @@ def _target(context: BuildContext, texts: Texts | None) -> CompiledTarget:
     source = context.source
     with context.stage("target: load"):
         loaded = load_target(source)
-        if texts is not None:  # fail here rather than after minutes of calibration
-            check_early(_layered(context, loaded), *_asked(context, loaded, texts))
     references = _references(context, loaded) if context.config.descriptor.on_gpu else None
     prepared = _prepared(context, loaded, references, texts, None)
     model = _lowered(context, loaded, prepared, Stored() if source.shares_weights else None)

@@ -26,7 +26,7 @@ METHOD = "grid"
 _APART = 1e-3  # values of a block that differ by less than this fraction of its range are equal
 _OFF = 0.02  # fraction of a step by which rounding may have moved a value
 _WHOLE = 1e-4  # fraction of a step by which 0 may be off a grid that contains it
-_NEAR = 0.04, 0.01  # fraction of a step by which 0 may be off a finer grid: maximum, and root mean square
+_NEAR = 0.04, 0.01  # fraction of a step by which 0 may be off a grid with zero points: maximum, root mean square
 _MULTIPLES = 6  # maximum number of steps between a block's two closest values
 _SAMPLE = 64  # rows that are tried before all others
 _ROWS = 4096  # rows at a time
@@ -165,20 +165,15 @@ def _in_the_middle(grid: _Grid, bits: int) -> _Places | None:
 
 
 def _anywhere(grid: _Grid, bits: int) -> _Places | None:
-    """Give each block a zero point, if 0 lies on its grid, or close to one with a step some integer times as fine."""
-    levels, largest, first = (1 << bits) - 1, grid.codes.amax(-1).double(), grid.low / grid.steps
-    off, finer, start = torch.full_like(first, torch.inf), torch.ones_like(first), torch.zeros_like(first)
-    for multiple in range(1, levels // max(1, int(largest.max())) + 1):
-        tried = (first * multiple).round()
-        fits = (tried >= -levels) & (tried.clamp(min=0) + multiple * largest <= levels)
-        apart = torch.where(fits, (first - tried / multiple).abs(), torch.inf)
-        better = apart < off - _WHOLE
-        off, start = torch.where(better, apart, off), torch.where(better, tried, start)
-        finer = torch.where(better, multiple, finer)
-    if off.max() > _NEAR[0] or (off**2).mean() > _NEAR[1] ** 2:
+    """Give each block a zero point, if 0 lies on its grid or close to it."""
+    levels, first = (1 << bits) - 1, grid.low / grid.steps
+    start, above = first.round(), first.round().clamp(min=0)
+    off = first - start
+    if (start < -levels).any() or (above + grid.codes.amax(-1) > levels).any():
         return None
-    codes = grid.codes * finer[..., None] + start.clamp(min=0)[..., None]
-    return codes, grid.steps / finer, start.clamp(max=0).abs().byte(), None
+    if off.abs().max() > _NEAR[0] or (off**2).mean() > _NEAR[1] ** 2:
+        return None
+    return grid.codes + above[..., None], grid.steps, start.clamp(max=0).abs().byte(), None
 
 
 def _beside(grid: _Grid, bits: int) -> _Places | None:

@@ -1,4 +1,4 @@
-"""Refuses a precision that costs too much, early if possible, and names a precision that would do."""
+"""Refuses a precision that costs too much, and names one that would do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ from specbuild.runtime.errors import ExecutionError
 from .calibrate import NumbersByName
 from .quality import Before
 from .sensitivity import distance, least_alike
-from .texts import Texts
 
 WIDER = "int8"  # the precision to try instead
-GLANCE, GLANCED = 128, 6  # `check_early`: tokens per text, and calibration texts
 Numbers = Callable[[str], NumbersByName]  # returns a model's quantized weights in a precision
-
-
-def glance(model: LayeredModel, texts: Texts) -> Before:
-    """Compute a model's float32 logits of the beginning of the longest held-out text, for a quick check."""
-    text = max(texts.held_out, key=len)[:GLANCE]
-    return Before([text], model.logits([text]))
 
 
 def check_cost(
@@ -30,9 +22,8 @@ def check_cost(
     precision: str,
     max_kl: float,
     numbers: Numbers,
-    factor: float = 1.0,
 ) -> None:
-    """Raise ExecutionError if quantized weights, simulated, cost more than `factor * max_kl` nats per token.
+    """Raise ExecutionError if quantized weights, simulated, cost more than `max_kl` nats per token.
 
     The error names the layers whose outputs change most, and says whether WIDER would do.
 
@@ -43,10 +34,9 @@ def check_cost(
         precision: The precision of `found`.
         max_kl: The bound in nats per token.
         numbers: Returns the target's quantized weights in another precision.
-        factor: How many times `max_kl` is allowed here.
     """
     cost = distance(model, before, found)
-    if cost <= factor * max_kl:
+    if cost <= max_kl:
         return
     worst = ", ".join(least_alike(model, found, before)[:3])
     message = f"{precision} moves the target by {cost:.2g} nats a token, more than --max-kl {max_kl:g}, most by {worst}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -19,12 +19,11 @@ from .grids import own_grids
 from .linears import Names, simulated
 from .numbers import Numbers
 from .quality import Before, acceptance, moved
-from .refusal import GLANCE, GLANCED, check_cost, glance
+from .refusal import check_cost
 from .sensitivity import Cost, costs, narrowest, stored, units, within
 from .texts import Texts
 
 RUNGS = ("int4", "int8")  # auto's precisions
-HOPELESS = 1.75  # times max_kl: above it a few texts suffice to refuse, as more texts improve calibration by a third
 SIMULATED = 0.9  # fraction of max_kl that auto spends: the final graph diverges a little more than the simulation
 
 
@@ -102,10 +101,10 @@ class _Quantizer:
     identity: str
     progress: Progress
 
-    def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> NumbersByName:
-        """Quantize weights by their schemes, calibrated on the request's texts, or on `texts` without a cache."""
+    def of(self, schemes: Mapping[str, Scheme]) -> NumbersByName:
+        """Quantize weights by their schemes, calibrated on the request's texts."""
         request, names, cache = self.request, self.names, None
-        if (folder := request.options.calibration_cache) and texts is None:
+        if folder := request.options.calibration_cache:
             labels = {weight: str(scheme) for weight, scheme in schemes.items()}
             cache = CalibrationCache(folder, self.identity, version("specbuild-trt"), request.texts.sha256, labels)
         numbers = dict(own_grids(self.model, names, schemes, cache))
@@ -114,9 +113,8 @@ class _Quantizer:
         once = names.tied and head in rest and rest[head] == rest.get(embedding) and not rest[head].calibrated
         if once:
             del rest[embedding]
-        texts_used = request.texts.calibration if texts is None else texts
         with simulated(self.model, numbers) as changed:
-            numbers |= calibrate(changed, rest, texts_used, cache, self.progress)
+            numbers |= calibrate(changed, rest, request.texts.calibration, cache, self.progress)
         if head in numbers and (once or (names.tied and _shape(numbers, head) == _shape(numbers, embedding))):
             numbers[embedding] = numbers[head]  # stored once
         return numbers
@@ -186,24 +184,6 @@ def quantize_model(
     remainder = [weight for weight in wanted if weight not in numbers]
     each = costs(model, numbers, split, before, progress) if numbers else []
     return Quantization(names, numbers, before, each, remainder, lengths, measured)
-
-
-def check_early(model: LayeredModel, request: Request, names: Names, schemes: Mapping[str, Scheme]) -> None:
-    """Raise ExecutionError if calibrating on the beginnings of a few texts shows that static activations cost too much.
-
-    This spares the minutes that a full calibration takes.
-
-    Args:
-        model: The float32 target.
-        request: Its precision, options and texts.
-        names: Its weights.
-        schemes: The scheme of each weight.
-    """
-    if chooses(request.precision) or not any(scheme.activations == "static" for scheme in schemes.values()):
-        return
-    quantizer, before = _Quantizer(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
-    numbers = quantizer.of(schemes, [text[:GLANCE] for text in request.texts.calibration[:GLANCED]])
-    check_cost(model, numbers, before, request.precision, request.max_kl, quantizer.like, HOPELESS)
 
 
 def _alone(each: Numbers) -> bool:

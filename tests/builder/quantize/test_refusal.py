@@ -1,9 +1,8 @@
-"""Refusals: early, with the weights that cost most, and with what would do instead."""
+"""Refusals, with the weights that cost most and with what would do instead."""
 
 import re
 
 import pytest
-import torch
 from small_models import random_model, random_texts
 
 from specbuild.builder.config.quantize_options import QuantizeOptions
@@ -12,9 +11,8 @@ from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.quality import Before
-from specbuild.builder.quantize.refusal import check_cost, glance
 from specbuild.builder.quantize.sensitivity import distance
-from specbuild.builder.quantize.stage import Request, check_early, quantize_model
+from specbuild.builder.quantize.stage import Request, quantize_model
 from specbuild.builder.quantize.texts import Texts
 from specbuild.runtime.errors import ExecutionError
 
@@ -57,26 +55,6 @@ def test_it_says_what_costs_most_and_what_would_do(model):
     assert re.match(r"int8:static moves the target by \S+ nats .* --max-kl \S+, most by (model\S+, ){2}", told)
     assert f"use --precision int8, which moves it by {kls['int8']:.2g}, or allow more" in told
     assert "use --precision fp32" in refused(model, "int8", kls["int8"] / 2)
-
-
-def test_only_what_has_static_scales_is_judged_early(model):
-    names, layered = Names.of(model), LayeredModel.of(model)
-    check_early(layered, request("int8", 1e-12), names, schemes(model, "int8"))
-    check_early(layered, request("int8:static", 10.0), names, schemes(model, "int8:static"))
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    with pytest.raises(ExecutionError, match=r"^int8:static moves the target by .* more than --max-kl 1e-12"):
-        check_early(layered, request("int8:static", 1e-12), names, schemes(model, "int8:static"))
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-
-
-def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model):
-    layered, found = LayeredModel.of(model), numbers(model, "int8")
-    seen = glance(layered, TEXTS)
-    given = found, seen, "int8", distance(layered, seen, found) / 2, lambda precision: numbers(model, precision)
-    check_cost(layered, *given, factor=2.1)
-    for factor in (1.9, 1.0):
-        with pytest.raises(ExecutionError):
-            check_cost(layered, *given, factor=factor)
 
 
 def numbers(model, precision):
