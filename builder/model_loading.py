@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .build_context import BuildContext
-from .frontend.checkpoint import Checkpoint, load
+from .frontend.checkpoint import model_of
 from .frontend.eagle3_head import EagleHead, load_head, trim_head
 from .frontend.hidden_state_taps import Taps
 from .frontend.layer_by_layer import LayeredModel
-from .frontend.lazy_weights import Weight, of_model, of_names, skeleton
+from .frontend.lazy_weights import Weight, of_model
 from .frontend.vocabulary import Vocabulary, fit, trim
 from .prepare import Sources
 
@@ -55,15 +55,15 @@ class LoadedModel:
 
 def load_target(source: Sources) -> LoadedModel:
     """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding."""
-    net, weights = _load(source.target)
-    known, names = of_model(net) if weights is None else weights, {each: name for name, each in net.named_modules()}
-    embedding = known[f"{names[net.get_input_embeddings()]}.weight"]
+    net, weights = model_of(source.target)
+    names = {each: name for name, each in net.named_modules()}
+    embedding = weights[f"{names[net.get_input_embeddings()]}.weight"]
     head = load_head(source.head, embedding.read()) if source.head else None
     parameters = net.num_parameters()
     if head:
         trim_head(head, source.target.token_ids)
     tokens = _listed(trim(net, source.target, weights))
-    return LoadedModel("target", net, parameters, of_model(net) if weights is None else weights, head, tokens)
+    return LoadedModel("target", net, parameters, weights, head, tokens)
 
 
 def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
@@ -74,22 +74,13 @@ def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
         every = tokens == list(range(source.target.token_rows))
         return LoadedModel("draft", head, parameters, of_model(head), head, None if every else tokens)
     assert source.draft is not None
-    net, weights = _load(source.draft)
+    net, weights = model_of(source.draft)
     parameters, vocabulary = net.num_parameters(), source.vocabulary
     if vocabulary:
         fit(net, vocabulary, weights)
     else:  # the target itself
         vocabulary = trim(net, source.draft, weights)
-    known = of_model(net) if weights is None else weights
-    return LoadedModel("draft", net, parameters, known, tokens=_listed(vocabulary))
-
-
-def _load(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Weight] | None]:
-    """Return a model, and its weights if it has none itself: they stay where they are, if they can be read there."""
-    if checkpoint.tensors is None:
-        return load(checkpoint, "eager"), None
-    net = skeleton(checkpoint.config, "eager")
-    return net, of_names(net, checkpoint.tensors)
+    return LoadedModel("draft", net, parameters, weights, tokens=_listed(vocabulary))
 
 
 def _listed(vocabulary: Vocabulary) -> list[int] | None:

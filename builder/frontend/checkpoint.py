@@ -28,7 +28,7 @@ from specbuild.runtime.sampling.parameters import SamplingParams
 
 from .attention_layout import check_decoder, empty
 from .gguf import Gguf, describe
-from .lazy_weights import Stored, Weight, fill, skeleton
+from .lazy_weights import Stored, Weight, fill, of_model, of_names, skeleton
 from .multimodal import TextModel, take_text, text_config
 from .packed import Packed, packing, unpack
 from .quiet import quiet
@@ -341,6 +341,15 @@ def locate(source: str) -> Path:
         return Path(snapshot_download(hub[1], revision=hub[2], allow_patterns=_WANTED, etag_timeout=5))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {one_line(error)}") from None
+
+
+def model_of(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Weight]]:
+    """Return a checkpoint's model and its weights by its names; they stay where they are if they can be read there."""
+    if checkpoint.tensors is None:
+        model = load(checkpoint, "eager")
+        return model, of_model(model)
+    model = skeleton(checkpoint.config, "eager")
+    return model, of_names(model, checkpoint.tensors)
 
 
 @quiet()

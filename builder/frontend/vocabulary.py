@@ -26,9 +26,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
-from .checkpoint import Checkpoint, encode, load
+from .checkpoint import Checkpoint, encode, model_of
 from .layer_by_layer import LayeredModel
-from .lazy_weights import Picked, Weight, of_model, of_names, shape_only, skeleton
+from .lazy_weights import Picked, Weight, of_model, shape_only
 from .logits_file import LOWEST, LogitsFile
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
@@ -275,11 +275,7 @@ def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> 
 
     They are `float32[T, rows]` by token, LOWEST where a row is no token's.
     """
-    if checkpoint.tensors is None:
-        model = LayeredModel.of(load(checkpoint, "eager"))
-    else:
-        net = skeleton(checkpoint.config, "eager")
-        model = LayeredModel(net, of_names(net, checkpoint.tensors))
+    model = LayeredModel(*model_of(checkpoint))
     columns = np.array(checkpoint.token_ids, dtype=np.int64)
     found = model.logits(texts, columns)
     if len(columns) == checkpoint.token_rows:
