@@ -189,31 +189,22 @@ class LayeredModel:
             found = self._run(len(self.layers), texts, hidden, take or (lambda output: None))
             return [result for _, result in found]
 
-    def logits(self, texts: Texts, columns: NDArray[np.int64] | None = None) -> LogitsFile:
-        """Return the logits after each token of texts: `float32[T, V]` each, LOWEST where no column is a token's.
-
-        Args:
-            texts: Token ids.
-            columns: The rows of the head to compute; None for all.
-        """
+    def logits(self, texts: Texts) -> LogitsFile:
+        """Return the logits after each token of texts: `float32[T, V]` each, LOWEST where no column is a token's."""
         hidden: States = [None] * len(texts)
         for index in range(len(self.layers)):
             with self.reading(index, texts):
                 hidden = self.run(index, texts, hidden)
-        return self.ends(texts, hidden, columns)
+        return self.ends(texts, hidden)
 
-    def ends(self, texts: Texts, hidden: States, columns: NDArray[np.int64] | None = None) -> LogitsFile:
+    def ends(self, texts: Texts, hidden: States) -> LogitsFile:
         """Return the logits of hidden states after the last layer, as `logits` does, some columns at a time."""
         if self.head is None:
-            found = self._all_logits(texts, hidden)
-            return LogitsFile(found if columns is None else (each[:, columns] for each in found))
-        count = self.weights[f"{self.names[self.head]}.weight"].shape[0]
-        rows = np.arange(count) if columns is None else columns
-        spreads = columns is None and self.tokens is not None
-        places = np.asarray(self.tokens) if spreads else np.arange(len(rows))
-        width = self.vocab_size if spreads else len(rows)
+            return LogitsFile(self._all_logits(texts, hidden))
+        width = self.vocab_size if self.tokens else self.weights[f"{self.names[self.head]}.weight"].shape[0]
+        places = np.asarray(self.tokens or range(width))
         groups = _groups([width * len(text) for text in texts], LOGITS)
-        each = (self._logits_of(self.head, texts[some], hidden[some], rows, places, width) for some in groups)
+        each = (self._logits_of(self.head, texts[some], hidden[some], places, width) for some in groups)
         return LogitsFile(chain.from_iterable(each))
 
     def _all_logits(self, texts: Texts, hidden: States) -> list[Logits]:
@@ -221,19 +212,13 @@ class LayeredModel:
             return self.run_rest(texts, hidden, _logits)
 
     def _logits_of(
-        self,
-        head: nn.Module,
-        texts: Texts,
-        hidden: States,
-        rows: NDArray[np.int64],
-        places: NDArray[np.int64],
-        width: int,
+        self, head: nn.Module, texts: Texts, hidden: States, places: NDArray[np.int64], width: int
     ) -> list[Logits]:
-        """Return logits by these rows of the head, at these places of `width`."""
+        """Return logits by the rows of the head, at these places of `width`."""
         found = [np.full((len(text), width), LOWEST, np.float32) for text in texts]
         with self.reading(len(self.layers), texts):
-            for first in range(0, len(rows), ROWS):
-                with self._rows_of_head(head, rows[first : first + ROWS]):
+            for first in range(0, len(places), ROWS):
+                with self._rows_of_head(head, np.arange(first, min(first + ROWS, len(places)))):
                     some = self.run_rest(texts, hidden, _logits)
                 for logits, part in zip(found, some, strict=True):
                     logits[:, places[first : first + ROWS]] = part

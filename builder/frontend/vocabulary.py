@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -275,35 +273,6 @@ def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> 
 
     They are `float32[T, rows]` by token, LOWEST where a row is no token's.
     """
-    model = LayeredModel(*model_of(checkpoint))
-    columns = np.array(checkpoint.token_ids, dtype=np.int64)
-    found = model.logits(texts, columns)
-    if len(columns) == checkpoint.token_rows:
-        return found
-    tokens = torch.from_numpy(columns)
-    return LogitsFile(spread(torch.from_numpy(each), tokens, checkpoint.token_rows).numpy() for each in found)
-
-
-def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Expand logits `[..., n]` of `tokens` `int64[n]` to logits `[..., size]` of all rows: LOWEST for the others."""
-    full = logits.new_full((*logits.shape[:-1], size), LOWEST)
-    full[..., tokens] = logits
-    return full
-
-
-@contextmanager
-def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
-    """Make a model whose head has only `tokens` return logits for all rows, LOWEST for the others, while inside."""
-
-    def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        output.logits = spread(output.logits, columns, vocab_size)
-        return output
-
-    columns = torch.tensor(tokens or (), dtype=torch.int64)
-
-    handle = model.register_forward_hook(hook) if tokens else None
-    try:
-        yield
-    finally:
-        if handle:
-            handle.remove()
+    known, rows = np.array(checkpoint.token_ids), checkpoint.token_rows
+    found = LayeredModel(*model_of(checkpoint)).logits(texts)
+    return LogitsFile(np.where(np.isin(np.arange(rows), known), each[:, :rows], np.float32(LOWEST)) for each in found)

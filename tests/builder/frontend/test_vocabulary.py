@@ -15,7 +15,9 @@ from other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
 
 from specbuild.builder.frontend.checkpoint import find, load
-from specbuild.builder.frontend.vocabulary import Vocabulary, by_token, fit, reconcile, trim
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
+from specbuild.builder.frontend.lazy_weights import of_model
+from specbuild.builder.frontend.vocabulary import Vocabulary, fit, reconcile, trim
 from specbuild.runtime.errors import CheckpointError
 
 WORDS = ["▁the", "▁self", "▁return", "é", "Ω", "▁", "(", "):", "▁=", "es", "s", "\n"]
@@ -88,8 +90,7 @@ def test_a_target_keeps_what_is_a_token_or_ends_a_text(make_checkpoint, tmp_path
     found = trim(model, checkpoint)
     assert (found.tokens, found.rows, found.columns) == (tuple(left), 4102, len(left))
     torch.testing.assert_close(logits(model, ids), before[:, left])
-    with by_token(model, found.tokens, found.rows):
-        full = logits(model, ids)
+    full = torch.from_numpy(LayeredModel(model, of_model(model), found.tokens, found.rows).logits([ids])[0])
     torch.testing.assert_close(full[:, left], before[:, left])
     assert (full[:, sorted({*range(4102)} - {*left})] < full[:, left].min() - 1000).all()
     assert reconcile(checkpoint, checkpoint).tokens == tuple(token for token in left if token < 4096)
