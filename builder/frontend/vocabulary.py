@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -276,3 +277,21 @@ def reference_logits(checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> 
     known, rows = np.array(checkpoint.token_ids), checkpoint.token_rows
     found = LayeredModel(*model_of(checkpoint)).logits(texts)
     return LogitsFile(np.where(np.isin(np.arange(rows), known), each[:, :rows], np.float32(LOWEST)) for each in found)
+
+
+@contextmanager
+def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
+    """Make a model whose head has only `tokens` return logits for all rows, LOWEST for the others, while inside."""
+
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        full = output.logits.new_full((*output.logits.shape[:-1], vocab_size), LOWEST)
+        full[..., list(tokens or ())] = output.logits
+        output.logits = full
+        return output
+
+    handle = model.register_forward_hook(hook) if tokens else None
+    try:
+        yield
+    finally:
+        if handle:
+            handle.remove()

@@ -174,7 +174,7 @@ def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
 
 def _rounded_inputs(x: Tensor, size: int, bits: int) -> Tensor:
     """Round inputs `[…, K]` to so many bits, with a scale of its own for each `size` columns."""
-    blocks = x.unflatten(-1, (-1, size))
+    blocks = x.reshape(*x.shape[:-1], -1, size)
     scales = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / ((1 << bits - 1) - 1)
     return ((blocks / scales).round() * scales).flatten(-2)
 

@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -17,7 +18,7 @@ from small_models import random_model
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import of_model
-from specbuild.builder.frontend.vocabulary import Vocabulary, fit, reconcile, trim
+from specbuild.builder.frontend.vocabulary import Vocabulary, by_token, fit, reconcile, trim
 from specbuild.runtime.errors import CheckpointError
 
 WORDS = ["▁the", "▁self", "▁return", "é", "Ω", "▁", "(", "):", "▁=", "es", "s", "\n"]
@@ -90,7 +91,10 @@ def test_a_target_keeps_what_is_a_token_or_ends_a_text(make_checkpoint, tmp_path
     found = trim(model, checkpoint)
     assert (found.tokens, found.rows, found.columns) == (tuple(left), 4102, len(left))
     torch.testing.assert_close(logits(model, ids), before[:, left])
-    full = torch.from_numpy(LayeredModel(model, of_model(model), found.tokens, found.rows).logits([ids])[0])
+    by_layers = LayeredModel(model, of_model(model), found.tokens, found.rows).logits([ids])[0]
+    with by_token(model, found.tokens, found.rows):
+        full = logits(model, ids)
+    np.testing.assert_allclose(by_layers, full.numpy(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(full[:, left], before[:, left])
     assert (full[:, sorted({*range(4102)} - {*left})] < full[:, left].min() - 1000).all()
     assert reconcile(checkpoint, checkpoint).tokens == tuple(token for token in left if token < 4096)
