@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ from specbuild.runtime.bundle.manifest import CacheShape
 from specbuild.runtime.errors import CheckpointError, one_line, shown
 
 from . import portable_rotary
-from .convolutions import replaced
 from .hidden_state_taps import decoder_layers
+from .token_mixers import replaced
 
 PROBE = "specbuild_probe"
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
@@ -35,19 +35,20 @@ _SINKS = "s_aux"  # transformers' name
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a model, or a convolution over its text: its cache, and which positions a node sees.
+    """One attention of a model, or what else mixes a text's tokens: its cache, and which positions a node sees.
 
     Attributes:
         cache: Its KV heads, and the sizes of their keys and values.
         window: A node sees so many positions, its own included; 0: all; −c: those of its own chunk of c positions.
         sinks: Whether a learned score for each head takes a part of the weights.
-        convolves: Whether it is a convolution; half of a token's numbers is its key, the others are its value.
+        kind: A convolution has half of a token's numbers as its key, the others as its value; a recurrence has what
+            its states are made of.
     """
 
     cache: CacheShape
     window: int = 0
     sinks: bool = False
-    convolves: bool = False
+    kind: Literal["attention", "convolution", "recurrence"] = "attention"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Layout:
     def special(self) -> str | None:
         """The first part of the model that not every backend runs; None if all of them run it."""
         kinds = {
-            "convolutions over the text": any(each.convolves for each in self.attentions),
+            "layers that keep a state": any(each.kind == "recurrence" for each in self.attentions),
+            "convolutions over the text": any(each.kind == "convolution" for each in self.attentions),
             "attention sinks": any(each.sinks for each in self.attentions),
             "attention in chunks": any(each.window < 0 for each in self.attentions),
             "layers whose caches differ": len({*self.caches}) > 1,
@@ -141,7 +143,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     """
     name, model = empty(config)
     try:
-        with torch.no_grad(), _probing(positions) as run, _noting_layers(model), replaced(model, _convolution):
+        with torch.no_grad(), _probing(positions) as run, _noting_layers(model), _mixers(model):
             portable_rotary.check(model, positions)
             _check_temperature(model.config.get_text_config(), positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
@@ -156,12 +158,12 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     wanted, attending = config.get_text_config().num_hidden_layers, {layer for layer, _ in run.attentions}
     if len(attending) < wanted:
         raise CheckpointError(
-            f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface or a short "
-            "convolution: others are not supported"
+            f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface, a short "
+            "convolution or a recurrence that is known: others are not supported"
         )
     if logits.shape[-1] != config.get_text_config().vocab_size:
         raise CheckpointError(f"{name} has a head of {logits.shape[-1]} rows, not one for each token: not supported")
-    plain = not any(each.convolves for _, each in run.attentions)
+    plain = all(each.kind == "attention" for _, each in run.attentions)
     by_layer = plain and attending == {*range(wanted)} and len(run.attentions) == wanted
     order = sorted(run.attentions, key=lambda each: each[0]) if by_layer else run.attentions
     return Layout(tuple(each for _, each in order), by_layer)
@@ -256,8 +258,20 @@ def _attention(
 def _convolution(x: Tensor, _weight: Tensor, _bias: Tensor | None) -> Tensor:
     """Record a convolution, and return an output of the right shape."""
     channels = x.shape[2]
-    _probe.note(Attention(CacheShape(1, channels - channels // 2, channels // 2), convolves=True))
+    _probe.note(Attention(CacheShape(1, channels - channels // 2, channels // 2), kind="convolution"))
     return torch.empty_like(x)
+
+
+def _recurrence(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, *, delta: bool) -> Tensor:
+    """Record a recurrence, and return an output of the right shape."""
+    (heads, columns), row = value.shape[2:], (key, decay, beta)
+    cache = CacheShape(1, sum(each[0, 0].numel() for each in row), heads * columns, heads * columns * key.shape[3])
+    _probe.note(Attention(cache, kind="recurrence"))
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+
+def _mixers(model: PreTrainedModel) -> AbstractContextManager[None]:
+    return replaced(model, _convolution, _recurrence)
 
 
 def take_sinks(module: nn.Module, options: dict[str, Any]) -> Tensor | None:

@@ -36,7 +36,6 @@ from specbuild.runtime.errors import CheckpointError
 
 from . import portable_rotary
 from .attention_layout import Layout, set_experts, take_sinks
-from .convolutions import replaced
 from .eagle3_head import EagleHead
 from .experts import EXPERTS
 from .hidden_state_taps import Taps
@@ -44,6 +43,7 @@ from .lazy_weights import Weight, of_model
 from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
 from .simplification import name_weights, simplify
+from .token_mixers import replaced
 
 ATTENTION = "specbuild"
 
@@ -100,6 +100,17 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found[0]
 
 
+def _recurrence(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, *, delta: bool) -> Tensor:
+    """Pass what changes states to `specbuild::tree_recurrence`."""
+    assert _call is not None, "specbuild's recurrence runs inside PortableModel only"
+    at = len(_call.present)
+    found: list[Tensor] = torch.ops.specbuild.tree_recurrence(
+        query, key, value, decay, beta, _call.past[at : at + 2], _call.place, delta
+    )
+    _call.present += found[1:]
+    return found[0]
+
+
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
@@ -152,7 +163,7 @@ def portable(
         if experts := set_experts(model, EXPERTS):
             undo.callback(set_experts, model, experts)
         portable_rotary.swap(model, positions, capacity, undo)
-        undo.enter_context(replaced(model, _convolution))
+        undo.enter_context(replaced(model, _convolution, _recurrence))
         undo.callback(model.train, model.training)
         yield PortableModel(model, layout, taps).eval()
 

@@ -8,6 +8,7 @@ translates to one ONNX node, so the portable graph has a single node where the m
 | specbuild::tree_attention | specbuild::TreeAttention, version 1   |
 | specbuild::rotary         | RotaryEmbedding, opset 23             |
 | specbuild::tree_convolution | specbuild::TreeConvolution, version 1 |
+| specbuild::tree_recurrence | specbuild::TreeRecurrence, version 1 |
 | specbuild::expert_matmul  | specbuild::ExpertMatMul, version 1    |
 """
 
@@ -89,7 +90,32 @@ def _tree_convolution_schema() -> onnx.defs.OpSchema:
     )
 
 
-for _schema in (_tree_attention_schema(), _tree_convolution_schema(), _expert_matmul_schema()):
+def _tree_recurrence_schema() -> onnx.defs.OpSchema:
+    """Return the schema of linear attention over each node's own path."""
+    schema = onnx.defs.OpSchema
+    floats = ["query", "key", "value", "decay", "beta", "past_key", "past_value"]
+    index = ["parents", "cache_len", "tree_offset"]
+    return schema(
+        "TreeRecurrence",
+        DOMAIN,
+        1,
+        doc="States that decay, and that each token of a node's own path changes by its key and value. `delta`: what "
+        "the state has at a key already is taken off its value.",
+        inputs=[schema.FormalParameter(n, "T") for n in floats]
+        + [schema.FormalParameter("position_ids", "tensor(int64)")]
+        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
+        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
+        attributes=[schema.Attribute("delta", schema.AttrType.INT, "whether it is the delta rule", required=True)],
+    )
+
+
+for _schema in (
+    _tree_attention_schema(),
+    _tree_convolution_schema(),
+    _tree_recurrence_schema(),
+    _expert_matmul_schema(),
+):
     if not onnx.defs.has(_schema.name, DOMAIN):
         onnx.defs.register_schema(_schema)
 
@@ -213,6 +239,64 @@ def _(x, weight, bias, past, place):  # type: ignore[no-untyped-def]
     return torch.empty_like(x, memory_format=torch.contiguous_format), *map(torch.empty_like, past)
 
 
+@torch.library.custom_op("specbuild::tree_recurrence", mutates_args=())
+def tree_recurrence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    past: Sequence[Tensor],
+    place: Sequence[Tensor],
+    delta: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute linear attention of N new tree nodes, whose states are made of the rows of their own paths.
+
+    A token makes of a head's state S `[K, V]` the state S' + key ⊗ beta (value − delta · key S'), S' being S times
+    decay; its output is query S of the new one. The first token's S is 0.
+
+    Args:
+        query: `[B, N, G, K]`, for H / G heads each.
+        key: Alike.
+        value: `[B, N, H, V]`.
+        decay: `[B, N, H]`, or `[B, N, H, K]` for each row of the state.
+        beta: `[B, N, H]`.
+        past: The cache's rows: keys, decays and betas `[B, 1, S, …]`, and values `[B, 1, S, H · V]`.
+        place: See `tree_attention`.
+        delta: Whether what the state has at a key is taken off its value.
+
+    Returns:
+        The output `[B, N, H, V]`, and both caches with the new rows in place.
+    """
+    batch, nodes, heads, columns = value.shape
+    groups, size = key.shape[2:]
+    rows = [each[:, 0].clone() for each in past]
+    _, parents, cache_len, tree_offset = place
+    ancestors, out = ancestor_mask(parents), torch.zeros_like(value, memory_format=torch.contiguous_format)
+    new = torch.cat((key.flatten(2), decay.flatten(2), beta), 2), value.flatten(2)
+    sizes = [groups * size, decay[0, 0].numel(), heads]
+    for b in range(batch):
+        committed, offset = int(cache_len[b]), int(tree_offset[b])
+        for each, added in zip(rows, new, strict=True):
+            each[b, committed + offset : committed + offset + nodes] = added[b]
+        keys, decays, betas = rows[0][b].split(sizes, 1)
+        for node in range(nodes):
+            state = value.new_zeros(heads, size, columns)
+            for row in [*range(committed), *(committed + ancestors[b, offset + node].nonzero()[:, 0]).tolist()]:
+                k = keys[row].view(groups, size).repeat_interleave(heads // groups, 0)[:, :, None]
+                v = rows[1][b, row].view(heads, 1, columns)
+                state = state * decays[row].view(heads, -1, 1)
+                state = state + k * (betas[row].view(heads, 1, 1) * (v - (k * state).sum(1, keepdim=True) * delta))
+            asked = query[b, node].repeat_interleave(heads // groups, 0)
+            out[b, node] = (asked[:, :, None] * state).sum(1)
+    return out, rows[0][:, None].contiguous(), rows[1][:, None].contiguous()
+
+
+@tree_recurrence.register_fake
+def _(query, key, value, decay, beta, past, place, delta):  # type: ignore[no-untyped-def]
+    return torch.empty_like(value, memory_format=torch.contiguous_format), *map(torch.empty_like, past)
+
+
 @torch.library.custom_op("specbuild::rotary", mutates_args=())
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of `x [B, H, N, D]` by `cos`, `sin` `[B, N, R/2]`; dimensions past R stay as they are."""
@@ -257,6 +341,11 @@ def _onnx_tree_convolution(x: Any, weight: Any, bias: Any, past: Any, place: Any
     return _specbuild.TreeConvolution(x, weight, bias, *past, *place)
 
 
+def _onnx_tree_recurrence(*arguments: Any) -> Any:
+    *changes, past, place, delta = arguments
+    return _specbuild.TreeRecurrence(*changes, *past, *place, delta=int(delta))
+
+
 def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
     width, size = 2 * cos.shape[-1], x.shape[-1]
     return opset23.RotaryEmbedding(x, cos, sin, None, rotary_embedding_dim=0 if width == size else width)
@@ -291,6 +380,7 @@ def _onnx_erf_inv(x: Any) -> Any:
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.specbuild.tree_attention.default: _onnx_tree_attention,
     torch.ops.specbuild.tree_convolution.default: _onnx_tree_convolution,
+    torch.ops.specbuild.tree_recurrence.default: _onnx_tree_recurrence,
     torch.ops.specbuild.rotary.default: _onnx_rotary,
     torch.ops.specbuild.expert_matmul.default: _onnx_expert_matmul,
     torch.ops.prims.erf_inv.default: _onnx_erf_inv,  # torch's exporter has none
@@ -304,4 +394,5 @@ __all__ = [
     "rotary",
     "tree_attention",
     "tree_convolution",
+    "tree_recurrence",
 ]

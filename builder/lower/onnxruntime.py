@@ -9,7 +9,7 @@ positions of a slot's rows, for layers with a window. The operators write the ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,7 +49,6 @@ INPUTS = {
     "past_value": "values.{layer}",
 }
 OUTPUTS = {"logits": "logits"}
-_CACHED = ("TreeAttention", "TreeConvolution")
 _Floats = NDArray[np.float32]
 _NO_FACTORS = {"scale_bits": 32, "minimum_bits": 0}
 
@@ -219,21 +218,34 @@ def _put(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
     graph.remove(node, safe=True)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """The inputs that say where a step's nodes are: those of all operators, and those of some."""
+
+    nodes: list[ir.Value]
+    positions: ir.Value
+    row_positions: ir.Value
+    state_rows: ir.Value
+
+
 def lower(portable: ir.Model, capacity: int) -> ir.Model:
     """Return a new model over caches of `capacity` rows for any number of slots; the portable one is not changed."""
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     batch_of_tokens(graph)  # the portable cache inputs are removed below
-    attentions = [node for node in graph if node.op_type == "TreeAttention" and node.domain == DOMAIN]
-    place = {
-        "slots": graph_input("slots", ir.DataType.INT32, ["nodes"]),
-        "rows": graph_input("rows", ir.DataType.INT32, ["nodes"]),
-        "committed": graph_input("committed", ir.DataType.INT32, ["slots"]),
-        "visible": graph_input("visible", ir.DataType.BOOL, ["nodes", "width"]),
-    }
-    windows = graph_input("row_positions", ir.DataType.INT32, ["slots", capacity])
-    caches = _lower_caches(graph, [*place.values(), by_name["position_ids"]], windows, capacity)
+    place = _Place(
+        [
+            graph_input("slots", ir.DataType.INT32, ["nodes"]),
+            graph_input("rows", ir.DataType.INT32, ["nodes"]),
+            graph_input("committed", ir.DataType.INT32, ["slots"]),
+            graph_input("visible", ir.DataType.BOOL, ["nodes", "width"]),
+        ],
+        by_name["position_ids"],
+        graph_input("row_positions", ir.DataType.INT32, ["slots", capacity]),
+        graph_input("state_rows", ir.DataType.INT32, ["slots"]),
+    )
+    caches = _lower_caches(graph, place, capacity)
     for node in list(graph):
         if node.op_type in _LOWERED:
             for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
@@ -247,9 +259,9 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
     for value in (*flat[:2], *flat[3:], *hidden):
         value.shape = ir.Shape([1, "nodes", *(dims(value) or ())[2:]])
     logits.shape = ir.Shape([1, "logit_nodes", dims(logits)[-1]])  # type: ignore[index]
-    of_windows = [windows] if any(window_of(node) for node in attentions) else []
+    some = [each for each in (place.row_positions, place.state_rows) if each.uses()]
     graph.inputs.clear()
-    graph.inputs.extend([*flat, *place.values(), *of_windows, *caches])
+    graph.inputs.extend([*flat, *place.nodes, *some, *caches])
     graph.outputs.clear()
     graph.outputs.extend([logits, *hidden])
     clean(model)
@@ -260,43 +272,60 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
     return model
 
 
-def _lower_caches(graph: ir.Graph, place: list[ir.Value], row_positions: ir.Value, capacity: int) -> list[ir.Value]:
+def _lower_caches(graph: ir.Graph, place: _Place, capacity: int) -> list[ir.Value]:
     """Replace what has a cache by the operators', and return the caches in the order of their numbers."""
     found = dict[int, list[ir.Value]]()
     for node in list(graph):
-        layer = int(str(node.inputs[3].name).rpartition(".")[2]) if node.op_type in _CACHED else 0  # type: ignore
-        if node.op_type == "TreeAttention":
-            found[layer] = _lower_attention(graph, node, layer, place, row_positions, capacity)
-        elif node.op_type == "TreeConvolution":
-            found[layer] = _lower_convolution(graph, node, layer, place[:-1], capacity)
+        if node.domain == DOMAIN and node.op_type in _CACHES:
+            past = _CACHES[node.op_type].past
+            layer = int(str(node.inputs[past].name).rpartition(".")[2])  # type: ignore[union-attr]
+            found[layer] = _CACHES[node.op_type].lower(graph, node, layer, place, capacity)
     return [cache for _, caches in sorted(found.items()) for cache in caches]
 
 
-def _lower_convolution(
-    graph: ir.Graph, node: ir.Node, layer: int, place: list[ir.Value], capacity: int
-) -> list[ir.Value]:
+def _lower_convolution(graph: ir.Graph, node: ir.Node, layer: int, place: _Place, capacity: int) -> list[ir.Value]:
     """Replace a portable `TreeConvolution` by the operator's, and return its caches."""
     x, weight, bias, *_ = node.inputs
     if (squeeze := producer(weight, "Squeeze")) is not None:  # of a weight [C, 1, L]
         weight = squeeze.inputs[0]
-    channels = int(list(dims(x) or [])[-1])
-    sizes = {"keys": channels - channels // 2, "values": channels // 2}
-    caches = [
-        graph_input(f"{kind}.{layer}", ir.DataType.FLOAT, ["slots", 1, capacity, size]) for kind, size in sizes.items()
+    caches = _rows_of(node, layer, capacity)
+    new = insert(node, "TreeConvolution", [x, *caches, *place.nodes, weight, bias], DOMAIN)
+    _swap(graph, node, new.outputs[0])
+    return caches
+
+
+def _lower_recurrence(graph: ir.Graph, node: ir.Node, layer: int, place: _Place, capacity: int) -> list[ir.Value]:
+    """Replace a portable `TreeRecurrence` by the operator's, and return its caches and states."""
+    changes, caches = node.inputs[:5], _rows_of(node, layer, capacity)
+    numbers = int(dims(caches[1])[3]) * int(dims(changes[1])[3])  # type: ignore[index]
+    states = graph_input(f"states.{layer}", ir.DataType.FLOAT, ["slots", numbers])
+    inputs = [*changes, states, *caches, *place.nodes, place.state_rows]
+    new = insert(node, "TreeRecurrence", inputs, DOMAIN, {"delta": node.attributes["delta"].as_int()})
+    _swap(graph, node, new.outputs[0])
+    return [*caches, states]
+
+
+def _rows_of(node: ir.Node, layer: int, capacity: int) -> list[ir.Value]:
+    """Return the caches of a convolution or a recurrence, which have the portable ones' rows."""
+    past = _CACHES[node.op_type].past
+    sizes = [int(dims(each)[3]) for each in node.inputs[past : past + 2]]  # type: ignore[index]
+    return [
+        graph_input(f"{kind}.{layer}", ir.DataType.FLOAT, ["slots", 1, capacity, size])
+        for kind, size in zip(("keys", "values"), sizes, strict=True)
     ]
-    new = insert(node, "TreeConvolution", [x, *caches, *place, weight, bias], DOMAIN).outputs[0]
+
+
+def _swap(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
+    """Put an operator's output in the place of a portable node's, whose caches are no outputs any more."""
     new.type = ir.TensorType(ir.DataType.FLOAT)
     for old in node.outputs[1:]:
         while old.is_graph_output():
             graph.outputs.remove(old)
     replace(node.outputs[0], new)
     graph.remove(node, safe=True)
-    return caches
 
 
-def _lower_attention(
-    graph: ir.Graph, node: ir.Node, layer: int, place: list[ir.Value], row_positions: ir.Value, capacity: int
-) -> list[ir.Value]:
+def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, place: _Place, capacity: int) -> list[ir.Value]:
     """Replace a portable `TreeAttention` by the operator's, and return its caches."""
     (_, heads, _, size), (_, kv_heads, *_) = dims(node.inputs[0]), dims(node.inputs[1])  # type: ignore[misc]
     value_size = dims(node.inputs[2])[3]  # type: ignore[index]
@@ -308,7 +337,8 @@ def _lower_attention(
     tables, sinks = list(node.inputs[9:11]) or [None, None], node.inputs[11:]
     window = window_of(node)
     query_key_value = _packed([_rows(graph, node, each) for each in node.inputs[:3]])
-    inputs = [*query_key_value, *caches, *place, *tables, row_positions if window else None, *sinks]
+    row_positions = place.row_positions if window else None
+    inputs = [*query_key_value, *caches, *place.nodes, place.positions, *tables, row_positions, *sinks]
     attributes = {
         "heads": int(heads),
         "kv_heads": int(kv_heads),
@@ -405,6 +435,18 @@ def _unsigned(codes: ir.TensorProtocol) -> NDArray[np.uint8]:
     return codes.numpy().view(np.uint8) ^ np.uint8(128)
 
 
+class _Cached(NamedTuple):
+    """An operator with caches: which input is the first of them, and what lowers it."""
+
+    past: int
+    lower: Callable[[ir.Graph, ir.Node, int, _Place, int], list[ir.Value]]
+
+
+_CACHES = {
+    "TreeAttention": _Cached(3, _lower_attention),
+    "TreeConvolution": _Cached(3, _lower_convolution),
+    "TreeRecurrence": _Cached(5, _lower_recurrence),
+}
 _LOWERED = {
     "RMSNormalization": _norm,
     "AddRMSNorm": residual_norm,

@@ -39,7 +39,8 @@ const Instructions& instructions_of(int64_t index) {
 
 SPECBUILD_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace specbuild;
-  static OrtCustomOp operators[] = {rowwise_mat_mul(), rowwise_gather(), tree_attention(), tree_convolution()};
+  static OrtCustomOp operators[] = {rowwise_mat_mul(), rowwise_gather(), tree_attention(), tree_convolution(),
+                                    tree_recurrence()};
   static OrtCustomOpDomain* domain = nullptr;
   g_api = base->GetApi(kOrtVersion);
   if (!g_api) return Ort(base->GetApi(1)).status("specbuild's operators need ONNX Runtime 1.23 or later");

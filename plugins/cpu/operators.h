@@ -135,5 +135,6 @@ OrtCustomOp rowwise_mat_mul();
 OrtCustomOp rowwise_gather();
 OrtCustomOp tree_attention();
 OrtCustomOp tree_convolution();
+OrtCustomOp tree_recurrence();
 
 }  // namespace specbuild

@@ -53,11 +53,12 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A layer's cache: its KV heads, and the sizes of their keys and values."""
+    """A layer's cache: its KV heads, the sizes of their keys and values, and how many numbers a text's state has."""
 
     heads: Dimension
     key: Dimension
     value: Dimension
+    state: Count = 0  # the JSON leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,11 @@ class ModelRecord:
     def row_values(self) -> int:
         """How many numbers a token has in all layers' caches."""
         return sum(each.heads * (each.key + each.value) for each in self.shapes)
+
+    @property
+    def state_values(self) -> int:
+        """How many numbers the states of a text have in all layers."""
+        return sum(each.state for each in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,10 @@ class Manifest:
         for part, defaults in (("engines", _LINEAR), ("models", _PLAIN)):
             for name, record in body.get(part, {}).items():
                 body[part][name] = dict(item for item in record.items() if item not in defaults.items())
+        for record in body["models"].values():
+            for cache in record.get("caches", []):
+                if not cache["state"]:
+                    del cache["state"]
         return body
 
 

@@ -103,7 +103,7 @@ def plan(
         batch_size=batch_size,
         seq_len=length,
         weights=_weights(manifest, records),
-        caches=sum(_row_bytes(manifest, record) * cached for record in records),
+        caches=sum(_row_bytes(manifest, record) * cached + _state_bytes(record, batch_size) for record in records),
         activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
         buffers=sum(_buffers(record, batch_size, nodes, rows, chunk) for record in records),
         graphs=len(manifest.buckets) * len(records) * GRAPH_BYTES if manifest.engines else 0,
@@ -189,6 +189,11 @@ def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Return the bytes of a token's keys and values and, on CPUs, hidden states (the host keeps a GPU's)."""
     values = record.row_values * cache_item_bytes(manifest, record)
     return values + (0 if manifest.descriptor.on_gpu else record.hidden * _ITEM_BYTES["fp32"])
+
+
+def _state_bytes(record: ModelRecord, batch_size: int) -> int:
+    """Return the bytes of the states of so many sequences, which CPUs alone have, in float32."""
+    return batch_size * record.state_values * _ITEM_BYTES["fp32"]
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:

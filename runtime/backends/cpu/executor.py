@@ -96,9 +96,12 @@ class OrtExecutor:
             self._bind(plan)
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
+            self._cache.state_rows.fill(0)  # some layers' states may have gone on
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
         finally:
             self.seconds += time.perf_counter() - started
+        for step_input in inputs if self._cache.states else ():
+            self._cache.state_rows[step_input.slot] = step_input.committed
         if self.spec.hidden:
             for step_input, (first, last) in zip(inputs, pairwise([0, *ends]), strict=True):
                 self._rows.hidden[step_input.slot, step_input.start : step_input.start + last - first] = plan.hidden[
@@ -113,6 +116,7 @@ class OrtExecutor:
         plan.slots[first:last] = step_input.slot
         plan.rows[first:last] = range(step_input.start, step_input.start + last - first)
         self._committed[step_input.slot] = step_input.committed
+        self._cache.rewind(step_input.slot, step_input.committed)
         before = step_input.start - step_input.committed
         seen = plan.visible[first:last]
         seen.fill(False)
@@ -131,6 +135,10 @@ class OrtExecutor:
             self._binding.bind_ortvalue_input("row_positions", _value(self._rows.positions))
         for at, view in enumerate(self._cache.views):
             self._binding.bind_ortvalue_input(f"{('keys', 'values')[at % 2]}.{at // 2}", _value(view))
+        for layer, states in self._cache.states.items():
+            self._binding.bind_ortvalue_input(f"states.{layer}", _value(states))
+        if self._cache.states:
+            self._binding.bind_ortvalue_input("state_rows", _value(self._cache.state_rows))
 
     def _bind(self, plan: _Plan) -> None:
         """Bind a plan's inputs and outputs, unless the last step used the same plan."""

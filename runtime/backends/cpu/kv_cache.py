@@ -18,6 +18,9 @@ class KVCache:
 
     Rows past a sequence's committed length are garbage. Memory pages are mapped when first written, so rows that no
     text has reached take only address space.
+
+    A recurrence has states too, `float32[slots, numbers]` by layer, of the first `state_rows[slot]` rows of a slot. Its
+    rows are what states are made of: where some are taken back, the states are made of the first row on again.
     """
 
     def __init__(self, shapes: Sequence[CacheShape], slots: int, capacity: int) -> None:
@@ -27,9 +30,17 @@ class KVCache:
         unused = {size: iter(array) for size, array in arrays.items()}
         self.views = [next(unused[size]) for size in sizes]  # keys of layer i at 2i, values at 2i + 1, all contiguous
         self._arrays = list(arrays.values())
+        self.states = {layer: _zeros((slots, each.state)) for layer, each in enumerate(shapes) if each.state}
+        self.state_rows = np.zeros(slots, dtype=np.int32)
+
+    def rewind(self, slot: int, rows: int) -> None:
+        """Forget a slot's states if they are of more than its first `rows` rows."""
+        if self.state_rows[slot] > rows:
+            self.state_rows[slot] = 0
 
     def gather(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move `rows` to rows `start, start + 1, …` in every layer, which commits an accepted path."""
+        self.rewind(slot, start)
         stay = 0
         while stay < len(rows) and rows[stay] == start + stay:
             stay += 1
@@ -42,11 +53,15 @@ class KVCache:
         """Copy the first `rows` rows of slot `source` to `slot`."""
         for array in self._arrays:
             array[:, slot, :, :rows] = array[:, source, :, :rows]
+        for state in self.states.values():
+            state[slot] = state[source]
+        self.state_rows[slot] = self.state_rows[source]
+        self.rewind(slot, rows)
 
     @property
     def nbytes(self) -> int:
         """Size of the whole cache in bytes, all slots included."""
-        return sum(array.nbytes for array in self._arrays)
+        return sum(array.nbytes for array in (*self._arrays, *self.states.values()))
 
 
 def _zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -24,6 +24,9 @@ def expected_tensors(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tens
     for layer, cache in enumerate(spec.shapes):
         for kind, size in (("keys", cache.key), ("values", cache.value)):
             inputs[f"{kind}.{layer}"] = "tensor(float)", (None, cache.heads, spec.capacity, size)
+        if cache.state:
+            inputs[f"states.{layer}"] = "tensor(float)", (None, cache.state)
+            inputs["state_rows"] = "tensor(int32)", (None,)
     outputs: dict[str, Tensor] = {"logits": ("tensor(float)", (1, None, spec.vocab_size))}
     return inputs, outputs | ({"hidden": hidden} if spec.hidden else {})
 
