@@ -30,6 +30,7 @@ from .token_mixers import replaced
 
 PROBE = "specbuild_probe"
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
+_FEED_FORWARD = ("mlp", "moe")  # `transformers`' names of layers that mix no tokens
 _SINKS = "s_aux"  # transformers' name
 
 
@@ -156,7 +157,8 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
         reason = "what it computes depends on values" if "meta tensors" in reason else reason
         raise CheckpointError(f"{name} cannot be exported: {reason}") from None
     wanted, attending = config.get_text_config().num_hidden_layers, {layer for layer, _ in run.attentions}
-    if len(attending) < wanted:
+    kinds = getattr(config.get_text_config(), "layer_types", None) or [""] * wanted
+    if not {place for place, kind in enumerate(kinds) if kind not in _FEED_FORWARD} <= attending:
         raise CheckpointError(
             f"{name} has {wanted} layers, {len(attending)} of which use transformers' attention interface, a short "
             "convolution or a recurrence that is known: others are not supported"

@@ -41,7 +41,11 @@ class RotaryTable(nn.Module):
                 self.register_buffer(f"{name}_{layer_type}", padded.contiguous())
 
     def forward(self, _x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return cos and sin at positions `[B, N]`: `[B, N, R]` or `[B, N, R/2]`; of complex ones `[B, N, R/2, 2]`."""
+        """Return cos and sin at positions `[B, N]`: `[B, N, R]` or `[B, N, R/2]`; of complex ones `[B, N, R/2, 2]`.
+
+        Of positions `[3, B, N]`, as models that see images have them, the first are a text's.
+        """
+        position_ids = position_ids[0] if position_ids.ndim == 3 else position_ids
         cos, sin = (self.get_buffer(f"{name}_{layer_type}") for name in ("cos", "sin"))
         found = nn.functional.embedding(position_ids, cos), nn.functional.embedding(position_ids, sin)
         return torch.stack(found, -1) if self._complex else found

@@ -125,6 +125,8 @@ OWN = {
     "sarvam_mla": LATENT,
     "youtu": LATENT,
     "granitemoehybrid": {"layer_types": LINEAR, "shared_intermediate_size": 32},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_ngroups": 2, "mamba_headdim": 16}
+    | {"head_dim": None},
     "bamba": {"attn_layer_indices": [1, 3]},
     "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8},
 }
