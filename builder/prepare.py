@@ -224,10 +224,10 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
     if config.descriptor.on_gpu:
         return {}
     rows, layouts = min(CHECK_TOKENS, capacity_of(config, sources.max_seq_len)), sources.layouts.values()
-    values = sum(each.row_values for each in layouts)
+    values = sum(each.row_values for each in layouts) * rows + sum(each.state_values for each in layouts)
     return {
         MAPPED: weights,
-        "caches of the check": CHECK_SLOTS * values * rows * 4,
+        "caches of the check": CHECK_SLOTS * values * 4,
         "logits of the check": CHECK_TOKENS * sources.target.vocab_size * 4,
     }
 

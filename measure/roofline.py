@@ -1,7 +1,7 @@
 """Rooflines: the bytes and FLOPs that a model's step needs at least, against what the device can do.
 
 A step reads the weights once and the cached keys and values that its nodes attend to, writes the nodes' own cache rows
-and logits, and multiplies. Embedding lookups and a kernel's temporary memory are not counted. In a mixture of experts
+and logits, and multiplies. States are read, advanced and written. Embedding lookups and a kernel's temporary memory are not counted. In a mixture of experts
 a step reads as many experts as its nodes can choose at most.
 """
 
@@ -28,15 +28,17 @@ _TIMES = 10  # repetitions of each measurement of the device; the best counts
 _WARM = 3e-3  # seconds for which a step is repeated before it is timed
 _LONG = 0.05  # seconds from which a step needs no warm-up
 _NODE_BYTES, _LOGIT_BYTES = 8, 4  # token and position; float32
+_STATE_PRODUCTS = 4  # of a node with each number of a state: decay, what is known, change, output
 Bound = Literal["memory", "compute", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention layers of one shape: the window in positions (0: unlimited), query heads, and the number of layers."""
+    """Attention layers of one shape: window (0: unlimited), query heads, numbers of a cached row, number of layers."""
 
     window: int
     heads: int
+    row: int
     layers: int
 
 
@@ -84,15 +86,16 @@ class Products:
             cache_bytes: Bytes per number in the KV cache; None for the model's own type.
         """
         new = batch * nodes
-        row = record.row_values * (cache_bytes or item_bytes(record.precision)) // record.layers  # on average
+        item = cache_bytes or item_bytes(record.precision)
         moved = self.bytes + new * (record.vocab_size * _LOGIT_BYTES + _NODE_BYTES)
-        products = new * self.parameters
+        moved += 2 * batch * record.state_values * item
+        products = new * (self.parameters + _STATE_PRODUCTS * record.state_values)
         for experts in self.experts:
             moved += experts.products * experts.bytes * min(experts.count, experts.chosen * new)
             products += experts.products * experts.parameters * experts.chosen * new
         for each in self.attention:
             window = each.window or math.inf
-            moved += int(batch * each.layers * row * (min(rows, window - 1) + nodes))
+            moved += int(batch * each.layers * each.row * item * (min(rows, window - 1) + nodes))
             seen = sum(min(rows + node + 1, window) for node in range(nodes))
             products += int(batch * each.layers * each.heads * 2 * self.head_dim * seen)
         return moved, 2 * products

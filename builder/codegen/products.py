@@ -28,11 +28,13 @@ def count(model: ir.Model, item_bytes: int) -> Products:
         model: The graph.
         item_bytes: Bytes that a float32 number has after lowering.
     """
-    attention, experts, parameters, head_dim = Counter[tuple[int, int]](), Counter[tuple[int, int, int, int]](), 0, 0
+    attention, experts = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int, int]]()
+    parameters = head_dim = 0
     for node in model.graph:
         if node.op_type == "TreeAttention":
             _, heads, _, head_dim = _sizes(node.inputs[0])
-            attention[node.attributes["window"].as_int(), heads] += 1
+            (_, kv_heads, _, size), (*_, value_size) = _sizes(node.inputs[1]), _sizes(node.inputs[2])
+            attention[node.attributes["window"].as_int(), heads, kv_heads * (size + value_size)] += 1
         if node.op_type in _CHOSEN:
             count, one = _sizes(node.inputs[1])[0], math.prod(_sizes(node.inputs[1])[1:])
             quantized = node.op_type != "ExpertMatMul"

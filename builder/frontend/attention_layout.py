@@ -83,6 +83,11 @@ class Layout:
         return sum(each.heads * (each.key + each.value) for each in self.caches)
 
     @property
+    def state_values(self) -> int:
+        """How many numbers the states of a text have."""
+        return sum(each.state for each in self.caches)
+
+    @property
     def special(self) -> str | None:
         """The first part of the model that not every backend runs; None if all of them run it."""
         kinds = {

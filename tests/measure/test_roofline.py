@@ -14,9 +14,10 @@ from specbuild.measure.roofline import (
     timed_step,
 )
 from specbuild.runtime import Bundle
+from specbuild.runtime.bundle.manifest import CacheShape
 from specbuild.runtime.errors import ExecutionError
 
-PLAIN = Products(parameters=1000, bytes=4100, head_dim=64, attention=(Attention(0, 4, 6),))
+PLAIN = Products(parameters=1000, bytes=4100, head_dim=64, attention=(Attention(0, 4, 2 * 2 * 64, 6),))
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,14 @@ def test_caches_of_fewer_bits(record):
     assert (full - half, half - eight, same) == (2 * values, values, flops)
 
 
+def test_states_are_read_and_written(record):
+    hybrid = replace(record, caches=[CacheShape(2, 64, 64, state=50)] * record.layers)
+    plain, more = (PLAIN.step(each, 3, 2, 5) for each in (record, hybrid))
+    assert [more[0] - plain[0], more[1] - plain[1]] == [3 * 6 * 50 * 4 * 2, 2 * 3 * 2 * 6 * 50 * 4]
+
+
 def test_a_window_bounds_what_is_seen(record):
-    local = replace(PLAIN, attention=(Attention(10, 4, 6),))
+    local = replace(PLAIN, attention=(Attention(10, 4, 2 * 2 * 64, 6),))
     near, far = (local.step(record, 1, 4, rows) for rows in (9, 1000))
     assert near == far
     assert far[1] == 4 * 2 * 1000 + 4 * 10 * 6 * 4 * 64 * 4

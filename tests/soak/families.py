@@ -15,6 +15,7 @@ from pathlib import Path
 
 import transformers
 from family_check import check_family
+from huggingface_hub.errors import StrictDataclassError
 from tiny_families import families
 
 from benchmarks.common import ROOT, parser, save
@@ -55,7 +56,7 @@ def outcome(model_type):
         return str(error)
     except AssertionError:
         return WRONG
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
         return f"no tiny configuration could be made: {str(error).splitlines()[0][:80]}"
     except RuntimeError as error:
         return f"{WRONG}, or cannot be computed: {str(error).splitlines()[0][:80]}"

@@ -128,6 +128,8 @@ OWN = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_ngroups": 2, "mamba_headdim": 16}
     | {"head_dim": None},
     "bamba": {"attn_layer_indices": [1, 3]},
+    "glm5_next": LATENT,
+    "mamba2": {"num_heads": 8, "n_groups": 2, "state_size": 8, "chunk_size": 8},
     "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8},
 }
 
