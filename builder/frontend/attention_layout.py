@@ -170,7 +170,10 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
         )
     if logits.shape[-1] != config.get_text_config().vocab_size:
         raise CheckpointError(f"{name} has a head of {logits.shape[-1]} rows, not one for each token: not supported")
-    plain = all(each.kind == "attention" for _, each in run.attentions)
+    of_kinds = {each.kind for _, each in run.attentions}
+    if "attention" not in of_kinds:
+        raise CheckpointError(f"{name} has no layer with attention, beside which states alone are supported")
+    plain = of_kinds == {"attention"}
     by_layer = plain and attending == {*range(wanted)} and len(run.attentions) == wanted
     order = sorted(run.attentions, key=lambda each: each[0]) if by_layer else run.attentions
     return Layout(tuple(each for _, each in order), by_layer)
