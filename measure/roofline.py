@@ -1,8 +1,8 @@
 """Rooflines: the bytes and FLOPs that a model's step needs at least, against what the device can do.
 
 A step reads the weights once and the cached keys and values that its nodes attend to, writes the nodes' own cache rows
-and logits, and multiplies. States are read, advanced and written. Embedding lookups and a kernel's temporary memory are not counted. In a mixture of experts
-a step reads as many experts as its nodes can choose at most.
+and logits, and multiplies. States are read, advanced and written. Embedding lookups and a kernel's temporary memory are
+not counted. In a mixture of experts a step reads as many experts as its nodes can choose at most.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def tree_recurrence(
         committed, offset = int(cache_len[b]), int(tree_offset[b])
         for each, added in zip(rows, new, strict=True):
             each[b, committed + offset : committed + offset + nodes] = added[b]
-        keys, decays, betas = rows[0][b].split(sizes, 1)
+        keys, decays, betas = torch.split(rows[0][b], sizes, 1)
         for node in range(nodes):
             state = value.new_zeros(heads, size, columns)
             for row in [*range(committed), *(committed + ancestors[b, offset + node].nonzero()[:, 0]).tolist()]:

@@ -1,4 +1,4 @@
-"""What mixes tokens beside attention, at export: the functions in `transformers`' modeling files that convolve and recur.
+"""What mixes tokens beside attention, at export: functions in `transformers`' modeling files that convolve and recur.
 
 Their caches have a row for each token, as attention's have: the inputs that a convolution reads, or of which a state is
 made. So a tree needs no states in the graph, and rows that were rejected are forgotten.
@@ -32,7 +32,9 @@ class Recur(Protocol):
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, *, delta: bool
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return the output `[B, N, H, V]`."""
+        ...
 
 
 @contextlib.contextmanager
@@ -82,7 +84,7 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the gated delta rule, whose decay `g` is a logarithm, of each head or (Kimi) of each of its keys' numbers."""
+    """Compute the gated delta rule; `g` is the logarithm of a head's decay or (Kimi) of each of its keys' numbers."""
     if use_qk_l2norm_in_kernel:
         query, key = modeling.l2norm(query), modeling.l2norm(key)
     return recur(query * query.shape[-1] ** -0.5, key, value, g.exp(), beta, delta=True), None
@@ -95,21 +97,17 @@ def _state_space(
     A: Tensor,  # noqa: N803 — transformers' names
     B: Tensor,  # noqa: N803
     C: Tensor,  # noqa: N803
-    chunk_size: int,
-    D: Tensor | None = None,  # noqa: N803
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    **_: Any,
+    **options: Any,
 ) -> Tensor:
     """Compute Mamba 2's scan: linear attention with `C` as queries, `B` as keys, and `dt` as beta."""
-    if dt_bias is not None:
-        dt = dt + dt_bias
-    if dt_softplus:
+    if (bias := options.get("dt_bias")) is not None:
+        dt = dt + bias
+    if options.get("dt_softplus"):
         dt = functional.softplus(dt)
-    dt = torch.clamp(dt, *dt_limit)
+    dt = torch.clamp(dt, *options.get("dt_limit", (0.0, float("inf"))))
     out = recur(C, B, hidden_states, torch.exp(A * dt), dt, delta=False)
-    return out if D is None else out + D[:, None] * hidden_states
+    direct = options.get("D")
+    return out if direct is None else out + direct[:, None] * hidden_states
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> Any:

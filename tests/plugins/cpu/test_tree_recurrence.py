@@ -1,4 +1,4 @@
-"""TreeRecurrence on a CPU: what it computes, and that a node's bits depend on its own path alone, whatever was rejected."""
+"""TreeRecurrence on a CPU: what it computes, and that a node's bits depend on its own path alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Layer:
     def __init__(self, operator, recurrence):
         self.recurrence, self.cache = recurrence, recurrence.cache()
         feeds = self._feeds(recurrence.tokens(1), [(0, 0)], [0] * SLOTS, np.ones((1, 1), bool))
-        kinds = {name: (helper.np_dtype_to_tensor_dtype(each.dtype), [None] * each.ndim) for name, each in feeds.items()}
+        kinds = {
+            name: (helper.np_dtype_to_tensor_dtype(each.dtype), [None] * each.ndim) for name, each in feeds.items()
+        }
         self.session = operator("TreeRecurrence", kinds, sets=(-1,), delta=int(recurrence.delta))
 
     def _feeds(self, tokens, places, committed, visible):
@@ -105,7 +107,6 @@ recurrences = st.builds(
     delta=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-
 
 
 def picked(tokens, indices):
