@@ -21,24 +21,27 @@ _SECONDS = 30.0
 @click.option("--admin-key", envvar=ADMIN_KEY, metavar="KEY", help=f"The operator's key, or {ADMIN_KEY}.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(url: str, admin_key: str | None, as_json: bool) -> None:
-    """Show the canary of a server: its weight, its verdict, and the evidence of each metric.
+    """Show the canary of a server, or those of Ray's replicas: weight, evidence of each metric, equal texts.
 
     \b
     specbuild canary http://localhost:9000
     """
-    view = _asked(url, admin_key or "")
+    view = _request(url, admin_key or "")
     if as_json:
         click.echo(json.dumps(view))
         return
     try:
-        _show(view)
+        for name, each in view.get("replicas", {"": view}).items():
+            if name:
+                click.echo(name)
+            _show(each)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ExecutionError(
             f"{url} answers with no canary ({type(error).__name__}: {error}): is it specbuild?"
         ) from None
 
 
-def _asked(url: str, key: str) -> Any:
+def _request(url: str, key: str) -> Any:
     """Return the server's canary as JSON.
 
     Raises OptionError for a bad URL or an HTTP error, and ExecutionError if the server cannot be reached.
@@ -49,8 +52,8 @@ def _asked(url: str, key: str) -> Any:
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            return decode(answer.read(JSON_BYTES))
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+            return decode(response.read(JSON_BYTES))
     except urllib.error.HTTPError as error:
         what = {
             401: "wants the operator's key: give --admin-key",
@@ -58,28 +61,23 @@ def _asked(url: str, key: str) -> Any:
         }
         raise OptionError(f"{url} {what.get(error.code, f'answers {error.code} {error.reason}')}") from None
     except (OSError, ValueError) as error:
-        raise ExecutionError(f"{url} cannot be asked ({getattr(error, 'reason', error)})") from None
+        raise ExecutionError(f"{url} cannot be reached ({getattr(error, 'reason', error)})") from None
 
 
 def _show(view: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    requests, verdict = view["requests"], view["verdict"]
+    requests, texts = view["requests"], view["texts"]
     share = f"{requests['candidate']} requests of {requests['candidate'] + requests['baseline']}"
-    about = verdict["evidence"]["metric"]
-    lines = [
-        f"{view['model']}: {view['candidate']} against {view['baseline']}",
-        f"{view['phase']} at {view['weight']:g} % of {view['max_weight']:g} %; {share}",
-        f"{verdict['kind']}: E {verdict['e']:.3g} of {1 / view['alpha']:g}, by {about}",
-    ]
-    table = Table("metric", "baseline", "candidate", "requests", "E of harm", "E of no harm", box=None)
+    table = Table("metric", "baseline", "candidate", "requests", "E of harm", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for each in view["evidence"]:
         means = ["" if mean is None else f"{mean:.4g}" for mean in each["means"]]
-        fine = "" if each["fine"] is None else f"{each['fine']:.3g}"
-        table.add_row(each["metric"], *means, "{} + {}".format(*each["n"]), f"{each['harm']:.3g}", fine)
-    click.echo("\n".join(lines[:2]))
+        table.add_row(each["metric"], *means, "{} + {}".format(*each["n"]), f"{each['harm']:.3g}")
+    click.echo(f"{view['model']}: {view['candidate']} against {view['baseline']}")
+    click.echo(f"{view['phase']} at {view['weight']:g} %; {share}")
     Console().print(table)
-    click.echo("\n".join(lines[2:]))
+    click.echo(f"E {view['e']:.3g}; {1 / view['alpha']:g} is proof of harm")
+    click.echo(f"{texts['equal']} texts of {sum(texts.values())} are the baseline's, token by token")

@@ -31,8 +31,7 @@ File = click.Path(path_type=Path)
     "--price-per-hour", type=float, metavar="AMOUNT", help="The price of each machine, in place of the ledger's."
 )
 @click.option("--currency", metavar="CODE", help="Instead of the ledger's; nothing is converted.")
-@click.option("--focus", "version", type=click.Choice(list(focus.COLUMNS)), help="Rows of FOCUS, of this version.")
-@click.option("--out", type=File, metavar="FILE.csv", help="Where the rows of --focus go; standard output otherwise.")
+@click.option("--focus", "focus_file", type=File, metavar="FILE.csv", help="Write rows of FOCUS 1.2.")
 @click.option("--parquet", type=File, metavar="FILE", help="Write the groups as Parquet; needs pyarrow.")
 @click.option("--html", "page_file", type=File, metavar="FILE.html", help="Write a report with plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
@@ -41,8 +40,7 @@ def command(
     by: str,
     price_per_hour: float | None,
     currency: str | None,
-    version: str | None,
-    out: Path | None,
+    focus_file: Path | None,
     parquet: Path | None,
     page_file: Path | None,
     as_json: bool,
@@ -52,11 +50,7 @@ def command(
     \b
     specbuild cost ledger*.jsonl --by user,day
     """
-    if out and not version:
-        raise OptionError("--out is where --focus writes: give its version, such as --focus 1.2")
-    if version and as_json and not out:
-        raise OptionError("--focus and --json both print: give --out")
-    for file in filter(None, (out, parquet, page_file)):
+    for file in filter(None, (focus_file, parquet, page_file)):
         check(file)
     if page_file:
         html.check()
@@ -71,12 +65,8 @@ def command(
         write(parquet, _parquet(found))
     if page_file:
         write(page_file, page.render(found).encode())
-    if version:
-        text = focus.text_of(spending, version)
-        if out is None:
-            click.echo(text, nl=False)
-            return
-        write(out, text.encode())
+    if focus_file:
+        write(focus_file, focus.text_of(spending).encode())
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:

@@ -35,12 +35,13 @@ SERVE = {
     "Tools and reasoning": ("reasoning_end", "reasoning_parser", "tool_call_parser", "auto_tool_choice"),
     "Speculation": SPECULATION,
     "Machine": (*LOADING, "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
-    "Shadow oracle and objectives": ("shadow", "shadow_dir", "shadow_keep_prompts", "shadow_action", "slo"),
+    "Shadow oracle and samples": (
+        *("shadow", "shadow_dir", "shadow_keep_prompts", "shadow_action", "text_sample", "text_sample_share"),
+    ),
     "Logs, metrics, cost": (
         *("log_requests", "metrics_prefix", "price_per_hour", "currency", "ledger", "ledger_rotate", "owner"),
     ),
     "Canary": ("canary",),
-    "Drift": ("drift",),
     "Ray Serve": (
         *("use_ray", "num_replicas", "autoscale", "address", "target_ongoing_requests", "max_ongoing_requests"),
         *("max_queued_requests", "upscale_delay_s", "downscale_delay_s", "num_cpus", "num_gpus", "routing"),

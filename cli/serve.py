@@ -210,10 +210,18 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     help="When a text differs: say so, or end the model's speculation as well.",
 )
 @click.option(
-    "--slo",
-    multiple=True,
-    metavar="ttft=0.5,tpot=0.05,p99",
-    help="Objectives in seconds and percentiles: a metric says how many requests keep to them. May be repeated.",
+    "--text-sample",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Has live texts, for specbuild distill.",
+)
+@click.option(
+    "--text-sample-share",
+    type=float,
+    default=0.1,
+    show_default=True,
+    metavar="SHARE",
+    help="The share of texts that go there.",
 )
 def command(
     bundles: tuple[str, ...],
@@ -249,11 +257,11 @@ def command(
     from specbuild.serve.request.models import names_of
     from specbuild.serve.telemetry import logs
 
-    canary, drift = operating_flags.taken(given)
+    canary = operating_flags.canary_options(given)
     scale = ray_flags.taken(given)
     cost = CostOptions(**{name: given.pop(name) for name in _SPENDS})
     reading = Reading(**{name: given.pop(name) for name in _READS})
-    operating: dict[str, Any] = {"canary": canary, "drift": drift, "cost": cost, "reading": reading}
+    operating: dict[str, Any] = {"canary": canary, "cost": cost, "reading": reading}
     options = ServeOptions(
         **given, **operating, api_keys=api_key or environment_keys(), allowed_origins=_origins(allowed_origins)
     )

@@ -64,7 +64,7 @@ async def begin(service: Service, request: Request, body: Sampling, kind: Format
     state.request_id = body.request_id or state.request_id
     served, way, draw = service.models.pick(body.model), None, None
     if service.canary:
-        served, way, draw = await service.canary.arm(served, body, state.tenant)
+        served, way, draw = service.canary.assign(served, body, state.tenant)
     state.told.update(model=served.name, user=body.user or body.safety_identifier)
     caller = Caller(
         state.tenant,

@@ -11,9 +11,7 @@ from typing import Literal, get_args
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.cost.options import CostOptions
-from specbuild.serve.drift.watch import DriftOptions
 from specbuild.serve.output_parsers.reading import Reading
-from specbuild.serve.slo import objectives
 
 API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
 ADMIN_KEY = "SPECBUILD_ADMIN_KEY"  # environment variable: the operator's key
@@ -66,8 +64,8 @@ class ServeOptions:
         reading: How tool calls and reasoning are read from texts.
         response_store: SQLite file for what /v1/responses stores; None: memory.
         canary: What a canary compares; None: there is none.
-        drift: What is watched for drift; None: nothing.
-        slo: Latency objectives whose attainment is a metric, see `objectives.parse`.
+        text_sample: File for a sample of live texts; None: none.
+        text_sample_share: Share of texts, 0 to 1, that go into the sample.
         health_route: Another name of /health, if Vertex AI asks for one.
         predict_route: Another name of /predict, if Vertex AI asks for one.
         ui: Serve a page at / to chat with.
@@ -110,8 +108,8 @@ class ServeOptions:
     reading: Reading = field(default_factory=Reading)
     response_store: Path | None = None
     canary: CanaryOptions | None = None
-    drift: DriftOptions | None = None
-    slo: tuple[str, ...] = ()
+    text_sample: Path | None = None
+    text_sample_share: float = 0.1
     ui: bool = False
     health_route: str | None = None
     predict_route: str | None = None
@@ -147,8 +145,11 @@ class ServeOptions:
         for value, known in kinds:
             if value not in get_args(known):
                 raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
-        if not 0 <= self.shadow <= 1:
-            raise OptionError(f"shadow is a share of texts, 0 to 1, not {shown(self.shadow)}")
+        for name in ("shadow", "text_sample_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"{name} is a share of texts, 0 to 1, not {shown(getattr(self, name))}")
+        if self.text_sample is not None and not self.text_sample.resolve().parent.is_dir():
+            raise OptionError(f"text_sample {self.text_sample} is in no folder that exists: make it")
         if self.shadow_dir is not None and not self.shadow_dir.is_dir():
             raise OptionError(f"{self.shadow_dir} is not a folder: make it, for what the shadow oracle keeps")
         if self.shadow_dir is None and self.shadow_keep_prompts:
@@ -159,7 +160,6 @@ class ServeOptions:
             raise OptionError("reasoning_end names a token, such as </think>: leave it out for none")
         if self.reasoning_end and self.reading.reasoning:
             raise OptionError("--reasoning-parser knows what ends a reasoning: leave --reasoning-end out")
-        objectives.parse(self.slo)
         for route in (self.health_route, self.predict_route):
             if route is not None and not (route.startswith("/") and route.isprintable()):
                 raise OptionError(f"a route begins with /, unlike {shown(route)}")

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from specbuild.serve.canary.canary import Canary
 from specbuild.serve.request.admission import Admission
-from specbuild.serve.request.fields import Sampling
-from specbuild.serve.request.generation import Draw, Watcher, Workers
+from specbuild.serve.request.generation import Watcher, Workers
 from specbuild.serve.request.grammars import GrammarCompiler
-from specbuild.serve.request.models import Models, ServedModel
+from specbuild.serve.request.models import Models
 from specbuild.serve.request.rate_limits import RateLimits
 from specbuild.serve.shadow.shadow_check import Oracle
 from specbuild.serve.supervision import Supervisor
@@ -25,16 +25,6 @@ _PREPARING = 2  # threads
 _TEXTS = 64  # requests of /tokenize and the like at once; more are refused
 
 
-class CanarySide(Watcher, Protocol):
-    """A server's side of a canary; see `Canary` and, on Ray, `ReplicaCanary`."""
-
-    async def arm(
-        self, served: ServedModel, body: Sampling, tenant: str | None
-    ) -> tuple[ServedModel, str | None, Draw | None]:
-        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """Everything that the routes need: models, options, metrics, traces, watchers and thread pools."""
@@ -44,7 +34,7 @@ class Service:
     metrics: Metrics
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
-    canary: CanarySide | None = None
+    canary: Canary | None = None
     watchers: Sequence[Watcher] = ()  # including oracle and canary
     rates: RateLimits = field(default_factory=RateLimits)
     supervisor: Supervisor | None = None  # of the watchers; None: nothing runs them

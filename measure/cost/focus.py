@@ -1,4 +1,4 @@
-"""Costs as rows of FOCUS, the FinOps Open Cost and Usage Specification, in versions 1.0, 1.2 and 1.4.
+"""Costs as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification.
 
 A row covers a day of one model, user and tenant on one server. Work for no answered request and idle hours have rows
 of their own, so all rows add up to the cost of the machines. specbuild's own columns begin with `x_`. Savings by
@@ -11,11 +11,9 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from typing import Any
-
-from specbuild.runtime.errors import OptionError
 
 from .spent import Day, Spending, Spent
 
@@ -28,39 +26,26 @@ _COMMON = (
     *("ResourceId", "ResourceName", "ResourceType", "ServiceCategory", "ServiceName", "SkuId", "SkuPriceId"),
     *("SubAccountId", "SubAccountName", "Tags"),
 )
-_FIRST = (
-    *("CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName", "CommitmentDiscountStatus"),
-    *("CommitmentDiscountType", "RegionId", "RegionName"),
-)
-# focus-validator 1.0.0 also requires these in version 1.0: five names from drafts of the specification.
-_VALIDATORS = ("ChargeType", "InvoiceIssuer", "Provider", "Publisher", "ResourceID")
 OURS = (
     *("x_BaselineCost", "x_BusySeconds", "x_BaselineSeconds", "x_Kind", "x_Model", "x_User", "x_Requests"),
     *("x_PromptTokens", "x_OutputTokens", "x_DraftTokens", "x_AcceptedTokens"),
 )
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "1.0": (*_COMMON, *_FIRST, "ProviderName", "PublisherName", *_VALIDATORS, *OURS),
-    "1.2": (*_COMMON, "ProviderName", "PublisherName", *OURS),
-    "1.4": (*_COMMON, "HostProviderName", "ServiceProviderName", *OURS),
-}
+COLUMNS = (*_COMMON, "ProviderName", "PublisherName", *OURS)
 _SUMS = {"PromptTokens": "prompt_tokens", "OutputTokens": "output_tokens", "DraftTokens": "draft_tokens"}
 _SUMS |= {"AcceptedTokens": "accepted_tokens"}
 
 
-def rows(spending: Spending, version: str) -> list[dict[str, Any]]:
-    """Return the rows with the version's columns, None in empty ones; raise OptionError for an unknown version."""
-    if version not in COLUMNS:
-        raise OptionError(f"FOCUS {version[:20]} is none of {', '.join(COLUMNS)}")
-    return [{name: row.get(name) for name in COLUMNS[version]} for row in _rows(spending)]
+def rows(spending: Spending) -> list[dict[str, Any]]:
+    """Return the rows, None in columns that are empty."""
+    return [{name: row.get(name) for name in COLUMNS} for row in _rows(spending)]
 
 
-def text_of(spending: Spending, version: str) -> str:
-    """Return the rows as CSV; raise OptionError for an unknown version."""
+def text_of(spending: Spending) -> str:
+    """Return the rows as CSV."""
     out = io.StringIO()
-    found = rows(spending, version)
-    writer = csv.DictWriter(out, COLUMNS[version], lineterminator="\n")
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows(spending))
     return out.getvalue()
 
 
@@ -125,22 +110,19 @@ def _base(day: Day, currency: str) -> dict[str, Any]:
     month = day.day.replace(day=1)
     after = (month + timedelta(days=32)).replace(day=1)
     account, provider = day.labels.get("account", SELF), day.labels.get("provider", SELF)
-    names = ("InvoiceIssuerName", "ProviderName", "PublisherName", "HostProviderName", "ServiceProviderName")
-    return dict.fromkeys((*names, "InvoiceIssuer", "Provider", "Publisher"), provider) | {
+    return dict.fromkeys(("InvoiceIssuerName", "ProviderName", "PublisherName"), provider) | {
         "BillingAccountId": account,
         "BillingAccountName": account,
         "BillingCurrency": currency,
         "BillingPeriodStart": _instant(month),
         "BillingPeriodEnd": _instant(after),
         "ChargeCategory": "Usage",
-        "ChargeType": "Usage",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _instant(day.day),
         "ChargePeriodEnd": _instant(day.day + timedelta(days=1)),
         "PricingCategory": "Standard",
         "PricingUnit": "Hours",
         "ResourceId": day.server,
-        "ResourceID": day.server,
         "ResourceType": "Server",
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "specbuild",

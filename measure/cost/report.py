@@ -75,7 +75,6 @@ def report(spending: Spending, by: Sequence[str], seed: int = 0) -> dict[str, An
 def _machine(spending: Spending, requested: float) -> dict[str, Any]:
     days = spending.days
     seconds, cost = sum(day.seconds for day in days), spending.cost
-    joules = [day.joules for day in days if day.joules is not None]
     other, idle = sum(day.other for day in days), sum(day.idle for day in days)
     return {
         "hours": seconds / 3600,
@@ -85,7 +84,6 @@ def _machine(spending: Spending, requested: float) -> dict[str, Any]:
         "other_cost": other,
         "idle_cost": idle,
         "idle_share": idle / cost if cost else None,
-        "kwh": sum(joules) / 3.6e6 if joules else None,
     }
 
 

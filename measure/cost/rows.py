@@ -60,15 +60,13 @@ class RequestRow:
 class MachineRow:
     """A period of a server's life that ended at `time`: its length, and the busy seconds of each model in it.
 
-    joules: energy of the processor or the GPUs in the period; None if not measured. price_per_hour: the machine's
-    price; None if not given. labels: account, provider and the like.
+    price_per_hour: the machine's price; None if not given. labels: account, provider and the like.
     """
 
     time: Text
     server: Text
     seconds: Amount
     busy_seconds: Annotated[dict[Text, Amount], Meta(max_length=4096)]
-    joules: Amount | None = None
     price_per_hour: Amount | None = None
     currency: Currency = "USD"
     labels: Annotated[dict[Text, Text], Meta(max_length=64)] = field(default_factory=dict)

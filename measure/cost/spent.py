@@ -39,7 +39,6 @@ class Day:
     seconds: float
     busy: float
     requested: float
-    joules: float | None
     cost: float
     rate: float
     labels: Mapping[str, str]
@@ -82,14 +81,11 @@ class _Server:
     seconds: dict[date, float] = field(default_factory=lambda: defaultdict(float))
     busy: dict[date, float] = field(default_factory=lambda: defaultdict(float))
     requested: dict[date, float] = field(default_factory=lambda: defaultdict(float))
-    joules: dict[date, float] = field(default_factory=dict)
 
     def add(self, row: MachineRow) -> None:
         self.ended = max(self.ended, row.time)
         self.seconds[row.day] += row.seconds
         self.busy[row.day] += sum(row.busy_seconds.values())
-        if row.joules is not None:
-            self.joules[row.day] = self.joules.get(row.day, 0.0) + row.joules
 
     def close(self, requests: Iterable[RequestRow]) -> None:
         """Add its requests in order of time; a killed server's seconds last at least until the last of them."""
@@ -105,8 +101,7 @@ class _Server:
             seconds, requested = self.seconds[day], self.requested[day]
             busy = max(self.busy[day], requested)  # a request counts on the day it ends, seconds before midnight too
             cost, rate = price / 3600 * seconds, price / 3600 * min(1.0, seconds / busy if busy else 1.0)
-            joules = self.joules.get(day)
-            yield Day(day, name, seconds, busy, requested, joules, cost, rate, self.labels)
+            yield Day(day, name, seconds, busy, requested, cost, rate, self.labels)
 
 
 def spend(rows: Rows, price_per_hour: float | None = None, currency: str | None = None) -> Spending:

@@ -14,9 +14,8 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str
     prices = ", ".join(f"{price:g}" for price in found["price_per_hour"])
     parts = [[name, "", _money(machine[key]), _share(machine[key], machine["cost"])] for key, name in PARTS.items()]
     hours = f"{machine['hours']:.4g} h at {prices} {currency}"
-    energy = [] if machine["kwh"] is None else [["energy", f"{machine['kwh']:.4g} kWh", "", ""]]
     whole = ["machine", hours, _money(machine["cost"]), "100%"]
-    spent = (f"the machine, {currency}", ["part", "", "cost", "share"], [*parts, whole, *energy])
+    spent = (f"the machine, {currency}", ["part", "", "cost", "share"], [*parts, whole])
     header = [" ".join(by) or "requests", "requests", "output tokens", "busy s", "cost", "with idle"]
     header += ["saved", "saved %", f"tokens/{currency}", "without"]
     rows = [_row(each, name_of(each, by)) for each in found["groups"]] + [_row(found["total"], "all requests")]

@@ -1,23 +1,21 @@
-"""Arms: the options of a canary, and which requests run as its candidate."""
+"""A canary's arms: its options, the two ways to serve that it compares, and which requests run as the candidate."""
 
 from __future__ import annotations
 
 import hashlib
-import math
+import random
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
+from specbuild.runtime import TreeSpec
 from specbuild.runtime.errors import OptionError, shown
+from specbuild.serve.request.fields import Sampling
 from specbuild.serve.request.generation import Draw
-
-from . import canary_objectives as ceilings
+from specbuild.serve.request.models import Models, ServedModel
 
 Action = Literal["rollback", "none"]
-Sticky = Literal["session", "request"]
-METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance")
+METRICS = ("ttft", "tokens_per_second", "errors")
 KEYS = 16_384  # maximum keys whose first request is remembered; beyond that the oldest counts as new again
 
 
@@ -26,114 +24,99 @@ class CanaryOptions:
     """Options of a canary.
 
     Args:
-        candidate: "speculation=auto", "speculation=off", "speculation=TREE" or "model=NAME".
-        baseline: "asked" (as requests ask) or "speculation=…".
-        weight: Percent of requests that run as the candidate at first.
-        step_weight: Percent that are added every interval.
-        interval: Seconds between two steps.
-        max_weight: Maximum percent.
-        alpha: Maximum probability of a rollback if the candidate is no worse.
-        margin: How much slower, as a share, a candidate may be and its verdict still be promote.
-        action: Whether a verdict against the candidate is carried out without an operator.
-        sticky: Whether a session keeps its arm.
-        ignore: Metrics that decide nothing.
-        objective: Ceilings for the candidate, independent of the baseline, see `ceilings.parse`.
-        state: File from which a restart goes on; None: nothing is kept.
+        candidate: "speculation=auto", "speculation=TREE" or "speculation=off", compared with speculation off or, for
+            the last, on; or "model=NAME", another served bundle.
+        weight: Percent of requests that run as the candidate.
+        action: Whether proven harm rolls the candidate back.
+        ignore: Metrics that are not compared.
 
     Raises:
         OptionError: If a value is wrong.
     """
 
     candidate: str
-    baseline: str = "asked"
     weight: float = 10.0
-    step_weight: float = 10.0
-    interval: float = 60.0
-    max_weight: float = 50.0
-    alpha: float = 0.05
-    margin: float = 0.1
     action: Action = "rollback"
-    sticky: Sticky = "session"
     ignore: tuple[str, ...] = ()
-    objective: tuple[str, ...] = ()
-    state: Path | None = None
 
     def __post_init__(self) -> None:
-        kind, equals, value = self.candidate.partition("=")
-        if kind not in ("speculation", "model") or not equals or not value:
-            told = "is speculation=auto, speculation=off, speculation=TREE or model=NAME"
-            raise OptionError(f"canary {told}, not {shown(self.candidate)}")
-        if self.baseline != "asked" and not self.baseline.startswith("speculation="):
-            raise OptionError(f"canary_baseline is asked or speculation=…, not {shown(self.baseline)}")
-        if self.candidate == self.baseline:
-            raise OptionError("canary and canary_baseline are the same: there is nothing to compare")
-        if not 0 < self.weight <= self.max_weight < 100:
-            raise OptionError(
-                f"canary_weight is above 0 and at most canary_max_weight, which is below 100, not {shown(self.weight)} "
-                f"of {shown(self.max_weight)}"
-            )
-        bounds = {"step_weight": (0, 100), "interval": (1, math.inf), "margin": (0.001, 10), "alpha": (1e-9, 0.5)}
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                told = f"{low:g}…{high:g}" if high < math.inf else f"at least {low:g}"
-                raise OptionError(f"canary_{name} is {told}, not {shown(getattr(self, name))}")
-        for value, known in ((self.action, Action), (self.sticky, Sticky)):
-            if value not in get_args(known):
-                raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
+        kind, _, value = self.candidate.partition("=")
+        if kind not in ("speculation", "model") or not value:
+            forms = "is speculation=auto, speculation=off, speculation=TREE or model=NAME"
+            raise OptionError(f"canary {forms}, not {shown(self.candidate)}")
+        if not 0 < self.weight < 100:
+            raise OptionError(f"canary_weight is percent, above 0 and below 100, not {shown(self.weight)}")
+        if self.action not in get_args(Action):
+            raise OptionError(f"{shown(self.action)} is none of {', '.join(get_args(Action))}")
         if unknown := {*self.ignore} - {*METRICS}:
             raise OptionError(f"canary_ignore is of {', '.join(METRICS)}, not {shown(min(unknown))}")
-        ceilings.parse(self.objective)
-        if self.state is not None and not self.state.resolve().parent.is_dir():
-            raise OptionError(f"canary_state is a file in a folder that exists, not {self.state}")
+        if not {*METRICS} - {*self.ignore}:
+            raise OptionError("canary_ignore leaves nothing to compare: ignore fewer metrics")
 
     @property
     def model(self) -> str | None:
         """Name of the candidate if it is another bundle, else None."""
         return self.candidate.removeprefix("model=") if self.candidate.startswith("model=") else None
 
+    @property
+    def baseline(self) -> str:
+        """What the candidate is compared with, as `candidate` is written."""
+        if self.model:
+            return "the first other model"
+        return "speculation=auto" if self.candidate == "speculation=off" else "speculation=off"
+
     def speculation(self, candidate: bool) -> str | None:
         """Return how an arm's requests are drafted for; None: as they ask."""
-        way = self.candidate if candidate else self.baseline
-        return way.removeprefix("speculation=") if way.startswith("speculation=") else None
-
-    @property
-    def speculates_in_both(self) -> bool:
-        """Return whether acceptance can be compared: two bundles draft in the same way."""
-        return self.model is not None and self.baseline != "speculation=off"
+        if self.model:
+            return None
+        return (self.candidate if candidate else self.baseline).removeprefix("speculation=")
 
 
-class Draws:
-    """Draws arms. A key keeps its arm while the weight stays, and can only move to the candidate while it grows."""
+class Arms:
+    """Both arms of a canary, and the draws between them. It concerns the first model that is not the candidate."""
 
-    def __init__(self, salt: str, count: int = 0, seen: Iterable[str] = ()) -> None:
-        """Continue a canary's draws.
+    def __init__(self, models: Models, options: CanaryOptions) -> None:
+        """Find both arms; raises OptionError if an option does not fit the models."""
+        self._options, self._seen = options, OrderedDict[str, None]()
+        self.baseline, self.candidate = _arms(models.all, options)
 
-        Args:
-            salt: Makes this canary's draws differ from others'.
-            count: Number of draws before.
-            seen: Hashes of the keys that were drawn for, the latest last.
-        """
-        self.salt, self.count, self._seen = salt, count, OrderedDict.fromkeys(seen)
+    def concerns(self, served: ServedModel, body: Sampling) -> bool:
+        """Return whether a request takes part; one that chooses its own drafting does not, unless models differ."""
+        return served is self.baseline and (self._options.model is not None or not _chooses(body))
 
-    @property
-    def seen(self) -> list[str]:
-        """Hashes of the keys whose first request has been seen, the latest last."""
-        return list(self._seen)
+    def placed(self, candidate: bool) -> tuple[ServedModel, str | None]:
+        """Return the model of an arm's request, and its speculation; None: as it asks."""
+        return self.candidate if candidate else self.baseline, self._options.speculation(candidate)
 
-    def draw(self, key: str | None, weight: float) -> Draw:
-        """Return a request's arm.
-
-        key: the session, user or tenant whose arm it shares; None: none. weight: the probability of the candidate.
-        """
-        number, self.count = self.count, self.count + 1
-        place = hashlib.sha256(f"{self.salt}\0{key if key is not None else number}".encode()).digest()
-        candidate = int.from_bytes(place[:8], "big") / 2**64 < weight
-        if key is None:
-            return Draw(candidate, weight, number)
-        name = place[:8].hex()
-        fresh = name not in self._seen
-        self._seen[name] = None
-        self._seen.move_to_end(name)
+    def draw(self, body: Sampling, tenant: str | None) -> Draw:
+        """Draw a request's arm; between two bundles a session, else a user, keeps its own and counts once."""
+        share, name = self._options.weight / 100, body.session or body.user
+        if name is None or not self._options.model:
+            return Draw(random.random() < share)
+        key = hashlib.sha256(f"{self._options.candidate}\0{tenant}\0{name}".encode()).hexdigest()
+        fresh = key not in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
         while len(self._seen) > KEYS:
             self._seen.popitem(last=False)
-        return Draw(candidate, weight, number, fresh)
+        return Draw(int(key[:13], 16) / 16**13 < share, fresh)
+
+
+def _chooses(body: Sampling) -> bool:
+    return (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
+
+
+def _arms(
+    models: tuple[ServedModel, ...] | list[ServedModel], options: CanaryOptions
+) -> tuple[ServedModel, ServedModel]:
+    """Return the models of baseline and candidate; raises OptionError."""
+    if options.model is None:
+        way = options.speculation(True)
+        if way not in ("auto", "off"):
+            TreeSpec.parse(str(way)).check(models[0].manifest.buckets[-1])
+        return models[0], models[0]
+    others = [model for model in models if options.model not in model.names]
+    if len(others) == len(models) or not others:
+        names = ", ".join(model.name for model in models)
+        raise OptionError(f"canary model={options.model} is another model that is served, besides one of {names}")
+    return others[0], next(model for model in models if options.model in model.names)

@@ -1,1 +1,1 @@
-"""The cost of requests: the machine's price, the ledger, the energy meter."""
+"""The cost of requests: the machine's price and the ledger."""

@@ -24,7 +24,6 @@ from specbuild.serve.request.generation import Generation
 from specbuild.serve.request.models import ServedModel
 from specbuild.serve.telemetry.logs import RequestLog, error_of
 
-from .energy import Energy
 from .options import CostOptions
 
 SYNC_SECONDS = 1.0  # seconds between two syncs
@@ -61,7 +60,7 @@ class Ledger:
         self._sync_seconds, self._machine_seconds, self._today = sync_seconds, machine_seconds, today
         self._server = secrets.token_hex(8)
         self._models: Sequence[ServedModel] = ()
-        self._energy, self._began = Energy(), time.monotonic()
+        self._began = time.monotonic()
         self._busy = dict[str, float]()
         self._dirty = False
         try:
@@ -117,7 +116,6 @@ class Ledger:
             server=self._server,
             seconds=self._began - began,
             busy_seconds={name: max(total - before.get(name, 0.0), 0.0) for name, total in self._busy.items()},
-            joules=self._energy.joules(),
             price_per_hour=self._options.price_per_hour,
             currency=self._options.currency,
             labels=self._options.labels,

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 from specbuild.runtime import SpecbuildError
 from specbuild.serve.anthropic import routes as message_routes
 from specbuild.serve.canary import routes as canary_routes
-from specbuild.serve.canary.canary import Canary
 from specbuild.serve.clouds import routes as clouds
 from specbuild.serve.errors import STATUSES, ApiError, ErrorBody, api_error, json_response
 from specbuild.serve.handle_request import answer
@@ -42,8 +41,8 @@ _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for sta
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-def make_app(service: Service, log: RequestLog) -> ASGIApp:
-    """Return the ASGI application; every request is logged in `log`."""
+def make_app(service: Service, log: RequestLog, operators: bool = False) -> ASGIApp:
+    """Return the ASGI application; every request is logged in `log`. `operators`: it has the canary's routes too."""
     options, own = service.options, version("specbuild-trt")
     app = _App(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -52,6 +51,8 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
     app.include_router(clouds.routes(service, options.predict_route))
+    if operators and service.canary:
+        app.include_router(canary_routes.routes(service.canary))
     if options.ui:
         app.include_router(page.routes(service))
     return _guarded(app, log, options)
@@ -71,7 +72,7 @@ def make_operators_app(service: Service, log: RequestLog) -> ASGIApp:
     """Return the ASGI application for operators: health, load and metrics without a key, and the canary."""
     app = FastAPI(title="specbuild, for operators", version=version("specbuild-trt"), docs_url=None, redoc_url=None)
     app.include_router(_operations(service))
-    if isinstance(service.canary, Canary):  # on Ray the front asks the judge of all replicas
+    if service.canary:
         app.include_router(canary_routes.routes(service.canary))
     return _guarded(app, log, service.options.operators or service.options)
 

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from specbuild.serve import limits
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.canary.routes import CanaryMetrics
 from specbuild.serve.cost.ledger import Ledger
-from specbuild.serve.drift.watch import Drift
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.admission import Admission
@@ -32,12 +31,11 @@ from specbuild.serve.request.generation import Watcher
 from specbuild.serve.request.models import Models, ServedModel
 from specbuild.serve.request.parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
 from specbuild.serve.request.rate_limits import RateLimits
-from specbuild.serve.service import CanarySide, Service
+from specbuild.serve.service import Service
 from specbuild.serve.shadow.shadow_check import Oracle
-from specbuild.serve.slo.attainment import Attainment
-from specbuild.serve.slo.objectives import parse
 from specbuild.serve.supervision import Supervisor
 from specbuild.serve.telemetry.logs import RequestLog
+from specbuild.serve.text_sample import TextSample
 
 from . import listener
 from .app import make_app, make_operators_app
@@ -96,11 +94,6 @@ def _loaded(named: Named, options: ServeOptions, load: LoadOptions, log: Request
         yield service
 
 
-def _own_canary(models: Models, options: ServeOptions, log: RequestLog) -> CanarySide:
-    assert options.canary
-    return Canary(models, options.canary, log, len(options.api_keys))
-
-
 def _check_reasoning(engine: Engine, options: ServeOptions, name: str) -> None:
     """Raise OptionError if what ends a reasoning is no token of a model."""
     reasoning = options.reading.reasoning
@@ -116,7 +109,6 @@ def make_service(
     load: LoadOptions,
     log: RequestLog,
     closing: contextlib.ExitStack,
-    canary_of: Callable[[Models, ServeOptions, RequestLog], CanarySide] = _own_canary,
 ) -> Service:
     """Load every bundle in a thread of its own, warm each up, and return the service.
 
@@ -126,7 +118,6 @@ def make_service(
         load: How bundles are loaded.
         log: The server's log.
         closing: Closes the engines and the ledger when it is closed.
-        canary_of: Makes the canary, if there is one.
 
     Raises:
         OptionError: If an option is wrong.
@@ -138,16 +129,12 @@ def make_service(
         closing.callback(ledger.close)
     models, metrics = _load(named, options, load, closing)
     served = Models(models)
-    oracle = Oracle(served, options, metrics, log) if options.shadow else None
-    canary = canary_of(served, options, log) if options.canary else None
-    drift = Drift(served, options.drift, log) if options.drift else None
-    watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
-    attainment = Attainment(served, parse(options.slo)) if options.slo else None
-    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift, attainment):
-        if each:
-            metrics.registry.register(each)
-    if attainment:
-        watchers.append(attainment)
+    canary = Canary(served, options.canary, log) if options.canary else None
+    oracle = Oracle(served, options, metrics, log, canary) if options.shadow or canary else None
+    sample = TextSample(options.text_sample, options.text_sample_share, log) if options.text_sample else None
+    watchers: list[Watcher] = [each for each in (oracle, canary, sample) if each]
+    if canary:
+        metrics.registry.register(CanaryMetrics(canary))
     if ledger:
         ledger.begin(models)
         watchers.append(ledger)

@@ -14,7 +14,6 @@ import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import anyio
@@ -36,13 +35,13 @@ from specbuild.serve.request.models import ServedModel, names_of
 from specbuild.serve.telemetry.logs import RequestLog
 
 from . import remote_bundle
-from .canary import Given, JudgeReplica, ReplicaCanary
 from .front import Front, scope_of
 from .options import RayOptions
 from .prefixes import chain
 from .router import CACHED, Hint, PrefixRouter
 
 NAME = "specbuild"  # name of the application
+Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
 _QUEUED = 64  # messages of an answer that wait for the front
 _REPORT, _HEALTH = 1.0, 2.0  # seconds between reports of what a cache holds, and between health checks
 
@@ -123,8 +122,8 @@ class Replica:
 class LoadedReplica(Replica):
     """One server's engines with its whole application."""
 
-    async def __init__(self, given: Given, judge: Any = None) -> None:  # type: ignore[misc]
-        """Load the bundles. `judge`: Ray's handle of the canary's judge, if there is a canary."""
+    async def __init__(self, given: Given) -> None:  # type: ignore[misc]
+        """Load the bundles."""
         sources, options, load = given
         self._closing, name = ExitStack(), serve.get_replica_context().replica_id.unique_id
         log = RequestLog(sys.stderr, options.log_requests)
@@ -134,10 +133,10 @@ class LoadedReplica(Replica):
 
         def loaded() -> Any:
             named = [(names, remote_bundle.local(source)) for names, source in sources]
-            return make_service(named, options, load, log, self._closing, partial(ReplicaCanary, judge=judge))
+            return make_service(named, options, load, log, self._closing)
 
         service = await asyncio.to_thread(loaded)
-        super().__init__(name, make_app(service, log), service.models.all)
+        super().__init__(name, make_app(service, log, operators=True), service.models.all)
         self._watching = [asyncio.ensure_future(each.run()) for each in (service.supervisor,) if each]
 
     async def __del__(self) -> None:
@@ -151,14 +150,14 @@ class LoadedReplica(Replica):
 class Entrance:
     """The application's ingress: `Front` with an ASGI application of its own."""
 
-    def __init__(self, replicas: Any, given: Given, judge: Any = None) -> None:
+    def __init__(self, replicas: Any, given: Given) -> None:
         sources, options, load = given
         tokenizers = {
             name: tokenizer_of(Bundle.open(remote_bundle.local(source)), load.chat_template)
             for names, source in sources
             for name in names
         }
-        self._front = Front(replicas, tokenizers, options, RequestLog(sys.stderr, options.log_requests), judge)
+        self._front = Front(replicas, tokenizers, options, RequestLog(sys.stderr, options.log_requests))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """See `serve.ingress`."""
@@ -190,7 +189,6 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
         request_routing_stats_period_s=_REPORT,
     )
     alone = {"max_ongoing_requests": limits.CONNECTIONS, "ray_actor_options": {"num_cpus": 0}, "logging_config": quiet}
-    judge = serve.deployment(JudgeReplica, name="Judge", **alone).bind(given) if options.canary else None
     replicas = serve.deployment(
         LoadedReplica,
         name="Replica",
@@ -201,7 +199,7 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
         **scale.scaling(slots),
     )
     front = serve.deployment(Entrance, name="Front", **alone)
-    return front.bind(replicas.bind(given, judge), given, judge)
+    return front.bind(replicas.bind(given), given)
 
 
 def app(args: Mapping[str, Any]) -> Application:

@@ -96,8 +96,7 @@ _SAMPLE = re.compile(r"^([\w:]+)(\{?)")  # a metric's name, and whether labels f
 class Front:
     """Serves everything that one server does.
 
-    `replicas`, `judge`: Ray's handles of the replicas, and of the canary's judge if there is one. `tokenizers`: by the
-    models' names.
+    `replicas`: Ray's handle of the replicas. `tokenizers`: by the models' names.
     """
 
     def __init__(
@@ -106,10 +105,8 @@ class Front:
         tokenizers: Mapping[str, Tokenizer],
         options: ServeOptions,
         log: RequestLog,
-        judge: Any = None,
     ) -> None:
         self._replicas, self._tokenizers, self._options, self._log = replicas, tokenizers, options, log
-        self._judge = judge
         self._pool = ThreadPoolExecutor(2, "specbuild-front")
         self._calls = replicas.options(method_name="call", stream=True)
 
@@ -120,7 +117,7 @@ class Front:
         own = {"/health/live": _live, **dict.fromkeys(ready, self._ready)}
         own |= {"/metrics": self._metrics, "/load": self._load}
         routes = [Route(path, answer) for path, answer in own.items()]
-        if self._judge:
+        if self._options.canary:
             routes += [Route("/canary", self._canary), Route("/canary/{order}", self._canary, methods=["POST"])]
         ours = Methods(Starlette(routes=routes, exception_handlers={ApiError: _refused}))
 
@@ -149,13 +146,15 @@ class Front:
             if status == 200:
                 _add(families, told.decode(), name)
         text = "".join("".join(lines) for lines in families.values())
-        text += await self._judge.metrics.remote() if self._judge else ""
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _canary(self, request: Request) -> Response:
-        """Answer for the canary of all replicas."""
-        status, body = await self._judge.ask.remote(request.path_params.get("order"))
-        return json_response(body, status)
+        """Return every replica's canary, by its name, after an order if there is one."""
+        found = await self._all(request)
+        status = max((status for status, _, _ in found.values()), default=200)
+        return json_response(
+            {"replicas": {name: msgspec.json.decode(body) for name, (*_, body) in found.items()}}, status
+        )
 
     async def _load(self, request: Request) -> Response:
         """Return every replica's load, by its name."""

@@ -66,7 +66,7 @@ class RayOptions:
         """Raise OptionError if Ray is not installed, or if an option works in a single process only."""
         if find_spec("ray") is None:
             raise OptionError("--ray needs Ray Serve: pip install 'specbuild-trt[ray]'")
-        for name in ("drift", "uds", "admin_port", "admin_uds"):
+        for name in ("text_sample", "uds", "admin_port", "admin_uds"):
             if getattr(options, name) is not None:
                 raise OptionError(
                     f"--{name.replace('_', '-')} is of one server and does not go with --ray: leave it out"

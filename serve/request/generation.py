@@ -48,13 +48,11 @@ class Workers:
 class Draw:
     """A request's arm in a canary.
 
-    weight: the probability of the candidate. number: the request's number in the canary. fresh: whether it is its key's
-    first request, for which the arm was drawn; later ones have the same arm and are no evidence.
+    fresh: whether it is its key's first request, for which the arm was drawn; later ones have the same arm and are no
+    evidence.
     """
 
     candidate: bool
-    weight: float
-    number: int
     fresh: bool = True
 
 

@@ -21,6 +21,7 @@ from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, SpecbuildError
+from specbuild.serve.canary.canary import Canary
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.generation import Generation
 from specbuild.serve.request.models import Models, ServedModel
@@ -43,11 +44,17 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A text to be decoded again. `params`: those of its own sample, as it was decoded."""
+    """A text to be decoded again.
+
+    params: those of its own sample, as it was decoded. canary: whether a candidate decoded it. other: whether another
+    model did, whose texts may differ.
+    """
 
     prompt: list[int]
     params: SamplingParams
     result: Result
+    canary: bool = False
+    other: bool = False
 
     def again(self) -> SamplingParams:
         """Return the parameters for decoding it plainly."""
@@ -72,8 +79,12 @@ class Oracle:
     `stopped`: models that no longer speculate, because a text differed and `shadow_action` is "off".
     """
 
-    def __init__(self, models: Models, options: ServeOptions, counts: Counts, log: RequestLog) -> None:
+    def __init__(
+        self, models: Models, options: ServeOptions, counts: Counts, log: RequestLog, canary: Canary | None = None
+    ) -> None:
+        """`canary`: each text of its candidate is offered, to be decoded by its baseline."""
         self.stopped = set[str]()
+        self._canary = canary
         self._options, self._counts, self._log = options, counts, log
         self._models = {model.name: model for model in models.all}
         self._waiting = {name: asyncio.Queue[Shadow](WAITING) for name in self._models}
@@ -81,15 +92,19 @@ class Oracle:
         self._key = secrets.token_bytes(32)
 
     def ended(self, generation: Generation) -> None:
-        """See `Watcher`; queues a random share of the texts that may have been speculated on."""
-        name = generation.served.name
+        """See `Watcher`; queues texts of a canary's candidate, and a random share of those that were speculated on."""
+        canary = self._canary if generation.draw and generation.draw.candidate else None
+        model = canary.baseline if canary and canary.compares_texts else generation.served
+        name, other = model.name, model is not generation.served
         for choice, result in generation.results.items():
             if result.finish_reason not in ("stop", "length") or not result.metrics:
                 continue
-            if result.metrics.speculation == "off" or self._draw.random() >= self._options.shadow:
+            if result.metrics.speculation == "off" and not other:
+                continue
+            if not canary and self._draw.random() >= self._options.shadow:
                 continue
             params = replace(generation.params, n=1, seed=result.metrics.seed)
-            shadow = Shadow(generation.prompts[choice // generation.samples], params, result)
+            shadow = Shadow(generation.prompts[choice // generation.samples], params, result, canary is not None, other)
             try:
                 self._waiting[name].put_nowait(shadow)
             except asyncio.QueueFull:
@@ -107,8 +122,12 @@ class Oracle:
         waiting = self._waiting[model.name]
         with suppress(EngineClosedError):
             while True:
-                outcome = await self._settle(model, await waiting.get())
-                self._counts.shadowed(model.name, outcome)
+                shadow = await waiting.get()
+                outcome = await self._settle(model, shadow)
+                if not shadow.other:
+                    self._counts.shadowed(model.name, outcome)
+                if shadow.canary and self._canary and outcome in ("equal", "different"):
+                    self._canary.compared(outcome)
                 waiting.task_done()
 
     async def _settle(self, model: ServedModel, shadow: Shadow) -> Outcome:
@@ -134,7 +153,8 @@ class Oracle:
             raise found.error
         position = shadow.differs_at(found)
         if position is not None:
-            self._tell(model, shadow, found, position)
+            if not shadow.other:
+                self._tell(model, shadow, found, position)
             return "different"
         return None if found.finish_reason == "cancelled" else "equal"
 

@@ -41,10 +41,11 @@ def test_a_table_and_json(specbuild, url, monkeypatch):
     told = specbuild("canary", url, "--admin-key", "right")
     assert told.status == 0
     for words in (
-        "speculation=chain:4 against asked",
+        "speculation=chain:4 against speculation=off",
         "rolled back at 0 %",
         "80 requests of 200",
-        "rollback: E 21.5 of 20, by ttft",
+        "E 21.5; 20 is proof of harm",
+        "7 texts of 8",
     ):
         assert words in told.out
     monkeypatch.setenv("SPECBUILD_ADMIN_KEY", "right")
@@ -58,3 +59,10 @@ def test_what_a_server_does_not_have(specbuild, url, monkeypatch):
         monkeypatch.setattr(Answer, "body", body)
         specbuild("canary", url, "--admin-key", "right").refusal(1)
     specbuild("canary", "http://127.0.0.1:1").refusal(1)
+
+
+def test_canaries_of_ray_are_shown_by_replica(specbuild, url, monkeypatch):
+    monkeypatch.setattr(Answer, "body", json.dumps({"replicas": {"one": VIEW, "two": VIEW}}).encode())
+    lines = specbuild("canary", url, "--admin-key", "right").out.splitlines()
+    assert [line for line in lines if line in ("one", "two")] == ["one", "two"]
+    assert sum(line.startswith("pycode: ") for line in lines) == 2

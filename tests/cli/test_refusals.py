@@ -95,9 +95,7 @@ pair {tiny} {tiny} --prompts none.jsonl | none.jsonl cannot be read
 cost | LEDGER
 cost none.jsonl | cannot be read
 cost {ledger} --by colour | colour
-cost {ledger} --out x.csv | --focus
-cost {ledger} --focus 1.1 | 1.0
-cost {ledger} --focus 1.0 --json | --out
+cost {ledger} --focus none/x.csv | cannot be written
 cost {ledger} --html none/x.html | cannot be written
 cost {ledger} --price-per-hour=-1 | an amount from 0 on
 canary localhost | no URL
@@ -118,9 +116,8 @@ serve {bundle} --reasoning-end '</nothing>' | no token of
 serve {bundle} --currency euro | EUR
 serve {bundle} --owner a=b | --ledger
 serve {bundle} --ledger none/l.jsonl | none/l.jsonl
-serve {bundle} --slo p99 | no time before it
-serve {bundle} --canary-max-weight 5 | --canary-max-weight does nothing without --canary
-serve {bundle} --drift-sample x | --drift-sample does nothing without --drift
+serve {bundle} --canary-weight 5 | --canary-weight does nothing without --canary
+serve {bundle} --text-sample none/x | in no folder that exists
 serve {bundle} --num-replicas 2 | --num-replicas does nothing without --ray
 serve {bundle} --ray --num-replicas 2 --autoscale 1,2 | give one of them
 serve {bundle} --ray --autoscale 4 | MIN,MAX

@@ -37,7 +37,7 @@ def test_a_bad_file_of_options_is_refused(specbuild, bundle, tmp_path):
         "gpu-memory-utilization: 0.9\n": "there is no --gpu-memory-utilization here: use --kv-cache-tokens",
         "port: many\n": "port",
         "allowed-origins: [1]\n": "--allowed-origins is a list in JSON",
-        "slo: {ttft: 0.5}\n": "is no time and no percentile",
+        "canary: {model: new}\n": "canary is speculation=auto",
     }.items():
         file.write_text(text)
         assert words in specbuild("serve", bundle, "--config", file).refusal()

@@ -12,9 +12,8 @@ SAMPLED = {"prompt": "def main(", "max_tokens": 12, "temperature": 0.8, "seed": 
 
 @pytest.fixture
 def client(make_client):
-    options = CanaryOptions(candidate="speculation=chain:2", baseline="speculation=off", weight=50.0)
+    options = CanaryOptions(candidate="speculation=chain:2", weight=50.0)
     client = make_client(canary=options, api_keys=("k",), admin_key="a", admin_port=0)
-    client.service.canary.draws.salt = "salt"
     client.headers["Authorization"] = "Bearer k"
     return client
 
@@ -36,28 +35,29 @@ def gauge(client, name, label=""):
 
 
 @pytest.mark.slow
-def test_both_arms_give_one_text_and_are_counted(client, operator):
-    answers = [client.ask(**SAMPLED) for _ in range(8)]
-    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
-    drafted = sum(answer["metrics"]["speculative_decoding"]["num_spec_steps"] > 0 for answer in answers)
+def test_both_arms_give_one_text_and_are_counted_and_compared(client, operator):
+    replies = []
+    while 0 in client.service.canary.requests or len(replies) < 8:
+        replies.append(client.ask(**SAMPLED))
+    assert len({reply["choices"][0]["text"] for reply in replies}) == 1
+    drafted = sum(reply["metrics"]["speculative_decoding"]["num_spec_steps"] > 0 for reply in replies)
     ended.settle(client.service.canary)
-    view, counts = operator.get("/canary").json(), {"baseline": 8 - drafted, "candidate": drafted}
-    assert 0 < drafted < 8
-    assert (view["requests"], view["verdict"]["kind"]) == (counts, "hold")
-    assert (view["evidence"][0]["metric"], view["evidence"][0]["n"]) == ("ttft", [8 - drafted, drafted])
+    ended.settle(client.service.oracle)
+    view, counts = operator.get("/canary").json(), {"baseline": len(replies) - drafted, "candidate": drafted}
+    assert view["requests"] == counts
+    assert view["texts"] == {"equal": drafted, "different": 0}
+    assert (view["evidence"][0]["metric"], view["evidence"][0]["n"]) == ("ttft", [*counts.values()])
     assert {arm: gauge(client, "requests_total", f'arm="{arm}"') for arm in counts} == counts
-    assert gauge(client, "verdict", 'verdict="hold"') == 1
-    assert gauge(client, "weight") == 50
+    assert gauge(client, "texts_total", 'outcome="equal"') == drafted
+    assert (gauge(client, "harmful"), gauge(client, "weight")) == (0, 50)
 
 
 def test_orders(client, operator):
     for order, phase, weight in (
-        *(("pause", "paused", 50), ("resume", "running", 50), ("promote", "promoted", 100)),
-        ("rollback", "rolled back", 0),
+        *(("promote", "promoted", 100), ("rollback", "rolled back", 0), ("restart", "running", 50)),
     ):
-        told = operator.post(f"/canary/{order}").json()
-        assert (told["phase"], told["weight"], gauge(client, "weight")) == (phase, weight, weight)
-    assert operator.post("/canary/resume").status_code == 400
+        view = operator.post(f"/canary/{order}").json()
+        assert (view["phase"], view["weight"], gauge(client, "weight")) == (phase, weight, weight)
     assert operator.post("/canary/delete").status_code == 404
 
 

@@ -8,7 +8,6 @@ from data_files import table
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.cost.options import CostOptions
-from specbuild.serve.drift.watch import DriftOptions
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.output_parsers.reading import Reading
 from specbuild.serve.ray import options as ray_options
@@ -17,9 +16,8 @@ from specbuild.serve.ray.options import RayOptions
 BASE = {
     CanaryOptions: {"candidate": "speculation=auto"},
     CostOptions: {"ledger": Path("l.jsonl")},
-    DriftOptions: {"reference": Path("file")},
 }
-FILES = ("ssl_certfile", "shadow_dir", "state", "reference", "sample")
+FILES = ("ssl_certfile", "shadow_dir", "text_sample")
 KINDS = {each.__name__: each for each in (ServeOptions, *BASE, RayOptions, Reading)}
 WRONG = [(kind, name, value) for kind, fields in table("wrong_options.json").items() for name, value in fields.items()]
 WRONG.append(("CostOptions", "owner", [["a=" + "b" * 257], [f"a{n}=b" for n in range(1000)]]))
@@ -61,7 +59,7 @@ def test_replicas_are_a_number_or_go_by_load():
 
 def test_ray_is_to_be_there_and_takes_no_option_of_one_server(monkeypatch):
     monkeypatch.setattr(ray_options, "find_spec", lambda name: name)
-    for name, given in (("--drift", {"drift": DriftOptions(reference=Path("file"))}), ("--uds", {"uds": Path("s")})):
+    for name, given in (("--text-sample", {"text_sample": Path("file")}), ("--uds", {"uds": Path("s")})):
         with pytest.raises(OptionError, match=name):
             RayOptions().check(ServeOptions(**given))
     monkeypatch.setattr(ray_options.os, "environ", told := {"RAY_USAGE_STATS_ENABLED": "1"})

@@ -16,10 +16,13 @@ from serving import CHAT_TEMPLATE, Log
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.engine.composition import tokenizer_of
+from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.ray import front as ray_front
 from specbuild.serve.ray.front import Front
 from specbuild.serve.ray.router import Hint
+
+CANARY = CanaryOptions(candidate="speculation=auto")
 
 HEADERS = [(b"content-type", b"text/event-stream"), (b"x-request-id", b"x")]
 START = {"type": "http.response.start", "status": 200, "headers": HEADERS}
@@ -81,11 +84,11 @@ def tokenizer(bundle):
 
 @pytest.fixture
 def ask(tokenizer):
-    """`ask(replicas, path, body, key=, judge=, **ServeOptions)`: the front's response; no body: GET."""
+    """`ask(replicas, path, body, key=, **ServeOptions)`: the front's response; no body: GET."""
 
-    def asked(replicas, path=COMPLETIONS, body=None, key="", judge=None, **given):
+    def asked(replicas, path=COMPLETIONS, body=None, key="", **given):
         log = Log()
-        front = Front(replicas, {"pycode": tokenizer}, ServeOptions(**given), log, judge)
+        front = Front(replicas, {"pycode": tokenizer}, ServeOptions(**given), log)
 
         async def run():
             transport = httpx.ASGITransport(app=front.app())
@@ -215,7 +218,7 @@ def test_a_replica_that_does_not_answer_holds_no_scrape(ask):
 
 
 def test_the_path_of_the_root_is_no_canary(tokenizer):
-    app = Front(Replicas(), {"pycode": tokenizer}, ServeOptions(), Log(), Judge()).app()
+    app = Front(Replicas(), {"pycode": tokenizer}, ServeOptions(canary=CANARY), Log()).app()
     (start, *_) = call(app, scope_of("GET", "/llm") | {"root_path": "/llm"}, [part(b"")])
     assert start["status"] == 200
 
@@ -251,36 +254,22 @@ def test_health(ask, monkeypatch, state, status):
     assert ask(Replicas(), "/health/live").status_code == 200
 
 
-class Judge:
-    """A handle of one."""
-
-    @property
-    def ask(self):
-        async def told(order):
-            return (404, {"error": {"message": "no such order"}}) if order == "dance" else (200, {"order": order})
-
-        return SimpleNamespace(remote=told)
-
-    @property
-    def metrics(self):
-        async def told():
-            return "specbuild:canary_weight 10.0\n"
-
-        return SimpleNamespace(remote=told)
+def test_a_canary_is_every_replica_s(ask):
+    """An order goes to all of them, by the operator's key."""
+    view = (200, "application/json", b'{"phase": "running"}')
+    given = {"canary": CANARY, "admin_key": "a", "api_keys": ("k",)}
+    for path, body in (("/canary", None), ("/canary/rollback", {})):
+        response = ask(Replicas(("r1", view), ("r2", view)), path, body, key="a", **given)
+        assert response.json() == {"replicas": {"r1": {"phase": "running"}, "r2": {"phase": "running"}}}
+        assert ask(Replicas(("r1", view)), path, body, key="k", **given).status_code == 401
+        assert ask(Replicas(("r1", view)), path, body, canary=CANARY).status_code == 401, "without a key: no orders"
+    missing = (404, "application/json", b"{}")
+    assert ask(Replicas(("r1", view), ("r2", missing)), "/canary/dance", {}, key="a", **given).status_code == 404
+    assert ask(Replicas(), "/canary", key="a", **given).json() == {"replicas": {}}
 
 
-def test_the_canary_of_all_replicas_is_the_judge_s(ask):
-    replicas = Replicas()
-    for path, body, status, told in (
-        *(("/canary", None, 200, None), ("/canary/pause", {}, 200, "pause"), ("/canary/dance", {}, 404, None)),
-    ):
-        response = ask(replicas, path, body, judge=Judge(), key="a", admin_key="a", api_keys=("k",))
-        assert (response.status_code, response.json().get("order")) == (status, told)
-        assert ask(replicas, path, body, judge=Judge(), key="k", admin_key="a", api_keys=("k",)).status_code == 401
-        assert ask(replicas, path, body, judge=Judge()).status_code == 401, "without a key there are no orders"
-    assert "specbuild:canary_weight 10.0" in ask(replicas, "/metrics", judge=Judge()).text
-    assert not replicas.asked
-    front = Front(replicas, {}, ServeOptions(), Log(), Judge())
+def test_the_front_starts_and_ends():
+    front = Front(Replicas(), {}, ServeOptions(), Log())
     events, said = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]), list[str]()
 
     async def receive():

@@ -46,9 +46,9 @@ def test_a_model_that_fails_is_not_served(bundle, monkeypatch):
 
 @pytest.mark.slow
 def test_nothing_counts_it(bundle, tmp_path):
-    """Neither metrics nor ledger nor drift nor cached prompts; the log says what was planned and measured."""
-    ledger, drift = tmp_path / "ledger.jsonl", tmp_path / "drift.json"
-    flags = ("--port", "0", "--ledger", str(ledger), "--drift", str(drift), "--max-num-seqs", "1")
+    """Neither metrics nor ledger nor sample nor cached prompts; the log says what was planned and measured."""
+    ledger, sample = tmp_path / "ledger.jsonl", tmp_path / "live.jsonl"
+    flags = ("--port", "0", "--ledger", str(ledger), "--text-sample", str(sample), "--max-num-seqs", "1")
     with Server(str(bundle), *flags) as server, server.client() as client:
         said = server.lines[0]["message"]
         assert "MB planned" in said

@@ -12,7 +12,7 @@ _LOOP = asyncio.new_event_loop()  # of all watchers: their queues belong to the 
 
 
 class Engine:
-    """What a canary and drift ask of an engine."""
+    """What watchers need of an engine."""
 
     def __init__(self, tokenizer="t"):
         record = SimpleNamespace(sha256=tokenizer)
@@ -43,11 +43,12 @@ def result(ttft=0.1, tpot=0.01, tokens=10, reason="stop", accepted=()):
 
 def generation(model, *results, status=200, **more):
     given = {"served": model, "status": status, "results": dict(enumerate(results)), "draw": None, "prompts": [[1, 2]]}
+    given |= {"samples": 1, "engine": getattr(model.engine, "engine", None)}
     return SimpleNamespace(**given | {"params": SamplingParams()} | more)
 
 
 def settle(watcher):
-    """Let a canary, drift or an oracle run until it is done with all that has ended."""
+    """Let a watcher run until it is done with all that has ended."""
 
     async def run():
         running = asyncio.ensure_future(watcher.run())
@@ -56,3 +57,8 @@ def settle(watcher):
         await asyncio.gather(running, return_exceptions=True)
 
     _LOOP.run_until_complete(run())
+
+
+def finish(watcher):
+    """Let a watcher run until it ends by itself."""
+    _LOOP.run_until_complete(asyncio.wait_for(watcher.run(), 30))

@@ -7,7 +7,6 @@ from fastapi.testclient import TestClient
 from specbuild.runtime import AsyncEngine, Bundle
 from specbuild.serve.canary.canary import Canary
 from specbuild.serve.canary.routes import CanaryMetrics
-from specbuild.serve.drift.watch import Drift
 from specbuild.serve.http.app import make_app
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.options import ServeOptions
@@ -17,6 +16,7 @@ from specbuild.serve.request.parameters import defaults_of
 from specbuild.serve.request.rate_limits import RateLimits
 from specbuild.serve.service import Service
 from specbuild.serve.shadow.shadow_check import Oracle
+from specbuild.serve.text_sample import TextSample
 
 COMPLETIONS, CHATS, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 SAID = [{"role": "user", "content": "a loop"}]
@@ -41,13 +41,12 @@ def service_of(engine, bundle, log, **given):
     admission = Admission(engine.batch_size, options.max_waiting, options.max_queued_tokens)
     model = ServedModel(("pycode", "alias"), bundle, AsyncEngine(engine), defaults_of(Bundle.open(bundle)), admission)
     models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
-    oracle = Oracle(models, options, metrics, log) if options.shadow else None
-    canary = Canary(models, options.canary, log, len(options.api_keys)) if options.canary else None
-    drift = Drift(models, options.drift, log) if options.drift else None
-    for each in (CanaryMetrics(canary) if canary else None, drift):
-        if each:
-            metrics.registry.register(each)
-    watchers = [each for each in (oracle, canary, drift) if each]
+    canary = Canary(models, options.canary, log) if options.canary else None
+    oracle = Oracle(models, options, metrics, log, canary) if options.shadow or canary else None
+    sample = TextSample(options.text_sample, options.text_sample_share, log) if options.text_sample else None
+    if canary:
+        metrics.registry.register(CanaryMetrics(canary))
+    watchers = [each for each in (oracle, canary, sample) if each]
     rates = RateLimits(options.requests_per_minute, options.tokens_per_minute)
     return Service(models, options, metrics, rates=rates, oracle=oracle, canary=canary, watchers=watchers)
 

@@ -11,10 +11,10 @@ from specbuild.runtime.errors import OptionError
 
 def test_rows_come_back_in_the_order_of_their_files(tmp_path):
     first = written(tmp_path / "a", [machine(), request(1, user=None, plain_seconds=None)])
-    second = written(tmp_path / "b", [request(2, user='ä\n"', arm="baseline"), machine(joules=3.0)])
+    second = written(tmp_path / "b", [request(2, user='ä\n"', arm="baseline"), machine(seconds=7.0)])
     found = read([first, second])
     assert found.requests == [request(1, user=None, plain_seconds=None), request(2, user='ä\n"', arm="baseline")]
-    assert found.machines == [machine(), machine(joules=3.0)]
+    assert found.machines == [machine(), machine(seconds=7.0)]
     assert (found.torn, found.requests[0].day) == (0, date(2026, 3, 2))
 
 

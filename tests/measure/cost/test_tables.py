@@ -10,8 +10,8 @@ from specbuild.measure.cost.tables import name_of, tables
 
 def test_tables_have_the_machine_the_groups_and_what_the_canary_measured():
     rows = [request(1), request(2, user=None, arm="baseline", speculation="off", busy_seconds=20.0)]
-    spent, grouped, measured = tables(report(spend(Rows(rows, [machine(joules=3.6e6)])), ("user",)))
-    assert [row[0] for row in spent[2]] == ["requests", "other work", "idle", "machine", "energy"]
+    spent, grouped, measured = tables(report(spend(Rows(rows, [machine()])), ("user",)))
+    assert [row[0] for row in spent[2]] == ["requests", "other work", "idle", "machine"]
     assert spent[2][3] == ["machine", "1 h at 3.6 EUR", "3.6", "100%"]
     assert [row[:2] for row in grouped[2]] == [["–", "1"], ["ann", "1"], ["all requests", "2"]]
     assert "tokens/EUR" in grouped[1]

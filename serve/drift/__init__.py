@@ -1,1 +1,0 @@
-"""Compares texts and drafts with those of a reference window."""

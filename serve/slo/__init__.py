@@ -1,1 +1,0 @@
-"""Latency objectives, and whether requests keep to them."""
