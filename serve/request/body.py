@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -48,15 +48,14 @@ def decoded(kind: type[Kind], data: bytes, known: bool = False) -> Kind:
     `known`: whether a field that no route knows is an error too.
     """
     try:
-        body = _decoder(kind).decode(data)
-        if known:  # a field that no route knows may have a number that nothing holds
-            _check_known(body, msgspec.json.decode(data))
+        if known:
+            return converted(kind, msgspec.json.decode(data), known)
+        return _decoder(kind).decode(data)  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
         raise _body_error(error) from None
-    return body  # type: ignore[no-any-return]
 
 
-def converted(kind: type[Kind], fields: Mapping[str, Any], known: bool = False) -> Kind:
+def converted(kind: type[Kind], fields: Any, known: bool = False) -> Kind:
     """Return the body with these fields; see `decoded`."""
     try:
         body = msgspec.convert(fields, kind)
