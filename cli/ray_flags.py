@@ -33,7 +33,7 @@ OPTIONS: list[click.Option] = [
 ]
 
 
-def taken(given: dict[str, Any]) -> RayOptions | None:
+def ray_options(given: dict[str, Any]) -> RayOptions | None:
     """Remove these flags from the given values and return their options, None without --ray.
 
     Raises OptionError for a flag without --ray, or a bad value.

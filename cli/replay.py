@@ -70,25 +70,27 @@ def command(
     specbuild replay pycode.bundle receipt.json -p 'def main('
     """
     body = _read(file, OptionError)
-    kept = body.get("prompt_token_ids") if _of_shadow(body) else None
-    if sum(each is not None for each in (text, prompts, messages)) != (kept is None):
+    prompt = body.get("prompt_token_ids") if _of_shadow(body) else None
+    if sum(each is not None for each in (text, prompts, messages)) != (prompt is None):
         raise OptionError(
             f"{file} has the prompt: give no other"
-            if kept is not None
+            if prompt is not None
             else "give the prompt by one of --prompt, --prompts and --messages"
         )
     keyed = _Keyed.of(file, body, key)
-    told = _of_choice(body, choice)
-    if keyed and isinstance(told, dict):
-        told = told | {"prompt_sha256": "0" * 64}  # until the prompt is known
-    receipt = Receipt.from_dict(told)
+    fields = _of_choice(body, choice)
+    if keyed and isinstance(fields, dict):
+        fields = fields | {"prompt_sha256": "0" * 64}  # until the prompt is known
+    receipt = Receipt.from_dict(fields)
     if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
         raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
     candidates: list[Prompt]
     if messages is not None:
         candidates = [_chat(messages)]
     else:
-        candidates = [request.prompt for request in read(prompts, {})] if prompts is not None else [kept or text or ""]
+        candidates = (
+            [request.prompt for request in read(prompts, {})] if prompts is not None else [prompt or text or ""]
+        )
     with Engine.load(
         bundle,
         batch_size=batch_size,
@@ -101,24 +103,24 @@ def command(
             receipt = replace(receipt, prompt_sha256=sha256(tokens))
         elif len(candidates) > 1:
             candidates = [_the_one(engine, receipt.has_prompt, candidates)]
-        found = engine.replay(receipt, candidates[0], any_class=any_class)
-    click.echo(json.dumps(found.to_dict()) if as_json else in_words(found))
-    if not found.proven:
+        outcome = engine.replay(receipt, candidates[0], any_class=any_class)
+    click.echo(json.dumps(outcome.to_dict()) if as_json else in_words(outcome))
+    if not outcome.proven:
         raise click.exceptions.Exit(1)
 
 
 command.params[-1:-1] = [_GENERATES[name] for name in ("batch_size", "threads", "max_draft_tokens")]
 
 
-def in_words(found: Replay) -> str:
+def in_words(outcome: Replay) -> str:
     """Describe on one line whether a receipt's tokens were reproduced."""
-    receipt, told = found.receipt, found.to_dict()
+    receipt, fields = outcome.receipt, outcome.to_dict()
     tokens = f"{'the' if receipt.whole else 'the first'} {receipt.num_output_tokens} tokens"
-    where = "" if found.same_class else ", in another exactness class"
-    if found.proven:
+    where = "" if outcome.same_class else ", in another exactness class"
+    if outcome.proven:
         return f"proven: plain decoding and speculation give {tokens}{where}"
     others = " and ".join(
-        name for way, name in (("plain", "plain decoding"), ("speculation", "speculation")) if not told[way]
+        name for way, name in (("plain", "plain decoding"), ("speculation", "speculation")) if not fields[way]
     )
     return f"DIFFERENT: {others} did not give {tokens}{where} (of specbuild {receipt.specbuild_version})"
 
@@ -146,7 +148,7 @@ def _of_shadow(body: Any) -> bool:
 class _Keyed:
     """The keyed hash (HMAC-SHA-256) of an otherwise unknown prompt, and its key."""
 
-    told: str
+    expected: str
     key: bytes
 
     @classmethod
@@ -161,24 +163,24 @@ class _Keyed:
         Raises:
             OptionError: A key is given but not needed, or none can be read.
         """
-        told, name = (body.get(each) if _of_shadow(body) else None for each in ("prompt_hmac_sha256", "key"))
-        if told is None:
+        expected, name = (body.get(each) if _of_shadow(body) else None for each in ("prompt_hmac_sha256", "key"))
+        if expected is None:
             if key is not None:
                 raise OptionError(f"{file} has no keyed hash of a prompt: drop --key")
             return None
         beside = file.with_name(name) if isinstance(name, str) and name == Path(name).name != "" else None
         path = key or beside
-        if not isinstance(told, str) or path is None:
+        if not isinstance(expected, str) or path is None:
             raise OptionError(f"{file} has no keyed hash, or names no key: it was changed, or give --key")
         try:
-            return cls(told, bytes.fromhex(path.read_text(encoding="ascii")[:_MAX_KEY]))
+            return cls(expected, bytes.fromhex(path.read_text(encoding="ascii")[:_MAX_KEY]))
         except (OSError, ValueError) as error:
             said = getattr(error, "strerror", None) or error
             raise OptionError(f"the key {path} of {file} cannot be read ({said}): give it with --key") from None
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
         """Return whether these are the prompt's token ids."""
-        return hmac.compare_digest(keyed_sha256(self.key, [*tokens]).encode(), self.told.encode())
+        return hmac.compare_digest(keyed_sha256(self.key, [*tokens]).encode(), self.expected.encode())
 
 
 def _of_choice(body: Any, choice: int) -> Any:
@@ -199,14 +201,14 @@ def _of_choice(body: Any, choice: int) -> Any:
 def _chat(path: Path) -> Chat:
     """Read a chat: a list of messages, or an object with `messages` and the other chat fields of a prompt file."""
     body = _read(path, PromptError)
-    given = body if isinstance(body, dict) else {"messages": body}
-    if unknown := sorted(given.keys() - _CHAT):
+    fields = body if isinstance(body, dict) else {"messages": body}
+    if unknown := sorted(fields.keys() - _CHAT):
         raise PromptError(f"{path} has an unknown field {shown(unknown[0])}: use {', '.join(sorted(_CHAT))}")
     return Chat(
-        given.get("messages", []),
-        given.get("tools"),
-        given.get("add_generation_prompt", True),
-        given.get("chat_template_kwargs") or {},
+        fields.get("messages", []),
+        fields.get("tools"),
+        fields.get("add_generation_prompt", True),
+        fields.get("chat_template_kwargs") or {},
     )
 
 

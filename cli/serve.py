@@ -35,16 +35,18 @@ def _from_file(context: click.Context, _parameter: click.Parameter, file: Path |
             text = source.read(_MAX_CONFIG + 1)
         if len(text) > _MAX_CONFIG:
             raise OptionError(f"{file} has more than {_MAX_CONFIG} bytes: give a file of options")
-        given = yaml.safe_load(text)
+        options = yaml.safe_load(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        told = " ".join(str(getattr(error, "problem", None) or getattr(error, "strerror", None) or error).split())
-        raise OptionError(f"{file} cannot be read as YAML ({told[:200]}): give options by their flags' names") from None
-    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        problem = " ".join(str(getattr(error, "problem", None) or getattr(error, "strerror", None) or error).split())
+        raise OptionError(
+            f"{file} cannot be read as YAML ({problem[:200]}): give options by their flags' names"
+        ) from None
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise OptionError(f"{file} is no table of options: write `port: 8000`, one option to a line")
-    context.default_map = {**(context.default_map or {}), **dict(_renamed(context, file, given))}
+    context.default_map = {**(context.default_map or {}), **dict(_renamed(context, file, options))}
 
 
-def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
+def _renamed(context: click.Context, file: Path, options: dict[str, Any]) -> Any:
     """Yield a file's options with click's names; values of repeatable options become lists."""
     flags = {
         flag.removeprefix("--"): each
@@ -52,7 +54,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
         if isinstance(each, click.Option)
         for flag in (*each.opts, *each.secondary_opts)
     }
-    for name, value in given.items():
+    for name, value in options.items():
         option = flags.get(name.replace("_", "-"))
         if option is None or option.name in ("config", "help"):
             raise OptionError(f"{file} has {name[:80]!r}, which is no option of serve: see specbuild serve --help")
@@ -232,7 +234,7 @@ def command(
     max_model_len: int | None,
     chat_template: str | None,
     check: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Serve bundles by OpenAI's API: chats, completions, metrics, health.
 
@@ -240,9 +242,9 @@ def command(
     specbuild serve pycode.bundle --port 8000
     """
     interrupts.exit_at_once()
-    draft_tokens, speedup, schedule = (given.pop(name) for name in _LIMITS)
+    draft_tokens, speedup, schedule = (values.pop(name) for name in _LIMITS)
     limits = Limits(draft_tokens, speedup, schedule or ())
-    loads = {name: given.pop(name) for name in _LOADS}
+    loads = {name: values.pop(name) for name in _LOADS}
     load = LoadOptions(
         **loads,
         limits=limits,
@@ -257,29 +259,29 @@ def command(
     from specbuild.serve.request.models import names_of
     from specbuild.serve.telemetry import logs
 
-    canary = operating_flags.canary_options(given)
-    scale = ray_flags.taken(given)
-    cost = CostOptions(**{name: given.pop(name) for name in _SPENDS})
-    reading = Reading(**{name: given.pop(name) for name in _READS})
+    canary = operating_flags.canary_options(values)
+    scale = ray_flags.ray_options(values)
+    cost = CostOptions(**{name: values.pop(name) for name in _SPENDS})
+    reading = Reading(**{name: values.pop(name) for name in _READS})
     operating: dict[str, Any] = {"canary": canary, "cost": cost, "reading": reading}
     options = ServeOptions(
-        **given, **operating, api_keys=api_key or environment_keys(), allowed_origins=_origins(allowed_origins)
+        **values, **operating, api_keys=api_key or environment_keys(), allowed_origins=_origins(allowed_origins)
     )
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)
-    named = names_of(list(bundles), served_model_name)
+    bundles_by_name = names_of(list(bundles), served_model_name)
     if check:
         if scale:
             raise OptionError("--check loads bundles here, not on replicas: leave out --ray")
-        server.check(named, options, load, log)
+        server.check(bundles_by_name, options, load, log)
         click.echo("specbuild: this can be served", err=True)
         return
     if scale:
         scale.prepare(options)
         from specbuild.serve.ray import application as ray_app
 
-        raise click.exceptions.Exit(ray_app.run(named, options, load, scale, log))
-    status = server.run(named, options, load, log)
+        raise click.exceptions.Exit(ray_app.run(bundles_by_name, options, load, scale, log))
+    status = server.run(bundles_by_name, options, load, log)
     raise click.exceptions.Exit(status)
 
 
@@ -287,19 +289,19 @@ command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]
 command.params += [*operating_flags.OPTIONS, *ray_flags.OPTIONS]
 
 
-def _origins(given: str | None) -> tuple[str, ...]:
-    if given is None:
+def _origins(value: str | None) -> tuple[str, ...]:
+    if value is None:
         return ()
     try:
-        origins = json.loads(given)
+        origins = json.loads(value)
     except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(each, str) for each in origins):
-        raise OptionError(f'--allowed-origins is a list in JSON, such as ["https://example.com"], not {given[:80]}')
+        raise OptionError(f'--allowed-origins is a list in JSON, such as ["https://example.com"], not {value[:80]}')
     return tuple(origins)
 
 
-def _template(given: str | None) -> str | None:
+def _template(value: str | None) -> str | None:
     from specbuild.serve.http.chat_templates import template_text
 
-    return None if given is None else template_text(given)
+    return None if value is None else template_text(value)
