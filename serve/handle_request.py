@@ -22,7 +22,6 @@ from specbuild.serve.request.parameters import Caller
 from specbuild.serve.telemetry.logs import error_of
 from specbuild.serve.telemetry.traces import Trace
 
-from . import limits
 from .errors import ApiError, api_error, json_response
 from .options import ServeOptions
 from .service import Service
@@ -109,7 +108,7 @@ async def respond(service: Service, request: Request, form: Format) -> Response:
     chunks = form.follow(generation.chunks(service.workers))
     try:
         if generation.body.stream:
-            return await _streamed(request, form, chunks, done)
+            return await _streamed(service, request, form, chunks, done)
         response = json_response(await unless_gone(request.receive, whole(form, chunks)))
     except (Exception, asyncio.CancelledError) as error:
         done(error)
@@ -147,30 +146,32 @@ async def events(form: Format, chunks: AsyncGenerator[Chunk, None]) -> AsyncGene
         yield event
 
 
-async def _streamed(request: Request, form: Format, chunks: AsyncGenerator[Chunk, None], done: Done) -> EventStream:
+async def _streamed(
+    service: Service, request: Request, form: Format, chunks: AsyncGenerator[Chunk, None], done: Done
+) -> EventStream:
     """Return the response of a stream once its first event is there, or has been waited for long enough."""
     coming = events(form, chunks)
     first = asyncio.ensure_future(anext(coming))
     try:
-        await unless_gone(request.receive, asyncio.wait({first}, timeout=limits.FIRST_EVENT_SECONDS))
+        await unless_gone(request.receive, asyncio.wait({first}, timeout=service.first_event_seconds))
         if first.done():
             first.result()
     except BaseException:
         await cancelled(first)
         await coming.aclose()
         raise
-    return EventStream(_sent(form, first, coming, done))
+    return EventStream(_sent(service.ping_seconds, form, first, coming, done))
 
 
 async def _sent(
-    form: Format, first: asyncio.Future[bytes], coming: AsyncGenerator[bytes, None], done: Done
+    ping_seconds: float, form: Format, first: asyncio.Future[bytes], coming: AsyncGenerator[bytes, None], done: Done
 ) -> AsyncGenerator[bytes, None]:
     """Yield comments until the first event is there, then all events; an error becomes the last one."""
     left: BaseException | None = None
     try:
         while not first.done():
             yield PING
-            await asyncio.wait({first}, timeout=limits.PING_SECONDS)
+            await asyncio.wait({first}, timeout=ping_seconds)
         yield first.result()
         async for event in coming:
             yield event

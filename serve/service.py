@@ -18,6 +18,7 @@ from specbuild.serve.shadow.shadow_check import Oracle
 from specbuild.serve.supervision import Supervisor
 from specbuild.serve.telemetry.traces import Traces
 
+from . import limits
 from .metrics import Metrics
 from .options import ServeOptions
 
@@ -42,6 +43,8 @@ class Service:
     text_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "specbuild-text"))
     text_admission: Admission = field(default_factory=lambda: Admission(1, _TEXTS - 1))
     grammars: GrammarCompiler = field(default_factory=GrammarCompiler)
+    first_event_seconds: float = limits.FIRST_EVENT_SECONDS
+    ping_seconds: float = limits.PING_SECONDS
 
     def drain(self) -> None:
         """Refuse new requests and report not ready from now on."""

@@ -17,7 +17,7 @@ from specbuild.builder.passes.pattern import insert, replace
 
 from . import plugin
 from .onnxruntime import residual_norm
-from .plugin import DTYPES, INPUTS, OUTPUTS
+from .plugin import INPUTS, OUTPUTS
 
 
 def _transposed_product(node: ir.Node) -> list[ir.Value]:
@@ -134,4 +134,4 @@ def _copy(value: ir.Value, name: str) -> ir.Value:
     return ir.Value(name=name, shape=value.shape, type=value.type)
 
 
-__all__ = ["DTYPES", "INPUTS", "OUTPUTS", "Part", "cut", "lower", "part_of"]
+__all__ = ["INPUTS", "OUTPUTS", "Part", "cut", "lower", "part_of"]

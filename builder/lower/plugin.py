@@ -18,7 +18,7 @@ from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import OptionError
 
-from .standard import convert, expand, graph_input, narrow, window_of
+from .standard import DTYPES, convert, expand, graph_input, narrow, window_of
 
 OPSET = 23
 DOMAIN = "trt.plugins"  # marks a plugin for other tools; TensorRT's parser looks at operator and attributes
@@ -36,7 +36,6 @@ INPUTS = {
 }
 PAGED = {"page_table": "page_table"}  # the additional input of paged caches
 OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
-DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
 def lower(

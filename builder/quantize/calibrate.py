@@ -28,9 +28,10 @@ from specbuild.builder.frontend.lazy_weights import ALL, Rows
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
 from .linears import groups, row_weight, simulated
-from .numbers import PARTS, SPAN, Inputs, Numbers, Quantized, RoundedWeight, fit, quantize
+from .numbers import PARTS, Inputs, Numbers, Quantized, RoundedWeight, fit, quantize
 
 NumbersByName = Mapping[str, Numbers]
+SPAN = 2048  # columns whose second moments are computed together; more would cost memory and cubic time
 
 
 def calibrate(

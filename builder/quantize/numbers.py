@@ -18,7 +18,6 @@ from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
 from specbuild.builder.frontend.lazy_weights import ALL, Rows, Weight, check_finite
 
 E4M3_LARGEST = 448.0
-SPAN = 2048  # columns whose second moments are computed together; more would cost memory and cubic time
 DAMPING = 0.01  # fraction of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength; more would overfit the calibration texts
 _MAX_SMOOTH = 2.0**14  # bounds factors from above, its inverse from below: even a column without inputs fits fp16
@@ -35,7 +34,7 @@ class Inputs:
 
     Attributes:
         largest: float32 `[K]`, each column's largest magnitude.
-        moments: `Σ xᵀx`, float32 `[span, span]` for each SPAN of columns; [] if no method needs them.
+        moments: `Σ xᵀx`, float32 `[span, span]` for each span of columns; [] if no method needs them.
     """
 
     largest: Tensor
@@ -281,7 +280,7 @@ def _gptq(weight: Tensor, scheme: Scheme, factors: Sequence[Tensor]) -> Quantize
 
 def _gptq_rows(weight: Tensor, scheme: Scheme, factors: Sequence[Tensor]) -> Quantized:
     size, parts = scheme.block, list[Quantized]()
-    for columns, factor in zip(torch.split(weight, SPAN, 1), factors, strict=True):
+    for columns, factor in zip(torch.split(weight, [len(each) for each in factors], 1), factors, strict=True):
         left, codes = columns.clone(), torch.empty(columns.shape, dtype=torch.uint8)
         scales, zeros = [], []
         for start in range(0, left.shape[1], _STEP):
@@ -324,7 +323,7 @@ def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
         smooth = sizes ** (step / 20)
         smooth = smooth / (smooth.max() * smooth.min()).sqrt()
         change = _rounded(weight * smooth, scheme).restored() / smooth - weight
-        spans = zip(torch.split(change, SPAN, 1), moments, strict=True)
+        spans = zip(torch.split(change, [len(each) for each in moments], 1), moments, strict=True)
         error = sum(float(((part @ moment) * part).sum()) for part, moment in spans)
         if error < low:
             best, low = smooth, error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
 from .constraint import Bitmask, Explaining, Foreseeing, pack, words
 from .grammar_compiler import Compiler
-from .grammar_process import Tokenizers, compiled, error_of
+from .grammar_process import FUEL, Tokenizers, compiled, error_of
 from .structured import StructuredOutputs
 from .vocabulary import Vocabulary
 
@@ -219,13 +219,18 @@ class Grammars:
         vocabulary: Returns the model's vocabulary; called once, when first needed.
         compiler: Checks that grammars compile within limits; None: a new one.
         cache_bytes: Maximum bytes of the grammars kept for reuse.
+        fuel: llguidance's limits of a matcher.
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], compiler: Compiler | None = None, cache_bytes: int = CACHE_BYTES
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        compiler: Compiler | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        fuel: Mapping[str, Any] = FUEL,
     ) -> None:
         self._made: tuple[Vocabulary, Tokenizers] | None = None
-        self._lock, self._most = threading.Lock(), cache_bytes
+        self._lock, self._most, self._fuel = threading.Lock(), cache_bytes, fuel
         self._make, self._compiler = vocabulary, compiler or Compiler(lambda: self._vocabulary()[0])
         self._kept = OrderedDict[str, tuple[Grammar, int]]()
         self._used = weakref.WeakValueDictionary[str, Grammar]()
@@ -286,7 +291,7 @@ class Grammars:
         vocabulary, tokenizers = self._vocabulary()
         try:
             tokenizer = tokenizers.tokenizer(outputs.to_dict())
-            matcher = compiled(tokenizer, text)
+            matcher = compiled(tokenizer, text, self._fuel)
         except ValueError as error:
             raise OptionError(f"structured_outputs cannot be used: {one_line(error)}") from None
         made, size = Grammar(matcher, tokenizer.vocab_size, vocabulary.ends), max(size, _LEAST, 8 * len(text))

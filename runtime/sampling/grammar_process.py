@@ -61,11 +61,11 @@ def _tags(tag: dict[str, Any], options: Any) -> str:
     )
 
 
-def compiled(tokenizer: Any, grammar: str) -> Any:
+def compiled(tokenizer: Any, grammar: str, fuel: Mapping[str, Any] = FUEL) -> Any:
     """Return a matcher of a grammar; raise ValueError if it cannot be compiled."""
     from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**FUEL))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**fuel))
     if matcher.is_error():
         raise ValueError(error_of(matcher))
     return matcher

@@ -5,7 +5,7 @@ import pytest
 from device_requests import prompt_of, run
 from executor_contract import chain, check_levels, check_trees_and_commits
 from host_device import HostDevice
-from plugin_executors import BOUND, HEAD, _in_float32, loop_of, lowered, made, requests, spec, torch_model  # noqa: F401
+from plugin_executors import BOUND, HEAD, loop_of, lowered, made, requests, spec, torch_model  # noqa: F401
 from small_models import reference
 from tiny_models import BUCKETS, CHUNK
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import wait
+from dataclasses import replace
 from threading import Event
 
 import pytest
 from asgi import GONE, Message, call, part, scope_of
-from route_client import ASKED, COMPLETIONS
+from route_client import ASKED, COMPLETIONS, RouteClient
 
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.serve import limits
 from specbuild.serve.request.generation import EventStream
 
 PLAIN = {"speculation": "off"}
@@ -108,10 +108,9 @@ def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(client, log,
 
 
 @pytest.mark.parametrize(("prompt", "last"), [("x", b"[DONE]"), ("x " * 3000, b"context_length_exceeded")])
-def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(client, monkeypatch, prompt, last):
+def test_a_stream_that_waits_has_its_headers_and_pings_and_then_its_events(client, log, prompt, last):
     """A proxy cuts off what is silent for a minute, as a stream in the queue would be. A late fault is an event."""
-    monkeypatch.setattr(limits, "FIRST_EVENT_SECONDS", 0.01)
-    monkeypatch.setattr(limits, "PING_SECONDS", 0.01)
+    client = RouteClient(replace(client.service, first_event_seconds=0.01, ping_seconds=0.01), log)
     free, sent = Event(), list[Message]()
     held = [client.service.pool.submit(free.wait) for _ in range(2)]
 

@@ -9,8 +9,9 @@ import pytest
 
 from specbuild.runtime import StructuredOutputs
 from specbuild.serve.errors import ApiError
-from specbuild.serve.request import grammars
+from specbuild.serve.request.grammars import GrammarCompiler
 
+MAX = 3
 SLOW, NEW = (StructuredOutputs(regex=text) for text in ("slow", "new"))
 
 
@@ -24,7 +25,7 @@ def slow_ones(count):
         return outputs.regex
 
     engine = SimpleNamespace(constraint=constraint)
-    compiler = grammars.GrammarCompiler()
+    compiler = GrammarCompiler(MAX, wait_seconds=0.01)
     slow = [asyncio.ensure_future(compiler.constraint(engine, SLOW)) for _ in range(count)]
     try:
         yield compiler, engine, slow
@@ -32,11 +33,9 @@ def slow_ones(count):
         ended.set()
 
 
-def test_a_grammar_waits_for_no_slow_one(monkeypatch):
-    monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.01)
-
+def test_a_grammar_waits_for_no_slow_one():
     async def ask():
-        with slow_ones(grammars.COMPILING - 1) as (compiler, engine, slow):
+        with slow_ones(MAX - 1) as (compiler, engine, slow):
             await asyncio.sleep(0)
             assert await asyncio.wait_for(compiler.constraint(engine, NEW), 30) == "new"
         assert await asyncio.gather(*slow) == ["slow"] * len(slow)
@@ -44,11 +43,9 @@ def test_a_grammar_waits_for_no_slow_one(monkeypatch):
     asyncio.run(ask())
 
 
-def test_beyond_what_may_compile_a_new_one_is_refused(monkeypatch):
-    monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.01)
-
+def test_beyond_what_may_compile_a_new_one_is_refused():
     async def ask():
-        with slow_ones(grammars.COMPILING) as (compiler, engine, slow):
+        with slow_ones(MAX) as (compiler, engine, slow):
             await asyncio.sleep(0)
             slow.pop().cancel()  # its client has left, and it compiles on
             with pytest.raises(ApiError) as refused:

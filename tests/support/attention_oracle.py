@@ -11,7 +11,10 @@ from device import Array
 
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype
 
-NUMPY = {Dtype.F16: np.float16, Dtype.BF16: ml_dtypes.bfloat16, Dtype.E4M3: ml_dtypes.float8_e4m3fn}
+NUMPY = {  # in float32, which no kernel has, comparisons are exact
+    **{Dtype.F32: np.float32, Dtype.F16: np.float16},
+    **{Dtype.BF16: ml_dtypes.bfloat16, Dtype.E4M3: ml_dtypes.float8_e4m3fn},
+}
 ARRAYS = (
     "query key value key_cache value_cache page_table parents cache_len tree_offset counts cos sin query_norm key_norm "
     "key_scale value_scale sinks"

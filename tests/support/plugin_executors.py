@@ -2,10 +2,6 @@
 
 import functools
 
-import attention_oracle
-import numpy as np
-import onnx_ir as ir
-import pytest
 from attention_oracle import oracle
 from device_requests import prompt_of, request_of
 from host_device import HostDevice, HostQueue, QueuedModel
@@ -15,7 +11,6 @@ from tiny_models import BUCKETS, CAPACITY, CHUNK, SIZES, VOCAB
 from specbuild.builder.lower import plugin
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 
 HEAD, BOUND = 64, {"rtol": 1e-4, "atol": 1e-4}
@@ -26,15 +21,6 @@ REQUESTS = [
     (1, {"repetition_penalty": 1.4, "logit_bias": {3: 1.5}}),
     (12, {"speculation": "off", "temperature": 1.0}),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_float32():
-    """A type that the kernel has not, for exact comparisons."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(plugin.DTYPES, "fp32", ir.DataType.FLOAT)
-        patch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
-        yield
 
 
 @functools.cache

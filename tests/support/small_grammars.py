@@ -7,7 +7,7 @@ import numpy as np
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.constraint import unpack
 from specbuild.runtime.sampling.grammar import Grammar
-from specbuild.runtime.sampling.grammar_process import Tokenizers, compiled, grammar_of
+from specbuild.runtime.sampling.grammar_process import FUEL, Tokenizers, compiled, grammar_of
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 TOKENS = ["a", "b", "c", "d", "0", "1", ",", "ab", "cd", "aba", "<s>", "</s>"]
@@ -39,11 +39,12 @@ def vocabulary(ends=(END,), size=VOCAB):
     return Tokenizer(tokenizer_json().encode(), None, {}).vocabulary(size, ends)
 
 
-def grammar(ends=(END,), vocab_size=VOCAB, **fields):
-    """Compiled in this process."""
+def grammar(ends=(END,), vocab_size=VOCAB, fuel=FUEL, **fields):
+    """Compiled in this process, within limits of llguidance."""
     outputs = StructuredOutputs(**fields).to_dict()
     tokenizer = Tokenizers(vocabulary(ends, vocab_size)).tokenizer(outputs)
-    return Grammar(compiled(tokenizer, grammar_of(outputs)), tokenizer.vocab_size, ends)
+    made = compiled(tokenizer, grammar_of(outputs), **({"fuel": fuel} if fuel else {}))
+    return Grammar(made, tokenizer.vocab_size, ends)
 
 
 def legal(matcher, path=(), vocab_size=VOCAB):

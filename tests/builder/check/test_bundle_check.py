@@ -10,7 +10,6 @@ from device import gpus
 from specbuild.builder.check import bundle_check
 from specbuild.builder.check.bundle_check import (
     FP8_CACHE,
-    MAX_DIVERGENCE,
     PROMPTS,
     check,
     check_divergence,
@@ -23,7 +22,7 @@ from specbuild.builder.frontend.vocabulary import reference_logits
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import ExecutionError
 
-NEW_TOKENS = 6
+NEW_TOKENS, MAX_KL = 6, 0.05
 GIVEN = [[5, 17, 300], [42]]
 ROWS = [np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0]], np.float32), np.array([[0.0, 3.0, 1.0]], np.float32)]
 
@@ -45,7 +44,7 @@ def test_prompts_are_cut_to_what_a_bundle_holds(pair, max_seq_len, longest, new)
 
 
 def test_a_sound_bundle_passes(bundle, reference):
-    found = check(bundle, GIVEN, NEW_TOKENS, reference, MAX_DIVERGENCE)
+    found = check(bundle, GIVEN, NEW_TOKENS, reference, MAX_KL)
     assert found["bound"] == 1e-4
     assert 0 < found["largest_logit_difference"] < 1e-4
     assert 0 <= found["kl_nats_per_token"] < 1e-6
@@ -69,7 +68,7 @@ def test_a_token_that_differs_is_named(bundle, reference):
     with pytest.raises(
         ExecutionError, match=r"not exact \(plain decoding .*: prompt 2, token 2, \d+ for 7, margin 1\)"
     ):
-        check(bundle, GIVEN, NEW_TOKENS, other, MAX_DIVERGENCE)
+        check(bundle, GIVEN, NEW_TOKENS, other, MAX_KL)
 
 
 def test_logits_that_differ_are_refused(bundle, reference):
@@ -81,7 +80,7 @@ def test_logits_that_differ_are_refused(bundle, reference):
         return found
 
     with pytest.raises(ExecutionError, match=r"differ from Hugging Face's by up to 0\.5: nothing was written$"):
-        check(bundle, GIVEN, NEW_TOKENS, changed, MAX_DIVERGENCE)
+        check(bundle, GIVEN, NEW_TOKENS, changed, MAX_KL)
 
 
 @pytest.mark.parametrize(("rounding", "use"), [("fp16", "bf16 or fp32"), (FP8_CACHE, "--kv-cache-dtype auto")])

@@ -3,7 +3,6 @@
 The plugin is `plugin_model.TreeAttention`.
 """
 
-import attention_oracle
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -25,7 +24,6 @@ from small_models import branching, reference
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.lower.plugin import DTYPES, lower
 from specbuild.builder.quantize.fp8_caches import cached_logits, calibrate
-from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import Tree
 
@@ -35,13 +33,6 @@ def llama():
     """A model and its portable graph."""
     model = make("llama")
     return model, fused(model)
-
-
-@pytest.fixture
-def _in_float32(monkeypatch):
-    """A type that the kernel has not, for exact comparisons."""
-    monkeypatch.setitem(DTYPES, "fp32", ir.DataType.FLOAT)
-    monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
 
 
 def check(model, graph, tolerance, scales=None):
@@ -68,7 +59,6 @@ def check(model, graph, tolerance, scales=None):
     only=("mqa, biases, llama3, tied", "norms of heads", "a rotated half", "a layer without rotation", "soft-cap")
 )
 @pytest.mark.nightly
-@pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_transformers(name):
     model_type, fields, whole = MODELS[name]
@@ -84,7 +74,6 @@ def test_logits_are_transformers(name):
 
 @pytest.mark.slow(only=("gqa",))
 @pytest.mark.nightly(but=("gqa",))
-@pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])
 def test_logits_over_fp8_caches(name):
     """What PyTorch computes over keys and values that were rounded by the same scales."""
@@ -98,7 +87,6 @@ def test_logits_over_fp8_caches(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("fp8", [False, True], ids=["own type", "fp8"])
 def test_logits_over_paged_caches(llama, fp8):
     model, portable = llama

@@ -6,7 +6,6 @@ Computed in float32 by ONNX Runtime, and with the plugin in NumPy, they give wha
 import importlib.util
 from collections import Counter
 
-import attention_oracle
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -34,7 +33,6 @@ from specbuild.builder.quantize.fp8_caches import calibrate as calibrate_caches
 from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.numbers import Numbers
 from specbuild.builder.quantize.rewrite import Quantize
-from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.speculation.tree import Tree
 
 CAPACITY, BACKEND = 40, "tensorrt-rtx"
@@ -97,9 +95,7 @@ def test_logits_are_those_of_the_same_numbers(make_model, precision, tied):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8:static", "int4:32", "fp8"])
 @pytest.mark.parametrize("fp8_caches", [False, True], ids=["own type", "fp8 caches"])
-def test_logits_with_the_plugin(make_model, monkeypatch, precision, fp8_caches):
-    monkeypatch.setitem(plugin.DTYPES, "fp32", ir.DataType.FLOAT)  # which the kernel has not, for comparisons
-    monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
+def test_logits_with_the_plugin(make_model, precision, fp8_caches):
     model = make_model(**SIZES)
     graph, found = quantized(model, precision)
     scales = calibrate_caches(LayeredModel.of(model), TEXTS) if fp8_caches else None

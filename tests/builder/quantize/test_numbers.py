@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.quantize.numbers import SPAN, Inputs, fit, quantize
+from specbuild.builder.quantize.numbers import Inputs, fit, quantize
 
 INT4 = Scheme("int4", "fp32", 32)
 FP8 = Scheme("fp8", "fp32", activations="static")
@@ -142,14 +142,14 @@ def test_gptq_is_what_its_paper_says():
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_wide_weights_are_looked_at_in_spans(method):
     """Of so many columns that their moments are of two spans."""
-    columns, scheme = SPAN + 64, replace(INT4, method=method, symmetric=method == "awq")
-    weight, x = normal(4, columns), correlated(300, columns)
-    inputs = Inputs(x.abs().amax(0), [part.T @ part for part in torch.split(x, SPAN, 1)])
+    span, scheme = 256, replace(INT4, method=method, symmetric=method == "awq")
+    weight, x = normal(4, span + 64), correlated(300, span + 64)
+    inputs = Inputs(x.abs().amax(0), [part.T @ part for part in torch.split(x, span, 1)])
     found = one(weight, scheme, inputs)
     assert output_error(weight, found, x) < 1.05 * output_error(weight, one(weight, INT4), x)
     if method == "gptq":  # each span by itself
-        last = one(weight[:, SPAN:], scheme, Inputs(inputs.largest[SPAN:], inputs.moments[1:]))
-        assert torch.equal(found.codes[:, SPAN // 32 :], last.codes)
+        last = one(weight[:, span:], scheme, Inputs(inputs.largest[span:], inputs.moments[1:]))
+        assert torch.equal(found.codes[:, span // 32 :], last.codes)
 
 
 @pytest.mark.parametrize("kind", ["correlated", "biased", "dead"])

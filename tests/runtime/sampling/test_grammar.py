@@ -15,7 +15,7 @@ from small_grammars import END, START, TOKENS, VOCAB, grammar, ids, legal, vocab
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling.constraint import unpack
 from specbuild.runtime.sampling.grammar import Free, Grammars
-from specbuild.runtime.sampling.grammar_process import FUEL, grammar_of
+from specbuild.runtime.sampling.grammar_process import grammar_of
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
@@ -106,9 +106,9 @@ class Counting:
         self.closed = True
 
 
-def grammars(size, cache):
+def grammars(size, cache, **fuel):
     compiler = Counting(size)
-    return Grammars(vocabulary, compiler, cache), compiler
+    return Grammars(vocabulary, compiler, cache, **fuel), compiler
 
 
 def made(of, regex, **more):
@@ -227,13 +227,11 @@ patterns = st.recursive(
 def test_where_llguidance_gives_up_no_text_is_complete(pattern, states, items, seed):
     """With limits that are soon reached: a text ends where it matches, goes on, or there is a reason."""
     rng, text = random.Random(seed), ""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FUEL, "max_lexer_states", states)
-        patch.setitem(FUEL, "step_max_items", items)
-        try:
-            made = grammar(grammar=f"start: ITEM ITEM?\nITEM: /{pattern}/")
-        except ValueError:
-            return
+    fuel = {"max_lexer_states": states, "step_max_items": items, "verbose_errors": False}
+    try:
+        made = grammar(fuel=fuel, grammar=f"start: ITEM ITEM?\nITEM: /{pattern}/")
+    except ValueError:
+        return
     matcher, at_once, path = made.matcher(VOCAB), made.matcher(VOCAB), list[int]()
     for _ in range(30):
         allowed = legal(matcher)
@@ -254,10 +252,8 @@ def test_where_llguidance_gives_up_no_text_is_complete(pattern, states, items, s
 
 def test_a_grammar_whose_limits_are_reached_is_compiled_again():
     """The states of a lexer are shared by all texts; an error in one must not end all that come later."""
-    kept, compiler = grammars(1, 1 << 20)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FUEL, "max_lexer_states", 40)
-        spent = made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB)
+    kept, compiler = grammars(1, 1 << 20, fuel={"max_lexer_states": 40, "verbose_errors": False})
+    spent = made(kept, "(a|b)*a(a|b){20}").matcher(VOCAB)
     rng = random.Random(1)
     while allowed := legal(spent):
         spent.emit(rng.choice(sorted(allowed - {END})))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
-from plugin_executors import HEAD, _in_float32, torch_model
+from plugin_executors import HEAD, torch_model
 from plugin_model import PluginModel
 from small_models import head_chain, parallel_chain, random_head
 from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
@@ -33,7 +33,6 @@ from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
-__all__ = ["_in_float32"]  # a fixture
 KNOWN, PLACES, MASK, WIDTH = list(range(0, VOCAB, 2)), (0, 1), VOCAB - 1, 4 * HEAD
 REQUESTS = [
     (3, {}),

@@ -9,7 +9,7 @@ import pytest
 from attention_oracle import oracle
 from device_requests import again, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
-from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
+from plugin_executors import made, requests
 from tiny_models import CAPACITY, CHUNK, TEXT
 
 from specbuild.runtime.backends.tensorrt.pages import PageTable
