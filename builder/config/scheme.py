@@ -79,7 +79,9 @@ class Scheme:
         blocks = ceil(columns / (self.block or columns))
         scale = min(self.scale_bits, 8 * item_bytes(self.dtype))
         zero_point = 8 if self.bits < 8 else 32
-        minimum = 0 if self.symmetric else scale if offsets else zero_point
+        minimum = 0
+        if not self.symmetric:
+            minimum = scale if offsets else zero_point
         steps = (1 + offsets) * ceil(columns / STEP) if scale == 8 else 0
         return (columns * self.bits + blocks * (scale + minimum)) // 8 + 4 * steps
 
