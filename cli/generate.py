@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from specbuild.runtime import Engine, Limits, Result, SamplingParams, SpeculationStats, StructuredOutputs
+from specbuild.runtime import Chunk, Engine, Limits, Result, SamplingParams, SpeculationStats, StructuredOutputs
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.requests.validation import Errors
@@ -17,6 +17,7 @@ from specbuild.runtime.sampling.parameters import renamed
 
 from .help_groups import GENERATE, grouped
 from .progress import tell_later_turns
+from .token_colours import coloured, legend
 
 
 @click.command(name="generate", cls=grouped(GENERATE))
@@ -94,6 +95,7 @@ from .progress import tell_later_turns
 @click.option(
     "--gpu-weights-percent", type=float, help="0 … 1 of the target's weights stay on the GPU, or all of them."
 )
+@click.option("--show", is_flag=True, help="Colour drafted tokens that were accepted, in a terminal.")
 @click.option("--stats", is_flag=True, help="Print what speculation did, and where the time went, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt, in order.")
 def command(
@@ -113,6 +115,7 @@ def command(
     kv_cache_tokens: int | None,
     resident: bool | None,
     gpu_weights_percent: float | None,
+    show: bool,
     stats: bool,
     as_json: bool,
     json_schema: str | None,
@@ -128,8 +131,7 @@ def command(
     """
     if bool(texts) == bool(file):
         raise OptionError("give prompts either with -p TEXT or with --prompts FILE")
-    if sampling.get("logprobs") is not None and not as_json:
-        raise OptionError("--logprobs reports in JSON: add --json")
+    _check_output(as_json, show, sampling.get("logprobs"))
     if tree and min_expected_speedup > 1:
         raise OptionError("--tree drafts whatever is expected of it: drop --min-expected-speedup, or --tree")
     _check_drafts(no_speculation, {"--tree": tree, "--drafter": drafter, "--prediction": prediction})
@@ -160,7 +162,9 @@ def command(
         if texts and engine.manifest.chat_template and not as_json:
             click.echo(f"specbuild: -p is raw text, without the chat template: specbuild chat {bundle} chats", err=True)
         errors: Errors = "return" if file else "raise"
-        results = _print(engine, requests, errors, as_json)
+        results = _print(engine, requests, errors, as_json, show)
+        if show:
+            click.echo(f"specbuild: {legend(list(results.values()))}", err=True)
         if stats:
             _print_stats(engine, list(results.values()))
     failed = {number: result.error for (number, _), result in results.items() if result.error}
@@ -179,6 +183,14 @@ def _check_drafts(no_speculation: bool, options: Mapping[str, str | None]) -> No
         raise OptionError("--drafter model drafts from no --prediction: drop one")
 
 
+def _check_output(as_json: bool, show: bool, logprobs: int | None) -> None:
+    """Raise OptionError for what text or JSON cannot show."""
+    if logprobs is not None and not as_json:
+        raise OptionError("--logprobs reports in JSON: add --json")
+    if show and as_json:
+        raise OptionError("--show colours text, which --json does not print: drop one")
+
+
 def _content(name: str | None) -> str | None:
     """Return the text of a file, None for no file; raise OptionError if it cannot be read."""
     if name is None:
@@ -189,25 +201,31 @@ def _content(name: str | None) -> str | None:
         raise OptionError(f"{name} cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: bool) -> dict[tuple[int, int], Result]:
+def _print(
+    engine: Engine, requests: list[Request], errors: Errors, as_json: bool, show: bool
+) -> dict[tuple[int, int], Result]:
     """Generate and print: one text is streamed, several are printed whole and in order.
 
     Return the results by prompt and sample.
     """
+
+    def shown(piece: Chunk | Result) -> str:
+        return coloured(piece.text, piece.token_ids, piece.drafted, engine.tokenizer) if show else piece.text
+
     order = [(index, sample) for index, request in enumerate(requests) for sample in range(request.params.n)]
     streaming = len(order) == 1 and not as_json
     results: dict[tuple[int, int], Result] = {}
     printed = 0
     for chunk in engine.stream([r.prompt for r in requests], [r.params for r in requests], errors=errors):
         if streaming:
-            click.echo(chunk.text, nl=False)
+            click.echo(shown(chunk), nl=False)
         if chunk.result:
             results[chunk.index, chunk.sample] = chunk.result
         while not streaming and printed < len(order) and order[printed] in results:
             (index, sample), result = order[printed], results[order[printed]]
             row = {"index": index, "sample": sample} | result.to_dict()
             title = f"{index + 1}.{sample + 1}" if requests[index].params.n > 1 else f"{index + 1}"
-            click.echo(json.dumps(row, ensure_ascii=False) if as_json else f"=== {title} ===\n{result.text}")
+            click.echo(json.dumps(row, ensure_ascii=False) if as_json else f"=== {title} ===\n{shown(result)}")
             printed += 1
     if streaming:
         click.echo()

@@ -12,7 +12,7 @@ SAMPLING = (
 )
 STRUCTURED = ("json_schema", "regex", "grammar", "choice")
 SPECULATION = (
-    *("no_speculation", "drafter", "tree", "max_draft_tokens", "min_expected_speedup", "schedule", "stats"),
+    *("no_speculation", "drafter", "tree", "max_draft_tokens", "min_expected_speedup", "schedule", "show", "stats"),
     *("trees", "spec_metrics"),
 )
 LOADING = ("batch_size", "threads", "prefix_caching", "kv_cache_tokens", "resident", "gpu_weights_percent")
