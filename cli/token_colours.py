@@ -9,8 +9,6 @@ import click
 from specbuild.runtime import Result
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
-_ACCEPTED = {"fg": "green", "bold": True}
-
 
 def coloured(text: str, token_ids: Sequence[int], drafted: Sequence[bool], tokenizer: Tokenizer) -> str:
     """Return the text with its accepted draft tokens in green.
@@ -34,9 +32,9 @@ def legend(results: Iterable[Result]) -> str:
     flags = [flag for result in results for flag in result.drafted]
     counts = [result.metrics.speculative_decoding for result in results if result.metrics]
     rejected = sum(each.num_draft_tokens - each.num_accepted_draft_tokens for each in counts)
-    accepted = click.style("accepted", **_ACCEPTED)
-    return f"tokens: {sum(flags)} {accepted} drafts, {len(flags) - sum(flags)} of the target's own, {rejected} rejected"
+    accepted, own = sum(flags), len(flags) - sum(flags)
+    return f"tokens: {accepted} {_piece('accepted', True)} drafts, {own} of the target's own, {rejected} rejected"
 
 
 def _piece(text: str, accepted: bool) -> str:
-    return click.style(text, **_ACCEPTED) if accepted and text else text
+    return click.style(text, fg="green", bold=True) if accepted and text else text
