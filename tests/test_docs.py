@@ -38,6 +38,17 @@ def test_prose_wraps_at_100_columns(page):
     assert not long, long[0]
 
 
+def test_sentences_are_read_once():
+    """At most 25 words in the mean over all pages."""
+    words = []
+    for page in PAGES:
+        text = re.sub(r"^( *)(```|~~~).*?^\1\2", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        prose = "\n".join(line for line in text.splitlines() if not re.match(r" {4}|\s*[|<\[#]", line))
+        sentences = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n(?=\s*[-*] )", prose)
+        words += [count for sentence in sentences if (count := len(sentence.split())) > 2]
+    assert sum(words) / len(words) <= 25
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
