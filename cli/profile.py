@@ -85,9 +85,12 @@ def command(
 def _products(bundle: Bundle) -> dict[str, Products]:
     """Return the products that the build counted, by model; raise BundleError if it did not count them."""
     report = decode(bundle.read(REPORT, JSON_BYTES))
-    if "products" not in report:
-        raise BundleError(f"{bundle.folder} was built by an older specbuild, which counted no products: build it again")
-    return {name: Products.of(fields) for name, fields in report["products"].items()}
+    try:
+        return {name: Products.of(fields) for name, fields in report["products"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BundleError(
+            f"{bundle.folder} was built by an older specbuild, which counted products differently: build it again"
+        ) from error
 
 
 def _measure(
