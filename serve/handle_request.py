@@ -89,6 +89,9 @@ def _checked(body: Sampling) -> Sampling:
     """Return a body whose tools are those that may be called; raises ApiError for fields that contradict each other."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise ApiError(400, f"{name} is not supported: events have no padding here, say false", param=name)
     if body.store:
         raise ApiError(400, "store: nothing is stored here: leave it out, or use /v1/responses", param="store")
     return tools.narrowed(body) if isinstance(body, ChatRequest) else body

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from specbuild.serve import limits
 from specbuild.serve.request.body import Body
-from specbuild.serve.request.fields import Label, Stops
+from specbuild.serve.request.fields import Label, Level, Stops
 from specbuild.serve.responses_api.fields import ChatFields
 
 SAMPLING = (*ChatFields.__struct_fields__, "max_tokens")  # fields with the same name in a chat
@@ -61,6 +61,7 @@ class MessageTool(Body, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    eager_input_streaming: bool | None = None
     cache_control: dict[str, Any] | None = None
 
 
@@ -86,6 +87,33 @@ class Thinking(Body):
     display: Label | None = None
 
 
+class OutputFormat(Body, kw_only=True):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputOptions(Body):
+    """Options of the output: its format, and the effort, which only a template can follow."""
+
+    format: OutputFormat | None = None
+    effort: Level | None = None
+
+
+class ContextEdit(Body):
+    """An edit of the conversation that leaves all thinking where it is, which is done without."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Body):
+    """Edits of the conversation."""
+
+    edits: Annotated[list[ContextEdit], Meta(max_length=1)] | None = None
+
+
 class CountRequest(ChatFields, kw_only=True):
     """The body of /v1/messages/count_tokens, whose sampling parameters change nothing."""
 
@@ -94,6 +122,8 @@ class CountRequest(ChatFields, kw_only=True):
     tools: Annotated[list[MessageTool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: MessageChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputOptions | None = None
+    context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
 
 

@@ -23,7 +23,8 @@ from .fields import SAMPLING, Block, CountRequest, MessagesRequest, MessageTool,
 PATH = "/v1/messages"
 Event = dict[str, Any]
 _NAMES = {"stop": "stop_sequences", "user": "metadata.user_id", "parallel_tool_calls": "tool_choice"} | {
-    "enable_thinking": "thinking"
+    **{"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
+    **{"response_format": "output_config.format"},
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NEEDED = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",), "thinking": ()}
@@ -47,8 +48,12 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     if isinstance(asked, MessagesRequest):
         fields |= {"stop": asked.stop_sequences} if asked.stop_sequences else {}
         fields |= {"user": asked.metadata.user_id} if asked.metadata and asked.metadata.user_id else {}
-    if asked.thinking:
-        fields["enable_thinking"] = asked.thinking.type != "disabled"
+    if asked.thinking and asked.thinking.type != "adaptive":
+        fields["enable_thinking"] = asked.thinking.type == "enabled"
+    if options := asked.output_config:
+        fields |= {"reasoning_effort": options.effort} if options.effort else {}
+        schema = {"json_schema": {"schema": options.format.schema}} if options.format else {}
+        fields |= {"response_format": {"type": "json_schema", **schema}} if schema else {}
     if asked.tools:
         fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools]
     if choice := asked.tool_choice:

@@ -15,6 +15,7 @@ from specbuild.serve import limits
 from specbuild.serve.errors import ApiError
 
 _PLACE = re.compile(r"\.(\w+)|\[(\d+)\]")  # of a value: names of fields and numbers of items
+_TOOL_TYPE = re.compile(r"tools\.\d+\.type")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _SCHEMAS = "#/components/schemas/{name}"
 
@@ -91,6 +92,8 @@ def _body_error(error: Exception) -> ApiError:
     if missing or said.endswith("got `null`"):
         said = "missing: give it"
     where = ".".join(path)
+    if _TOOL_TYPE.fullmatch(where):
+        said += ": tools here are functions with a JSON schema, no custom and no hosted ones"
     said = said.replace(" | null", "").replace("`", "")
     return ApiError(400, f"{where or 'the body'}: {said}"[:500], param=where or None)
 

@@ -30,6 +30,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Schema(Body):
@@ -118,6 +119,7 @@ class Sampling(Body):
     store: bool | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     session: Label | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Meta(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
@@ -218,6 +220,7 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     reasoning_effort: Level | None = None
     verbosity: Level | None = None
     enable_thinking: bool | None = None

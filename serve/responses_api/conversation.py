@@ -33,6 +33,8 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     fields |= {"messages": messages + messages_of([*before, *items_of(asked)])}
     if asked.max_output_tokens is not None:
         fields["max_tokens"] = asked.max_output_tokens
+    if asked.stream_options:
+        fields["stream_options"] = msgspec.to_builtins(asked.stream_options)
     if asked.tools:
         fields["tools"] = [{"type": "function", "function": _without_type(each)} for each in asked.tools]
     choice = asked.tool_choice

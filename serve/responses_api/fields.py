@@ -33,6 +33,7 @@ class ChatFields(Body):
     reasoning_end: str | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     safety_identifier: Label | None = None
 
 
@@ -107,6 +108,12 @@ class TextOptions(Body):
     verbosity: Level | None = None
 
 
+class EventOptions(Body):
+    """Options of a stream. Its events have no padding, so `include_obfuscation` is false."""
+
+    include_obfuscation: bool | None = None
+
+
 class ReasoningOptions(Body):
     """Options of the reasoning. Models here write no summaries, so `summary` changes nothing."""
 
@@ -138,6 +145,9 @@ class ResponsesRequest(ChatFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
+    client_metadata: dict[str, str] | None = None
+    stream_options: EventOptions | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Meta(max_length=1)] | None = None
     reasoning: ReasoningOptions | None = None

@@ -1,5 +1,7 @@
 """Fields that clients send: taken where they change nothing, followed where they change the text, else refused."""
 
+import json
+
 import pytest
 from route_client import ASKED, CHATS, COMPLETIONS, MESSAGES, RESPONSES, SAID, SCHEMA, RouteClient
 from serving import CHAT_TEMPLATE
@@ -45,12 +47,26 @@ def test_what_no_template_reads_is_refused_by_its_name(client, path, fields, nam
     assert error["message"].startswith(name)
 
 
-@pytest.mark.parametrize("kind", ["enabled", "adaptive"])
-def test_thinking_that_no_template_reads_is_refused(client, kind):
-    status, error = client.refusal(
-        MESSAGES, messages=SAID, max_tokens=4, thinking={"type": kind, "budget_tokens": 1024}
-    )
+def test_thinking_that_no_template_reads_is_refused_unless_the_model_may_leave_it(client):
+    asked = {"messages": SAID, "max_tokens": 4}
+    status, error = client.refusal(MESSAGES, **asked, thinking={"type": "enabled", "budget_tokens": 1024})
     assert (status, error["message"].startswith("thinking")) == (400, True)
+    assert client.ask(MESSAGES, **asked, thinking={"type": "adaptive"})["content"]
+
+
+@pytest.mark.parametrize("kind", ["custom", "web_search"])
+@pytest.mark.parametrize("path", [CHATS, RESPONSES])
+def test_tools_that_are_no_functions_are_refused_and_the_error_says_so(client, path, kind):
+    status, error = client.refusal(path, **ASKED[path], tools=[{"type": kind, "name": "f", kind: {"name": "f"}}])
+    assert (status, error["param"]) == (400, "tools.0.type")
+    assert kind in error["message"]
+    assert "tools here are functions" in error["message"]
+
+
+def test_an_output_format_is_followed(client):
+    asked = {"max_tokens": 60, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    (block,) = client.ask(MESSAGES, **asked)["content"]
+    assert json.loads(block["text"])["city"] in ("Rome", "Oslo")
 
 
 def test_a_template_reads_them(make_client, bundle, log):
