@@ -48,10 +48,10 @@ class HostLoop(Loop):
             options: How the loop decodes.
         """
         self._options, emission, proposer = options, Emission(eos), proposer or Proposer(looks_up=False)
-        max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         reader = Reader(target, emission, chunk, options.lone_chunk)
         admission = Admission(target, proposer.model, options.prefix_caching)
-        super().__init__(target, proposer, emission, Planner(options.limits, max_nodes), reader, admission, options)
+        planner = Planner(options.limits, target.spec.max_nodes)
+        super().__init__(target, proposer, emission, planner, reader, admission, options)
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""

@@ -36,7 +36,6 @@ class LoopOptions:
         prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
         lone_chunk: Prefill chunk when only one sequence runs; None: the same as otherwise.
         exactness: The class that the target's steps are padded to; None: there is none.
-        sequence_nodes: Maximum nodes of a drafting sequence in a step; None: the target's maximum.
         step_nodes: Maximum nodes of all sequences in a step; None: no limit.
         cost: What rounds cost, which records what steps take; None: the bundle was never tuned.
     """
@@ -45,7 +44,6 @@ class LoopOptions:
     prefix_caching: bool = True
     lone_chunk: int | None = None
     exactness: ExactnessClass | None = None
-    sequence_nodes: int | None = None
     step_nodes: int | None = None
     cost: CostModel | None = None
 

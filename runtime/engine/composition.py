@@ -82,15 +82,13 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Controller
         undo.pop_all()
     proposer = Proposer(model, options.drafter != "model")
     chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits
-    each: int | None = None
-    if options.max_num_batched_tokens is not None:
-        each = options.max_num_batched_tokens // options.batch_size
-        chunk, lone_chunk = (min(size, options.max_num_batched_tokens) for size in (chunk, lone_chunk))
-        asked = limits.max_draft_tokens
-        limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
-    cost = controller.cost if controller else None
     step = options.max_num_batched_tokens
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness_class(), each, step, cost)
+    if step is not None:
+        chunk, lone_chunk = (min(size, step) for size in (chunk, lone_chunk))
+        most, asked = step // options.batch_size - 1, limits.max_draft_tokens
+        limits = replace(limits, max_draft_tokens=most if asked is None else min(most, asked))
+    cost = controller.cost if controller else None
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness_class(), step, cost)
     return HostLoop(target, proposer, chunk, frozenset(manifest.eos_token_ids), how), controller
 
 

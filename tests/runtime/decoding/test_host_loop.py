@@ -14,6 +14,7 @@ from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.cost_model import CostModel
+from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.timing_table import TimingTable
 
 VOCAB, CHUNK = 12, 8
@@ -92,7 +93,7 @@ def test_a_long_prompt_never_stops_the_others(live, budget, temperature):
     """Its chunks share the rows of a step with those who decode: they emit in each, and two prompts are read evenly."""
     model, table = HashModel(3), table_of(LINEAR, 4)
     cost = CostModel(table, 4) if live else None
-    options = LoopOptions(sequence_nodes=budget and budget // 4, step_nodes=budget, cost=cost)
+    options = LoopOptions(Limits(budget and budget // 4 - 1), step_nodes=budget, cost=cost)
     executor = HashExecutor(model, 4, 400)
     loop = HostLoop(executor, Proposer(), 64, frozenset(), options)
     params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=1, speculation="chain:4")
