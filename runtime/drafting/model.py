@@ -41,7 +41,6 @@ class ModelDrafter:
         executor: Executor,
         chunk: int,
         tokens: NDArray[np.int64] | None = None,
-        cached: list[int] | None = None,
         cost: CostModel | None = None,
     ) -> None:
         """Make a drafter over a loaded draft model.
@@ -50,11 +49,10 @@ class ModelDrafter:
             executor: Executor of the draft.
             chunk: Maximum nodes of a text in a step.
             tokens: Token id of each column of the logits; None: the column's number.
-            cached: By slot, tokens whose rows are cached, shared with another drafter of the same model; None: its own.
             cost: Records what steps take; None: nothing does.
         """
         self.executor, self._chunk, self._tokens, self._cost = executor, chunk, tokens, cost
-        self.cached = cached or [0] * executor.batch_size
+        self.cached = [0] * executor.batch_size  # by slot, tokens whose rows are cached
 
     def again(self) -> Self:
         """Return another drafter of the same model, which has seen no text yet and records nothing."""

@@ -75,7 +75,7 @@ class DeviceLoop(Loop):
         self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
         grower = self.rounds.grower
-        model = drafter or (grower.drafter() if grower else None)
+        model = drafter or (grower.drafter if grower else None)
         room = Room(target, model.executor if model else None)  # type: ignore[arg-type]  # it is on this device
         reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
         linear = Admission(target, model, *reuse)

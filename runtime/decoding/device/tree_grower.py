@@ -61,7 +61,8 @@ class TreeGrower:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
         self.executor, self._launch, self._slots = executor, Launcher(kernels, executor), slots
         self.graphs = Graphs(executor)
-        self.cached = [0] * executor.batch_size  # per slot: tokens whose rows are right; there may be more
+        self.drafter = ModelDrafter(executor, executor.model.chunk)  # over the same cache; the host grows its trees
+        self._cached = self.drafter.cached  # per slot: tokens whose rows are right; there may be more
         batch, wide, branch = executor.batch_size, executor.model.buckets[-1], max_nodes - 1
 
         def empty(*shape: int, dtype: type = np.int32) -> Tensor:
@@ -76,22 +77,18 @@ class TreeGrower:
         self._tickets, self._workspace = empty(wide, dtype=np.uint32), self._launch.workspace(wide, branch)
         self._pair = _chain(executor, _PAIR)
 
-    def drafter(self) -> ModelDrafter:
-        """Return a drafter over the same cache, and the same count of its rows, whose trees the host grows."""
-        return ModelDrafter(self.executor, self.executor.model.chunk, cached=self.cached)
-
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Prefill what each sequence's cache lacks, except for the last two tokens."""
-        while behind := [s for s in sequences if len(s.tokens) - self.cached[s.slot] > _PAIR]:
+        while behind := [s for s in sequences if len(s.tokens) - self._cached[s.slot] > _PAIR]:
             self.executor.step([self._chunk(sequence) for sequence in behind])
             for sequence in behind:
-                self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
+                self.executor.commit(sequence.slot, (), self._cached[sequence.slot])
 
     def _chunk(self, sequence: Sequence) -> StepInput:
         """Return a sequence's next chunk; a long one is a step of its own, several short ones are one step of all."""
-        start, stop, short = self.cached[sequence.slot], len(sequence.tokens) - _PAIR, self.executor.buckets[-1]
+        start, stop, short = self._cached[sequence.slot], len(sequence.tokens) - _PAIR, self.executor.buckets[-1]
         stop = min(stop, start + (short if stop - start <= _SHORT * short else self.executor.model.chunk))
-        self.cached[sequence.slot] = stop
+        self._cached[sequence.slot] = stop
         return StepInput(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
 
     def draft(self, specs: Seq[TreeSpec], flags: ProcessorFlags, block: Block, nodes: int) -> None:
@@ -159,7 +156,7 @@ class TreeGrower:
 
     def commit(self, sequence: Sequence, rows: int) -> None:
         """Note that the cache has at least `rows` rows of the text now."""
-        self.cached[sequence.slot] = rows
+        self._cached[sequence.slot] = rows
         self.executor.commit(sequence.slot, (), rows)
 
 
