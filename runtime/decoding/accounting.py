@@ -67,18 +67,16 @@ class account:  # noqa: N801  (lower case reads better after `with`; a generator
         """
         second, decoding = total / max(sum(part.rows for part in parts), 1), sum(part.decodes for part in parts)
         drafts = any(part.drafts for part in parts)
-        token = self._plain(decoding) / decoding if drafts else 0.0
+        token, cost = math.nan, self._loop.cost  # without a timing table nobody knows
+        if drafts and cost:
+            sampled = any(s.params.temperature > 0 for s in self._sequences)
+            token = cost.of_round(decoding, sampled).plain / decoding
         for sequence, part in zip(self._sequences, parts, strict=True):
             plain = busy = second * part.rows
             if drafts and part.decodes:
                 all_decode = decoding == len(parts)
                 plain = part.emitted * token if all_decode else second + max(part.emitted - 1, 0) * token
             sequence.metrics.bill(busy, plain)
-
-    def _plain(self, decoding: int) -> float:
-        """Return the seconds of a round of so many sequences without drafts; NaN without a timing table."""
-        sampled = any(s.params.temperature > 0 for s in self._sequences)
-        return self._loop.cost.of_round(decoding, sampled).plain if self._loop.cost else math.nan
 
 
 def _clock(loop: Loop) -> tuple[float, float, float]:
