@@ -23,7 +23,7 @@ from .emission import Emission
 from .error_isolation import isolate_errors
 from .loop import DEFAULTS, Loop, LoopOptions
 from .planner import Planner
-from .reading import Reader, pace, step_input
+from .reading import PACE, Reader, step_input
 from .round_result import RoundResult
 
 
@@ -75,8 +75,9 @@ class HostLoop(Loop):
         proposals |= {s.slot: proposal for s, proposal in zip(drafting, drafts, strict=True)}
         if prompts := [s for s in sequences if not s.decodes]:
             rows = (self._options.step_nodes or 1 << 30) - sum(len(each.tree) for each in proposals.values())
-            if self.cost and proposals:
-                rows = min(rows, pace(self.cost.times(), len(sequences), len(prompts)))
+            if self.cost and proposals:  # by the table as it was measured, which never falls with rows
+                decoding = len(sequences) - len(prompts)  # drafts, which pay for themselves, are not counted
+                rows = min(rows, self.cost.times().rows_within(len(sequences), PACE) - decoding)
             chunks = self.reader.chunks(prompts, rows, len(sequences) == 1)
             proposals |= {s.slot: Proposal(chunk) for s, chunk in zip(prompts, chunks, strict=True)}
         return [proposals[s.slot] for s in sequences]

@@ -5,7 +5,6 @@ A chunk is a long chain whose nodes are accepted without a check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -15,7 +14,6 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
-from specbuild.runtime.speculation.timing_table import Times
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
@@ -74,22 +72,13 @@ class Reader:
 
         The text is prefilled into slot 0, at most `size` tokens a step.
         """
-        return np.concatenate(list(self._rows(tokens, count, size)))
-
-    def _rows(self, tokens: list[int], count: int, size: int) -> Iterator[Logits]:
+        logits = list[Logits]()
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
             rows = min(max(start + len(part) - len(tokens) + count, 0), len(part))
             chunk = StepInput(0, start, start, part, range(start, start + len(part)), None, rows)
-            yield self._target.step([chunk])[0].copy()
-
-
-def pace(times: Times, sequences: int, prompts: int) -> int:
-    """Return how many rows prompts may fill beside others that decode; drafts, which pay for themselves, not counted.
-
-    The table is not corrected here: it never falls with rows.
-    """
-    return times.rows_within(sequences, PACE) - (sequences - prompts)
+            logits.append(self._target.step([chunk])[0].copy())
+        return np.concatenate(logits)
 
 
 def fair(sizes: Seq[int], rows: int) -> list[int]:
