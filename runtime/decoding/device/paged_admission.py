@@ -20,14 +20,15 @@ from specbuild.runtime.requests.sequence import Sequence
 class PagedAdmission(Admission):
     """Assigns slots together with their pages; see `Admission`."""
 
+    _target: StandardExecutor
+
     def __init__(
         self,
         target: StandardExecutor,
         drafter: ModelDrafter | None,
         pages: Pages,
         needed: Callable[[Sequence], int],
-        prefix_caching: bool = True,
-        generated: bool = True,
+        *reuse: bool,
     ) -> None:
         """Start with empty slots.
 
@@ -36,11 +37,10 @@ class PagedAdmission(Admission):
             drafter: Holds the draft's cache, which has the same slots; None: no model drafts.
             pages: Pages of both caches.
             needed: Returns how many rows a sequence may ever write.
-            prefix_caching: See `Admission`.
-            generated: See `Admission`.
+            *reuse: `prefix_caching` and `generated`, see `Admission`.
         """
-        super().__init__(target, drafter, prefix_caching, generated)
-        self._paged, self._pages, self._needed = target, pages, needed
+        super().__init__(target, drafter, *reuse)
+        self._pages, self._needed = pages, needed
         self.page_tokens = pages.count * pages.rows
 
     def check(self, sequence: Sequence) -> None:
@@ -71,12 +71,12 @@ class PagedAdmission(Admission):
         """Copy a changed table to the device once nothing runs, and erase the slots' pages that may hold NaN."""
         if not self._pages.stale:
             return
-        self._paged.wait()
+        self._target.wait()
         if self._drafter and isinstance(draft := self._drafter.executor, StandardExecutor):
             draft.wait()
         for page in (page for slot in slots for page in self._pages.spoiled(slot)):
             self._erase(page)
-        self._pages.update(self._paged.stream)
+        self._pages.update(self._target.stream)
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; pages that a failed sequence wrote are erased when another slot gets them."""
@@ -91,7 +91,7 @@ class PagedAdmission(Admission):
 
     def reusable(self, slot: int) -> int:
         """See `Admission.reusable`; other slots may have got the last pages since."""
-        return min(super().reusable(slot), self._paged.rows(slot))
+        return min(super().reusable(slot), self._target.rows(slot))
 
     def release(self, slot: int) -> None:
         """See `Admission.release`."""
