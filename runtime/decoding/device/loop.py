@@ -88,7 +88,11 @@ class DeviceLoop(Loop):
         """See `Loop.round`; of rounds that follow each other, it emits one, or all that the device did if it stops."""
         with account(self, sequences), nvtx.range("round"):
             plan, resident = None, self.resident
-            if resident and resident.running and not self._goes_on(resident, sequences):
+            if (
+                resident
+                and resident.running
+                and not (resident.serves(sequences) and resident.goes_on(self.proposals.plan(self.proposer, sequences)))
+            ):
                 self._drain(resident)
                 for ended in (s for s in sequences if s.finish_reason):  # the others run before it is released
                     self.rounds.slots.hold(ended.slot, ended.cached + 1)
@@ -102,10 +106,6 @@ class DeviceLoop(Loop):
                     self._drain(resident)
             elif sequences:
                 self._run(sequences, plan)
-
-    def _goes_on(self, resident: ResidentRun, sequences: Seq[Sequence]) -> bool:
-        """Return whether the rounds that the device runs are those that these sequences would have next."""
-        return resident.serves(sequences) and resident.goes_on(self.proposals.plan(self.proposer, sequences))
 
     def _run(self, sequences: Seq[Sequence], plan: Plan | None) -> None:
         """Run one ordinary round: sequences without output prefill, others decode."""
