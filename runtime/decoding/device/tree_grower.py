@@ -75,7 +75,7 @@ class TreeGrower:
         self._tree |= {name: empty(MAX_NODES) for name in ("level_parents", "tree_nodes")}
         self._tree |= {"choices": empty(wide, branch), "scores": empty(wide, branch, dtype=np.float32)}
         self._tickets, self._workspace = empty(wide, dtype=np.uint32), self._launch.workspace(wide, branch)
-        self._pair = _chain(executor, _PAIR)
+        self._pair = _pair_of(executor)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Prefill what each sequence's cache lacks, except for the last two tokens."""
@@ -160,12 +160,12 @@ class TreeGrower:
         self.executor.commit(sequence.slot, (), rows)
 
 
-def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
-    """Return a chain of every slot's new nodes, as fields of `enqueue_tree_inputs`."""
+def _pair_of(executor: StandardExecutor) -> dict[str, Any]:
+    """Return a chain of every slot's last two nodes, as fields of `enqueue_tree_inputs`."""
     one = (executor.batch_size,)
-    shapes = {"parents": (*one, nodes), "counts": one, "tree_offset": one}
+    shapes = {"parents": (*one, _PAIR), "counts": one, "tree_offset": one}
     block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})
-    block.host["parents"][:], block.host["counts"][:] = np.arange(nodes) - 1, nodes
+    block.host["parents"][:], block.host["counts"][:] = np.arange(_PAIR) - 1, _PAIR
     block.upload("parents", "counts", executor.stream)
     executor.wait()  # the block's host part is freed on return
-    return {**block.at, "tree_nodes": nodes}
+    return {**block.at, "tree_nodes": _PAIR}
