@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.speculation.tree_growth import Growth
@@ -23,10 +22,8 @@ class EagleDrafter(ModelDrafter):
     the head's own hidden states; once they are accepted, their rows are recomputed from the target's.
     """
 
-    def __init__(
-        self, executor: Executor, chunk: int, target: Executor, tokens: NDArray[np.int64] | None = None, **options: Any
-    ) -> None:
-        super().__init__(executor, chunk, tokens, **options)
+    def __init__(self, executor: Executor, chunk: int, target: Executor, **options: Any) -> None:
+        super().__init__(executor, chunk, **options)
         self._target = target
 
     def grow(self, drafts: Seq[Draft]) -> None:

@@ -34,9 +34,9 @@ def drafter_of(
     """
     record, tokens = bundle.manifest.models["draft"], _tokens(bundle)
     if record.kind == "eagle3":
-        return EagleDrafter(draft, chunk, target, tokens, cost=cost)
+        return EagleDrafter(draft, chunk, target, tokens=tokens, cost=cost)
     if record.mask_token is not None:
-        return PardDrafter(draft, chunk, record.mask_token, tokens, cost=cost)
+        return PardDrafter(draft, chunk, record.mask_token, tokens=tokens, cost=cost)
     return ModelDrafter(draft, chunk, tokens, cost=cost)
 
 

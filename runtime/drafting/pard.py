@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor, StepInput
 
@@ -20,11 +19,9 @@ class PardDrafter(ModelDrafter):
     A level's candidates are the same below every node of the level above. The masks' rows are not kept.
     """
 
-    def __init__(
-        self, executor: Executor, chunk: int, mask: int, tokens: NDArray[np.int64] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, executor: Executor, chunk: int, mask: int, **options: Any) -> None:
         """`mask`: id of the token that stands for one not known yet."""
-        super().__init__(executor, chunk, tokens, **options)
+        super().__init__(executor, chunk, **options)
         self._mask = mask
 
     def _grow(self, drafts: Seq[Draft]) -> None:
