@@ -158,17 +158,15 @@ class Growth:
 
 def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the `count` best tokens of each row, best first, and their `likelihoods`; overwrites `logits`."""
-    best = logits.argmax(axis=1)
     if count == 1:
-        return best[:, None], np.zeros((len(logits), 1))
+        return logits.argmax(axis=1)[:, None], np.zeros((len(logits), 1))
     rows = np.arange(len(logits))
     tokens = np.empty((len(logits), count), dtype=np.int64)
     scores = np.empty((len(logits), count))
     for rank in range(count):
-        if rank:
-            logits[rows, best] = -np.inf
-            best = logits.argmax(axis=1)
+        best = logits.argmax(axis=1)
         tokens[:, rank], scores[:, rank] = best, logits[rows, best]
+        logits[rows, best] = -np.inf
     return tokens, likelihoods(scores)
 
 
