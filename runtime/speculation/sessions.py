@@ -29,13 +29,11 @@ class Backoff:
     countdown: int = PROBES[0]
 
     def tick(self) -> bool:
-        """Count a round without the model; return whether it is time to try."""
+        """Count a round without the model; return whether to try it: whatever becomes of that, the next is not due."""
         self.countdown -= 1
-        return self.countdown <= 0
-
-    def begin(self) -> None:
-        """Note that a try begins; whatever becomes of it, the next one is not due at once."""
-        self.countdown = self.rounds
+        if due := self.countdown <= 0:
+            self.countdown = self.rounds
+        return due
 
     def record(self, accepted: int) -> None:
         """Record a try: after a success the next round may try again."""
