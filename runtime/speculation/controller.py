@@ -124,7 +124,6 @@ class Round:
         for backoff, index in backoffs.values():
             if not backoff.tick():
                 continue
-            backoff.begin()
             controller, candidate = self._sequences[index]
             if allocate([controller.optimistic(candidate)], self._cost, self._min_speedup).levels[0]:
                 self.decisions[index] = Decision("probe", 1, 1)
@@ -168,4 +167,4 @@ class Controller:
         A request in the background knows nothing of others, and they learn nothing from it.
         """
         sessions, sampled = Sessions() if background else self.sessions, temperature > 0
-        return SequenceController(self, self.cost.table.chances(sampled), sampled, sessions.of(session, sampled))
+        return SequenceController(self, self.cost.table.chances[sampled], sampled, sessions.of(session, sampled))

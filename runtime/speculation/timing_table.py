@@ -6,7 +6,6 @@ calibration's texts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -155,8 +154,8 @@ class Chances:
     def of(cls, record: Mapping[str, Any]) -> Chances:
         """Read JSON; raises ValueError for invalid chances."""
         likely, chance = (np.asarray(record[name], dtype=np.float64) for name in ("likely", "chance"))
-        if likely.shape != chance.shape or not ((chance >= 0) & (chance <= 1)).all() or (np.diff(likely) < 0).any():
-            raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
+        if likely.shape != chance.shape or (np.diff(likely) < 0).any():
+            raise ValueError("chances must be one for each likelihood, which ascend")
         lookup = tuple(max(each, MIN_CHANCE) for each in record["lookup"])
         return cls(likely, np.maximum(chance, MIN_CHANCE), float(record["step"]), tuple(record["reach"]), lookup)
 
@@ -188,8 +187,7 @@ class TimingTable:
     machine: Mapping[str, Any]
     widest: str  # the largest tree that a round may grow
     times: Mapping[bool, Mapping[int, Times]]  # by whether tokens are sampled, and by batch size
-    greedy: Chances
-    sampled: Chances
+    chances: Mapping[bool, Chances]  # by whether tokens are sampled
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
@@ -204,8 +202,8 @@ class TimingTable:
                 for sampled, sizes in times.items():
                     fewer = next(reversed(sizes.values()), None)
                     sizes[size] = Times.of(each, nodes, sampled, size, fewer)
-            chances = [Chances.of(record["chances"][name]) for name in ("greedy", "sampled")]
-            return cls(table.machine, table.widest, times, *chances)
+            chances = {name == "sampled": Chances.of(each) for name, each in record["chances"].items()}
+            return cls(table.machine, table.widest, times, chances)
         except ValueError as error:
             raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
 
@@ -213,10 +211,6 @@ class TimingTable:
         """Return the times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
         times = self.times[sampled]
         return next((each for size, each in times.items() if size >= batch), [*times.values()][-1])
-
-    def chances(self, sampled: bool) -> Chances:
-        """Return the chances for greedy or for sampled requests."""
-        return self.sampled if sampled else self.greedy
 
 
 def _by_rows(pairs: Sequence[Sequence[float]], nodes: int, batch_size: int) -> NDArray[np.float64]:
@@ -227,7 +221,7 @@ def _by_rows(pairs: Sequence[Sequence[float]], nodes: int, batch_size: int) -> N
     if not pairs:
         return np.zeros(1)
     sizes, seconds = (np.asarray(each, dtype=np.float64) for each in zip(*pairs, strict=True))
-    if sizes[0] != 1 or (np.diff(sizes) <= 0).any() or not all(math.isfinite(s) and s > 0 for s in seconds):
+    if sizes[0] != 1 or (np.diff(sizes) <= 0).any() or not (seconds > 0).all():
         raise ValueError("sizes must ascend from 1, seconds be positive")
     seconds = np.maximum.accumulate(seconds)
     slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)

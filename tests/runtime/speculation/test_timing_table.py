@@ -35,11 +35,11 @@ def test_times_between_and_beyond_the_measured_ones():
 def test_a_batch_has_the_times_of_the_next_size_that_was_measured():
     timings = TimingTable.of(RECORD, 6)
     assert [timings.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
-    assert [timings.chances(sampled).step for sampled in (False, True)] == [0.7, 0.6]
+    assert [timings.chances[sampled].step for sampled in (False, True)] == [0.7, 0.6]
 
 
 def test_chances_by_likelihood():
-    found = TimingTable.of(RECORD, 6).greedy.log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
+    found = TimingTable.of(RECORD, 6).chances[False].log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
     assert found[0] == -np.inf
     assert np.exp(found[1:]) == pytest.approx([0.1, 0.3, 0.9])
 
