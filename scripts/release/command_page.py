@@ -1,4 +1,4 @@
-"""Write docs/reference/commands.md, every command's own help: python scripts/release/commands.py."""
+"""Write docs/reference/commands.md, every command's own help: python scripts/release/command_page.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md
 _TOP = """\
 # Commands
 
-This page is each command's `--help`, written by `python scripts/release/commands.py`. All but
+This page is each command's `--help`, written by `python scripts/release/command_page.py`. All but
 `chat` and `serve` print JSON for machines with `--json`. Exit status 2 is bad input, 1 a failure.
 
 A flag of vLLM, llama.cpp or trtllm-build that means the same here works under their name too, such
