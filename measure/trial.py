@@ -106,7 +106,7 @@ class Trial:
 
     @property
     def harmful(self) -> bool:
-        """Whether harm is proven."""
+        """Return whether the candidate is proven to be worse."""
         return self.e >= 1 / self._alpha
 
     def evidence(self) -> list[Evidence]:

@@ -1,4 +1,4 @@
-"""What mixes tokens beside attention, at export: functions in `transformers`' modeling files that convolve and recur.
+"""Token mixers beside attention: an export replaces `transformers`' convolutions and recurrences by portable ones.
 
 Their caches have a row for each token, as attention's have: the inputs that a convolution reads, or of which a state is
 made. So a tree needs no states in the graph, and rows that were rejected are forgotten.

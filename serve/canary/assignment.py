@@ -60,7 +60,7 @@ class CanaryOptions:
 
     @property
     def baseline(self) -> str:
-        """What the candidate is compared with, as `candidate` is written."""
+        """Return what the candidate is compared with, written as a candidate is."""
         if self.model:
             return "the first other model"
         return "speculation=auto" if self.candidate == "speculation=off" else "speculation=off"
