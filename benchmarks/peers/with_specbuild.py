@@ -19,7 +19,7 @@ class Specbuild:
         self._decoded = 0
         self._engine = Engine.load(job["bundle"], threads=job["threads"], prefix_caching=False)
         self.versions = {name: version(name) for name in ("specbuild-trt", "onnxruntime", "numpy")}
-        self.settings = {"threads": job["threads"], "draft_threads": 1, "prefix_caching": False}
+        self.settings = {"threads": job["threads"], "prefix_caching": False}
 
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
         """Decode with the engine's own times, which count from submission."""

@@ -74,7 +74,7 @@ BACKENDS: Mapping[str, Backend] = {
             precisions=("fp32", "int8", "int4", "keep"),
             dtypes=("fp32",),
             provider="CPUExecutionProvider",
-            load_options=frozenset({"threads", "draft_threads", "max_num_batched_tokens"}),
+            load_options=frozenset({"threads", "max_num_batched_tokens"}),
         ),
         Backend(
             "onnxruntime-cuda",

@@ -76,7 +76,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Controller
         undo.callback(target.close)
         controller = _controller(bundle, options, target)
         if _drafts(bundle, options):
-            draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
+            draft = load_model(bundle, "draft", options.batch_size, threads)
             undo.callback(draft.close)
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, controller.cost if controller else None)
         undo.pop_all()

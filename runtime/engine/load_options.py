@@ -50,8 +50,7 @@ class LoadOptions:
 
     Some are for bundles of some backends alone:
 
-    threads: CPU threads of the target, by default one per core.
-    draft_threads: CPU threads of the draft, by default one.
+    threads: CPU threads, by default one per core.
     max_num_batched_tokens: maximum tokens of a step, at least two for each sequence; no text depends on it.
     resident: run rounds one after another on the GPU without the host between them (docs/internals/device-loop.md);
     None does where they can, true refuses a host on which they cannot.
@@ -62,7 +61,6 @@ class LoadOptions:
     drafter: DrafterName | None = None
     batch_size: int = 1
     threads: int | None = None
-    draft_threads: int | None = None
     max_waiting: int = MAX_WAITING
     resident: bool | None = None
     gpu_weights_percent: float | None = None
@@ -82,13 +80,10 @@ class LoadOptions:
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise OptionError(f"batch size {shown(self.batch_size)}: give a whole number of at least 1")
         max_threads = max(MAX_THREADS, os.cpu_count() or 1)
-        for count in (self.threads, self.draft_threads):
-            if count is not None and (type(count) is not int or not 1 <= count <= max_threads):
-                raise OptionError(f"threads must be 1…{max_threads}, not {shown(count)}")
+        if self.threads is not None and (type(self.threads) is not int or not 1 <= self.threads <= max_threads):
+            raise OptionError(f"threads must be 1…{max_threads}, not {shown(self.threads)}")
         if type(self.max_waiting) is not int or self.max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
-        if self.drafter == "ngram" and self.draft_threads is not None:
-            raise OptionError("the ngram drafter has no model: drop draft_threads")
         for name in ("max_model_len", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 2):
@@ -122,9 +117,6 @@ class LoadOptions:
                 )
         if self.drafter == "model" and "draft" not in manifest.models:
             raise OptionError(f"{bundle.folder} has no draft: use the ngram drafter, or build it with --draft")
-        draft = manifest.models.get("draft")
-        if self.draft_threads is not None and draft is None:
-            raise OptionError(f"{bundle.folder} was built without a draft: drop draft_threads")
         if self.batch_size > manifest.max_batch_size:
             raise OptionError(
                 f"batch size {self.batch_size} is not in 1…{manifest.max_batch_size}, what {bundle.folder} was built "
@@ -144,7 +136,6 @@ class LoadKeywords(TypedDict, total=False):
     drafter: DrafterName | None
     batch_size: int
     threads: int | None
-    draft_threads: int | None
     max_waiting: int
     resident: bool | None
     gpu_weights_percent: float | None

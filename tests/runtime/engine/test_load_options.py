@@ -28,10 +28,7 @@ FLAWED = NOTHING | st.text() | st.floats()
 WRONG = {
     "drafter": FLAWED.filter(lambda value: value not in ("model", "ngram")),
     **{name: FLAWED | st.none() | st.integers(max_value=0) for name in ("batch_size", "max_waiting")},
-    **{
-        name: FLAWED | st.integers(max_value=0) | st.integers(min_value=MOST + 1)
-        for name in ("threads", "draft_threads")
-    },
+    "threads": FLAWED | st.integers(max_value=0) | st.integers(min_value=MOST + 1),
     "gpu_weights_percent": NOTHING | st.text() | st.floats(max_value=0, exclude_max=True) | st.integers(min_value=2),
     "limits": FLAWED | st.none(),
     **{name: st.integers() | st.text() for name in ("resident",)},
@@ -76,7 +73,7 @@ def bundle_for(manifest_of):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_option_that_a_backend_has_not_is_refused(bundle_for, backend):
     """In one line, which says whose it is; `gpu_weights_percent` 0 is said, too. What every backend has is taken."""
-    some = {"threads": 2, "draft_threads": 2, "resident": True}
+    some = {"threads": 2, "resident": True}
     some |= {"gpu_weights_percent": 0.0, "max_num_batched_tokens": 8}
     bundle = bundle_for(backend)
     assert {name for each in BACKENDS.values() for name in each.load_options} == set(some)
@@ -109,15 +106,12 @@ DRAFTLESS = {"draft": False}
         ({"batch_size": 3}, {}, "batch size 3 is not in 1…2, what some.bundle was built for"),
         ({"max_model_len": 65}, {}, "max_model_len 65 is more than 64, what some.bundle was built for"),
         ({"drafter": "model"}, DRAFTLESS, "some.bundle has no draft: use the ngram drafter"),
-        ({"draft_threads": 1}, DRAFTLESS, "was built without a draft: drop draft_threads"),
-        *[({"drafter": "ngram"} | more, {}, "no model: drop draft_threads") for more in ({"draft_threads": 2},)],
         ({"kv_cache_tokens": 64}, {}, "the bundle's caches are not paged: drop kv_cache_tokens"),
         *[({"kv_cache_tokens": n}, PAGED, "must be 32…144 for this bundle, not") for n in (31, 145)],
         ({"max_num_batched_tokens": 3, "batch_size": 2}, {}, "is 3: give at least 2 for each of 2 sequences"),
         *[({"kv_cache_tokens": n}, PAGED, None) for n in (None, 32, 144)],
         ({"max_num_batched_tokens": 4, "batch_size": 2}, {}, None),
         ({"drafter": "ngram"}, DRAFTLESS, None),
-        ({"draft_threads": 1}, {}, None),
     ],
 )
 def test_what_a_bundle_cannot_do_is_refused(bundle_for, given, fields, told):
