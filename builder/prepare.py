@@ -25,7 +25,7 @@ from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
-from .frontend.vocabulary import Vocabulary, reconcile
+from .frontend.vocabulary import MAX_DRAFTED, Vocabulary, reconcile
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
 from .quantize.quality import MAX_LOGITS
@@ -131,7 +131,7 @@ def prepare(config: BuildConfig) -> Sources:
         _check_head_types(config)
     elif config.draft:
         draft = checkpoints.find(config.draft)
-        vocabulary = reconcile(target, draft)
+        vocabulary = reconcile(target, draft, config.draft_vocab_size or MAX_DRAFTED)
     _check_kept(config, {"target": target, "draft": draft or head})
     max_seq_len = _max_seq_len(config, target, draft or head)
     models = {"target": target} | ({"draft": draft} if draft else {})
@@ -267,6 +267,8 @@ def _check_head_types(config: BuildConfig) -> None:
         raise OptionError("an EAGLE-3 head is not quantized yet: give --draft-precision fp32, or on a GPU fp16")
     if config.engine.kv_cache_dtype == "fp8":
         raise OptionError("an EAGLE-3 head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
+    if config.draft_vocab_size is not None:
+        raise OptionError("an EAGLE-3 head has the tokens that it was trained for: drop --draft-vocab-size")
 
 
 def _check_layout(config: BuildConfig, name: str, layout: Layout) -> None:

@@ -93,6 +93,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     "int4:64,sym: docs/guides/quantization.md.",
 )
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
+@click.option("--draft-vocab-size", type=int, metavar="N", help="Most frequent tokens a draft can propose  [65536]")
 @click.option(
     "--tensor-type",
     multiple=True,

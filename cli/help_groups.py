@@ -53,7 +53,7 @@ BUILD = {
         *("precision", "draft_precision", "tensor_type", "output_tensor_type", "token_embedding_type", "calibration"),
         *("calib_size", "calib_seed", "calibration_cache", "max_kl"),
     ),
-    "Shapes and speculation": ("max_seq_len", "max_batch_size", "buckets", "tree", "tune"),
+    "Shapes and speculation": ("draft_vocab_size", "max_seq_len", "max_batch_size", "buckets", "tree", "tune"),
     "Devices": (
         *("backend", "cuda_arch", "arch", "attention", "kv_cache_dtype", "block_size", "prompt_chunk"),
         *("builder_optimization_level", "workspace", "timing_cache", "weight_streaming", "version_compatible"),

@@ -33,6 +33,7 @@ class BuildConfig:
         precision: A scheme as `scheme.parse` reads it, "auto", or "best:…"; None: "keep" for a GGUF file on a CPU, else
             the backend's first.
         draft_precision: The draft's precision; None: the target's, where that is given.
+        draft_vocab_size: How many tokens a draft model's head has at most, the most frequent ones; None: 65,536.
         max_seq_len: The longest text, in tokens; None: what both models support, at most 4096.
         max_batch_size: How many sequences a step has at most.
         buckets: Node counts that steps may have, root included, ascending.
@@ -50,6 +51,7 @@ class BuildConfig:
     backend: str = DEFAULT
     precision: str | None = None
     draft_precision: str | None = None
+    draft_vocab_size: int | None = None
     max_seq_len: int | None = None
     max_batch_size: int = 4
     buckets: tuple[int, ...] = BUCKETS
@@ -65,6 +67,7 @@ class BuildConfig:
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         self._check_precisions()
+        self._check_draft_vocabulary()
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
@@ -105,6 +108,14 @@ class BuildConfig:
             )
         self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
         self.engine.check_types(self.descriptor, self.types)
+
+    def _check_draft_vocabulary(self) -> None:
+        if self.draft_vocab_size is None:
+            return
+        if not self.draft or self.own_draft:
+            raise OptionError("--draft-vocab-size is for a draft model of its own: give one with --draft, or drop it")
+        if self.draft_vocab_size < 1:
+            raise OptionError(f"draft-vocab-size must be at least 1, not {self.draft_vocab_size}")
 
     @property
     def descriptor(self) -> Backend:

@@ -29,6 +29,15 @@ def test_the_drafts_precision_is_the_targets_unless_asked_for():
         config(draft_precision="int8")
 
 
+@pytest.mark.parametrize(
+    ("draft", "size", "wrong"), [(None, 9, "of its own"), ("self:int4", 9, "of its own"), ("d", 0, "not 0")]
+)
+def test_a_drafts_vocabulary_is_a_draft_models(draft, size, wrong):
+    assert config(draft="d", draft_vocab_size=9).draft_vocab_size == 9
+    with pytest.raises(OptionError, match=wrong):
+        config(draft=draft, draft_vocab_size=size)
+
+
 @pytest.mark.parametrize("caches", [{}, {"kv_cache_dtype": "fp8"}, {"block_size": 16}])
 @pytest.mark.parametrize("precisions", [{"precision": "fp32"}, {"draft": "d", "draft_precision": "fp32"}])
 def test_the_plugin_computes_in_16_bits(precisions, caches):

@@ -159,6 +159,15 @@ def test_a_trimmed_head(target, folder):
     assert found.covered([]) == 1.0
 
 
+def test_a_large_head_keeps_the_lowest_ids_and_those_that_end_a_text(target, folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 4000]}')
+    draft = find(str(folder))
+    assert reconcile(target, draft, 50).tokens == (*range(50), 4000)
+    limited = find(str(edit(folder, draft_tokens=[4000, *range(100, 200)])))
+    assert reconcile(target, limited, 50).tokens == (*range(100, 150), 4000)
+    assert reconcile(target, draft, 4096).tokens is None
+
+
 @pytest.mark.parametrize("tokens", ["0", [], [0, True], [0, 1.0], [3, 1, 3], [0, 4096], [-1]], ids=str)
 def test_a_trimmed_head_that_makes_no_sense(target, folder, tokens):
     with pytest.raises(CheckpointError, match="draft_tokens") as caught:
