@@ -30,7 +30,7 @@ SKIPS = (  # what CI's machine lacks
     "NVIDIA GPU",
     "TensorRT's headers",
     "tensorrt_lean",
-    "Ray is not installed",
+    "(Ray|LangChain|LiteLLM) is not installed",
     "no compiler and emulator for aarch64",
 )
 LONG = (  # begun first and in this order, to end together

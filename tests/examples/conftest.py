@@ -1,9 +1,10 @@
-"""Fixtures of the examples' tests: each example as a module."""
+"""Fixtures of the examples' tests: each example as a module, and a server of chats."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
+from serving import CHAT_TEMPLATE, Server
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -21,3 +22,12 @@ def example():
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def server(bundle, tmp_path_factory):
+    """The reference pair with a chat template, served as `coder`."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(CHAT_TEMPLATE, encoding="utf-8")
+    with Server(f"coder={bundle}", "--port", "0", "--chat-template", str(template)) as server:
+        yield server

@@ -37,6 +37,6 @@ def test_no_more_is_read_than_the_window(example, bundle):
             yield '{"prompt": "x", "max_new_tokens": 1}'
 
     with Engine.load(bundle) as engine:
-        for done, outcome in enumerate(batch.outcomes(engine, lines())):
-            assert outcome["finish_reason"] == "length"
+        for done, result in enumerate(batch.results(engine, lines())):
+            assert result["finish_reason"] == "length"
             assert len(read) <= done + 1 + batch.WINDOW
