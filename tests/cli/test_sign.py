@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from specbuild.cli import verify
-from specbuild.cli.sign import command
+from specbuild.cli.application import cli
 from specbuild.runtime.errors import BundleError
 
 
@@ -23,12 +22,12 @@ def test_a_bundle_is_signed_and_verified(bundle, tmp_path, monkeypatch):
     copy = str(shutil.copytree(bundle, tmp_path / "b"))
     asked = [copy, "--signature", str(tmp_path / "public.pem"), "-n", "2", "--quiet"]
     with pytest.raises(BundleError, match=r"has no manifest\.json\.sig"):
-        CliRunner().invoke(verify.command, asked, catch_exceptions=False)
+        CliRunner().invoke(cli, ["verify", *asked], catch_exceptions=False)
     monkeypatch.setenv("SPECBUILD_KEY_PASSPHRASE", "open")
-    done = CliRunner().invoke(command, [copy, "--key", str(tmp_path / "key.pem")], catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["sign", copy, "--key", str(tmp_path / "key.pem")], catch_exceptions=False)
     assert done.output == f"signed: {copy}/manifest.json.sig\n"
-    done = CliRunner().invoke(command, [copy, "--key", str(tmp_path / "key.pem"), "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["sign", copy, "--key", str(tmp_path / "key.pem"), "--json"], catch_exceptions=False)
     assert json.loads(done.output) == {"signature": f"{copy}/manifest.json.sig"}
-    done = CliRunner().invoke(verify.command, asked, catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["verify", *asked], catch_exceptions=False)
     assert done.exit_code == 0
     assert "signed by the owner of" in done.output

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from specbuild.cli.application import cli
 from specbuild.cli.serve import command
 from specbuild.runtime import Engine
 from specbuild.runtime.errors import BundleError
@@ -103,11 +104,11 @@ def test_the_images_serve_as_nobody_in_particular(name):
 
 @pytest.mark.slow
 def test_a_check_loads_and_ends(bundle):
-    done = CliRunner().invoke(command, [str(bundle), "--check", "--port", "1"])
+    done = CliRunner().invoke(cli, ["serve", str(bundle), "--check", "--port", "1"])
     assert done.exit_code == 0
     assert "this can be served" in done.stderr
 
 
 def test_a_check_says_what_is_wrong(bundle, tmp_path):
     with pytest.raises(BundleError, match=r"manifest\.json"):
-        CliRunner().invoke(command, [str(tmp_path), "--check"], catch_exceptions=False)
+        CliRunner().invoke(cli, ["serve", str(tmp_path), "--check"], catch_exceptions=False)

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from specbuild.cli.application import cli
 from specbuild.cli.serve import command
 
 from .conftest import EXAMPLES
@@ -40,7 +41,8 @@ def test_open_webui_asks_the_server_that_is_started_beside_it():
     image = (EXAMPLES / served["build"]["context"] / served["build"]["dockerfile"]).read_text(encoding="utf-8")
     (entry,) = (json.loads(line.partition(" ")[2]) for line in image.splitlines() if line.startswith("ENTRYPOINT"))
     arguments = [*entry[2:], *served["command"]]
-    context = command.make_context("serve", arguments, resilient_parsing=True)
+    parent = cli.make_context("specbuild", [], resilient_parsing=True)
+    context = command.make_context("serve", arguments, parent, resilient_parsing=True)
     assert context.params["bundles"] == (served["volumes"][0].split(":")[-2],)
     port = next(option.default for option in command.params if option.name == "port")
     assert page["environment"]["OPENAI_API_BASE_URL"] == f"http://specbuild:{port}/v1"
