@@ -110,8 +110,9 @@ def accepted() -> list[int]:
 
 
 def fills() -> list[str]:
-    """Return each node's colour once the target has chosen."""
-    return [OWN if i == 0 else ACCEPTED if i in accepted() else REJECTED for i in range(len(NODES))]
+    """Return each node's colour once the target has chosen; the root is its own earlier choice."""
+    path = accepted()
+    return [OWN, *(ACCEPTED if node in path else REJECTED for node in range(1, len(NODES)))]
 
 
 def draw_tree(drawing: Drawing, x: float, y: float, colours: list[str]) -> list[tuple[float, float]]:
