@@ -29,6 +29,7 @@ TIERS = ("fast", "slow", "nightly", "soak")
 SKIPS = (  # what CI's machine lacks
     "NVIDIA GPU",
     "TensorRT's headers",
+    "CUDA's header",
     "tensorrt_lean",
     "(Ray|LangChain|LiteLLM) is not installed",
     "no compiler and emulator for aarch64",

@@ -9,7 +9,7 @@ import pytest
 from fake_card import run
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["runtime/backends/gpu", "runtime/backends/kernels", "plugins/test_walk.py", "plugins/test_publish.py"]
+QUICK = ["plugins/test_walk.py", "plugins/test_publish.py"]
 TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu/proof.sh has them
 
 
@@ -23,8 +23,14 @@ def test_what_the_driver_refuses_leaves_nothing_behind(card, tmp_path):
     run(card, tmp_path, "support/card/refusals.py")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["gpu", "kernels", "tensorrt"])
+def test_the_device(card, tmp_path, what):
+    run(card, tmp_path, "-mgpu", f"runtime/backends/{what}")
+
+
 @pytest.mark.nightly
-def test_the_device_and_single_kernels(card, tmp_path):
+def test_single_kernels(card, tmp_path):
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 
 

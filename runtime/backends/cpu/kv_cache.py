@@ -67,8 +67,6 @@ class KVCache:
 def _zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros in small pages: NumPy asks for pages of 2 MB, of which a text's first token would map all."""
     count = math.prod(shape)
-    if not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return np.zeros(shape, dtype=np.float32)
     try:
         memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError):

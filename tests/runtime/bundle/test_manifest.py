@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from specbuild.runtime.bundle.backend import COMPILED
 from specbuild.runtime.bundle.bundle import Bundle
-from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, EngineRecord, KernelRecord, Manifest, parse
+from specbuild.runtime.bundle.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    CacheShape,
+    EngineRecord,
+    KernelRecord,
+    Manifest,
+    parse,
+)
 from specbuild.runtime.errors import BundleError
 
 ENGINE = EngineRecord("1.7.1", ["89"], "native", None, False, None, 0, {"nodes1": {"nodes": [1, 1, 1]}})
@@ -107,6 +115,8 @@ def test_a_value_of_a_wrong_type_is_refused_and_named_wherever_it_stands(small, 
         *[("models/target/kind", kind, "the target is of kind") for kind in ("eagle3", "parallel")],
         ("models/target/mask_token", 4, "the target is of kind"),
         ("models/target/capacity", 60, "capacity"),
+        ("models/target/caches", [{"heads": 1, "key": 4, "value": 4}] * 9, "has 9 caches of its own for"),
+        ("max_batch_size", 3, "has no graph for a batch of 3"),
         ("engines", {"target/weights.bin": dataclasses.asdict(ENGINE)}, "backend onnxruntime has engines"),
         *[
             ("engines", {"a": dataclasses.asdict(ENGINE) | {"profiles": {"nodes1": {"nodes": sizes}}}}, said)
@@ -202,6 +212,10 @@ def test_what_is_unusual_is_written_of_those_alone_that_have_it(small, manifest_
     written = json.loads(manifest_of(engines={"a.plan": usual, "b.plan": unusual}).to_json())["engines"]
     assert written["b.plan"].keys() - written["a.plan"].keys() == {"kv_cache_dtype", "block_size"}
     assert [EngineRecord(**each) for each in written.values()] == [usual, unusual]
+    caches = [CacheShape(1, 4, 4), CacheShape(1, 4, 4, 6)]
+    written = json.loads(manifest_of(target={"caches": caches}).to_json())["models"]["target"]["caches"]
+    assert written[1].keys() - written[0].keys() == {"state"}
+    assert [CacheShape(**each) for each in written] == caches
     models = bundle_copy.manifest(small)["models"]
     assert {"kind", "mask_token", "tokens"} <= models["draft"].keys() - models["target"].keys()
 

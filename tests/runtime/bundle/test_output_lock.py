@@ -1,8 +1,11 @@
 """One writer of an output; what killed ones left is gone or back, and what comes in the meantime stays."""
 
+import errno
+import fcntl
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -127,3 +130,32 @@ def test_only_what_belongs_to_the_output_goes(tmp_path):
     with staging(tmp_path / "x.bundle", 1) as folder:
         folder.with_name(f"{folder.name}.rtx-cache").mkdir()
     assert names(tmp_path) == sorted([*others, "x.bundle"])
+
+
+def test_a_lock_that_its_last_holder_removed_is_made_again(tmp_path, monkeypatch):
+    """Between the opening of its file and the locking."""
+    output, lock = tmp_path / "x.bundle", fcntl.flock
+    gone = list[str]()
+
+    def removed(file, how):
+        if not gone:
+            gone.extend(names(tmp_path))
+            (tmp_path / gone[0]).unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    refused = pytest.raises(OutputError, match="is being written by process")
+    with staging(output, 1), refused, staging(output, 1):
+        raise AssertionError
+    assert (len(gone), names(tmp_path)) == (1, ["x.bundle"])
+
+
+@pytest.mark.parametrize(("fault", "works"), [(errno.ENOLCK, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatch, fault, works):
+    def refuse(*_):
+        raise OSError(fault, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with nullcontext() if works else pytest.raises(OutputError, match="cannot be written"), staging(tmp_path / "x", 1):
+        pass
+    assert ("x" in names(tmp_path)) == works

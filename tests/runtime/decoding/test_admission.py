@@ -82,6 +82,13 @@ def test_how_much_of_a_prompt_a_slot_has(prompt, common):
     assert [slots.admission.common(slots.ask(prompt), slot) for slot in range(3)] == [0, common, 0]
 
 
+def test_a_prompt_whose_logprobs_are_wanted_is_read_whole():
+    """A cached row has no logits."""
+    slots = Slots()
+    slots.read(TEXT, 1)
+    assert slots.enter([*TEXT, 3], 1, replace(OFF, prompt_logprobs=1)).cached == 0
+
+
 @pytest.mark.parametrize("slot", [0, 2])
 def test_rows_are_shared_in_both_models(slot):
     """From another slot, which keeps them, or the sequence's own; and what follows them is gone."""

@@ -22,6 +22,8 @@ def test_a_result_is_told_as_json():
     refused = Result("", [], "error", None, error=PromptError("the prompt is empty")).to_dict()
     assert (refused["metrics"], refused["error"], "logprobs" in refused) == (None, "the prompt is empty", False)
     assert Result("", [], "cancelled", METRICS, []).to_dict()["logprobs"] == [], "asked for, and none came"
+    of_prompt = Result("ab", [5, 6], "stop", METRICS, prompt_logprobs=[None, LOGPROB]).to_dict()["prompt_logprobs"]
+    assert of_prompt == [None, LOGPROB.to_dict()], "a prompt's first token has none"
 
 
 def test_a_result_has_special_tokens_where_that_is_asked_for(bundle):

@@ -29,7 +29,8 @@ def test_a_class_has_a_digest_of_its_bits():
     assert len({first, other, shape}) == 3
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.nightly(only=("30",))
 @pytest.mark.parametrize("count", [4, 30])
 def test_pages_are_taken_and_given_back(count):
     """As many as there are; the texts are shorter where they are few."""

@@ -8,11 +8,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from device import gpus
+from onnx import TensorProto, helper
 
+from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.backends.gpu.tensors import TensorInfo
 from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.backends.tensorrt import model, plan
 from specbuild.runtime.backends.tensorrt.plan import (
+    Plan,
     PlanFile,
     check_architecture,
     check_attention,
@@ -22,6 +29,7 @@ from specbuild.runtime.backends.tensorrt.plan import (
     flavour,
     limit_weights,
     load_plugin,
+    logger,
 )
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import EngineRecord
@@ -205,3 +213,55 @@ def test_weights_are_streamed_where_the_plan_was_built_for_it():
         limit_weights(Streaming(0), "model.plan", 0.25)
     with pytest.raises(ExecutionError, match="TensorRT does not keep 0 MiB of"):
         limit_weights(Streaming(1000, 300), "model.plan", 0.25)
+
+
+@pytest.fixture
+def doubling(tmp_path):
+    """A plan for this machine's GPU that adds `input_ids` to themselves, in steps of one node or of up to four."""
+    trt = flavour(RTX)
+    ends = [helper.make_tensor_value_info(name, TensorProto.INT32, ["batch", "nodes"]) for name in ("input_ids", "sums")]
+    graph = helper.make_graph([helper.make_node("Add", ["input_ids"] * 2, ["sums"])], "toy", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "toy.onnx")
+    builder = trt.Builder(logger(trt))
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    assert trt.OnnxParser(network, logger(trt)).parse_from_file(str(tmp_path / "toy.onnx"))
+    config = builder.create_builder_config()
+    for nodes in (1, 4):
+        profile = builder.create_optimization_profile()
+        profile.set_shape("input_ids", (1, 1), (1, nodes), (2, nodes))
+        config.add_optimization_profile(profile)
+    (tmp_path / "toy.plan").write_bytes(builder.build_serialized_network(network, config))
+    return tmp_path / "toy.plan"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+def test_a_plan_on_a_gpu(doubling, tmp_path):
+    """What it says of itself, a step, and what a context refuses; what was compiled for it is saved."""
+    device = Cuda()
+    stream, plan = device.stream(), Plan(doubling, RTX, RECORD, device, cache=tmp_path / "cache" / "toy")
+    assert plan.profiles == [{"batch": (1, 1, 2), "nodes": (1, most, most)} for most in (1, 4)]
+    assert plan.tensors == {name: TensorInfo("INT32", (-1, -1), None) for name in ("input_ids", "sums")}
+    assert len(plan.inspect()) >= 1
+    context = plan.context(1, device.empty((max(plan.scratch_bytes, 1),), np.uint8), stream)
+    ids, found = device.pinned((2, 3), np.int32), device.pinned((2, 3), np.int32)
+    ids[:] = np.arange(6).reshape(2, 3)
+    tensors = {name: device.empty(ids.shape, np.int32) for name in plan.tensors}
+    device.upload(tensors["input_ids"], ids, stream)
+    plan.call(context.set_input_shape, "input_ids", ids.shape)
+    for name, tensor in tensors.items():
+        plan.call(context.set_tensor_address, name, tensor.address)
+    plan.call(context.execute_async_v3, stream)
+    device.download(found, tensors["sums"], stream)
+    device.wait(stream)
+    assert found.tolist() == [[0, 2, 4], [6, 8, 10]]
+    with pytest.raises(ExecutionError, match="TensorRT failed in set_input_shape: .*"):
+        plan.call(context.set_input_shape, "input_ids", (3, 3))
+    plan.keep_compiled()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["toy"]
+    del context
+    plan.close()
+    with pytest.raises(OptionError, match="keeps all weights on the GPU"):
+        Plan(doubling, RTX, RECORD, device, weights=0.5)
+    device.close()

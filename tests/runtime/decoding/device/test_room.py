@@ -45,6 +45,17 @@ def test_rows_that_a_sequence_may_ever_write(tree, drafted, alone, tokens):
     assert Room(executor_of(), None).needed(sequence) == tokens + 30 + alone
 
 
+@pytest.mark.parametrize("short", ["max_positions", "max_rows", "rows"])
+def test_a_tree_of_which_anything_lacks_room_is_not_drafted(short):
+    """Positions for its nodes, rows of one step for its levels, rows behind the text; the last two are the draft's."""
+    needs = {"max_positions": 10 + 12, "max_rows": 8 * 7, "rows": 10 + 8 * 6 + 8}
+    spec, sequence = TreeSpec.parse("best:12"), ask("best:12", 10)
+    for missing in (0, 1):
+        executor = executor_of(**needs | {short: needs[short] - missing})
+        assert Room(executor, executor).fits(sequence, spec, [spec]) == (not missing)
+        assert Room(executor, None).fits(sequence, spec, [spec]) == (not missing or short != "max_positions")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["best:5", "best:7"])
 def test_a_tree_that_just_fits_is_drafted(host, folder, tree):
