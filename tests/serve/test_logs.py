@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from specbuild.serve.telemetry.logs import DEBUG, LOGGERS, MAX_TEXT, Records, RequestLog, error_of, install
+from specbuild.serve.telemetry.logs import DEBUG, LOGGERS, Records, RequestLog, error_of, install
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_a_request_is_a_line(stream):
     assert (first["request_id"], first["level"], first["seconds"]) == ("a\nb\ud800", "info", 0.123457)
     assert not {"user", *texts} & first.keys()
     assert datetime.fromisoformat(first["time"]).utcoffset() == timedelta(0)
-    assert (second["level"], len(second["path"])) == ("error", MAX_TEXT)
+    assert (second["level"], len(second["path"])) == ("error", 2000), "docs/reference/security.md"
     assert texts.items() <= third.items(), "where that is asked for"
 
 

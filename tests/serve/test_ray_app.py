@@ -20,7 +20,7 @@ from specbuild.serve.ray import application as ray_app
 from specbuild.serve.ray.application import Replica
 from specbuild.serve.ray.front import scope_of
 from specbuild.serve.ray.prefixes import chain
-from specbuild.serve.ray.router import CACHED, Hint
+from specbuild.serve.ray.router import Hint
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -125,7 +125,7 @@ def test_reports_are_of_what_the_slots_hold(bundle, monkeypatch):
         (held,) = [text for salt, text in engine.cached_texts if text]
         assert held[: len(tokens)] == tokens
         model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=engine))
-        told = replica(None, model).record_routing_stats()[CACHED]
+        told = replica(None, model).record_routing_stats()["cached"]
         assert {*chain(tokens, scope_of("pycode", None))} <= {*told}
         assert len(told) == len(held) // 16
         longer = [*held, *held]
@@ -140,7 +140,7 @@ def test_reports_are_of_what_the_slots_hold(bundle, monkeypatch):
         monkeypatch.setattr(ray_app, "chain", spy)
         for text in (held, held, longer, held):
             texts.cached_texts = [(None, text)]
-            assert one.record_routing_stats()[CACHED] == sorted({*chain(text, scope_of("pycode", None))})
+            assert one.record_routing_stats()["cached"] == sorted({*chain(text, scope_of("pycode", None))})
         blocks = len(held) // 16
         assert hashed == [blocks, 0, len(longer) // 16 - blocks, blocks], "what is known is not hashed again"
 

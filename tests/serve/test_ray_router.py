@@ -12,13 +12,13 @@ pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from specbuild.serve.ray.router import CACHED, PrefixRouter
+from specbuild.serve.ray.router import PrefixRouter
 
 DEPLOYMENT = DeploymentID(name="Replica", app_name="specbuild")
 
 
 def replica(name, blocks=None):
-    stats = {} if blocks is None else {CACHED: blocks}
+    stats = {} if blocks is None else {"cached": blocks}
     return SimpleNamespace(
         replica_id=ReplicaID(name, DEPLOYMENT),
         routing_stats=stats,

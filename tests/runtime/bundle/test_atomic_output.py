@@ -31,19 +31,18 @@ def test_where_a_file_cannot_go(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path):
     """What does not fit is refused before anything is written, a full disk as soon as it is full."""
-    with pytest.raises(OutputError, match=r"MiB free, this may take \d+ MiB: free some"), staging(tmp_path / "x", 1 << 60):
+    with pytest.raises(OutputError, match="MiB free, this may take"), staging(tmp_path / "x", 1 << 60):
         raise AssertionError
     with pytest.raises(OutputError, match="the disk is full: free some"), staging(tmp_path / "no" / "x", 1):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(OutputError, match="cannot be written .File name too long"):
+    with pytest.raises(OutputError, match="File name too long"):
         check_output(tmp_path / ("x" * 300), force=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_parents_that_others_use_meanwhile_stay(tmp_path):
-    with pytest.raises(KeyboardInterrupt), staging(tmp_path / "a" / "b" / "x", 1):
-        (tmp_path / "a" / "theirs").touch()
-        raise KeyboardInterrupt
+    with pytest.raises(OutputError), staging(tmp_path / "a" / "b" / "x", 1, (tmp_path / "a" / "theirs").mkdir):
+        pass
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["theirs"]
 
 

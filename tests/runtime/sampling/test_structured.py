@@ -7,7 +7,7 @@ from constraints import OneOf
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.parameters import SamplingParams
-from specbuild.runtime.sampling.structured import MAX_DEPTH, StructuredOutputs
+from specbuild.runtime.sampling.structured import StructuredOutputs
 
 TAG = {"structures": [{"begin": "<f=x>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f"]}
 SOUND = [
@@ -32,6 +32,9 @@ def test_what_is_sound_survives_json(fields):
         assert str(made.json).index('"z"') < str(made.json).index('"a"'), "properties keep their order"
 
 
+DEEPEST = 64  # as the error says
+
+
 def nested(depth):
     return '{"items":' * depth + "{}" + "}" * depth
 
@@ -40,7 +43,7 @@ REFUSED = [
     *({"json": wrong} for wrong in (False, 3, "{", "[1]", {"a": float("nan")}, {"a": object()})),
     *({"json": {"a": {"$ref": where}}} for where in ("https://example.com/schema", "file:///etc/passwd")),
     *({"json": wrong} for wrong in ({"x-guidance": {"lenient": True}}, {"d": "x" * 2**18})),
-    *({"json": nested(depth)} for depth in (MAX_DEPTH + 1, 100_000)),
+    *({"json": nested(depth)} for depth in (DEEPEST + 1, 100_000)),
     *({"regex": wrong} for wrong in ("", "a" * (2**18 + 1), "\ud800")),
     *({"choice": wrong} for wrong in ([], "yes", ["a", 3], ["a"] * 100_000)),
     *({"structural_tag": wrong} for wrong in ({}, TAG | {"triggers": [""]}, TAG | {"triggers": ["<g"]})),
@@ -59,7 +62,7 @@ def test_what_is_wrong_is_said_in_a_line(fields):
 
 
 def test_the_deepest_schema_is_taken():
-    assert StructuredOutputs(json=nested(MAX_DEPTH - 1)).json
+    assert StructuredOutputs(json=nested(DEEPEST - 1)).json
 
 
 @pytest.mark.parametrize("more", [{"ignore_eos": True}, {"constraint": OneOf(((1,),), 2)}])

@@ -264,6 +264,14 @@ def test_onnx_runtime_without_cuda_says_what_to_install():
         OrtModel(Path("model.onnx"), SPEC, RunContext(device, device.stream(), "cuda", 1, BUCKETS, CHUNK))
 
 
+def test_a_session_that_falls_back_to_the_cpu_is_refused(tmp_path, monkeypatch):
+    device = HostDevice()
+    Provider(monkeypatch, device)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda _: ["CPUExecutionProvider"])
+    with pytest.raises(BundleError, match="found no GPU it can use: pip install onnxruntime-gpu"):
+        Toy(tmp_path, provider="cuda", device=device)
+
+
 def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy, tmp_path):
     device = HostDevice()
     with pytest.raises(ExecutionError, match=r"^the toy runs on stream 1, not on 2: use that$"):

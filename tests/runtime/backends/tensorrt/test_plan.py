@@ -219,7 +219,8 @@ def test_weights_are_streamed_where_the_plan_was_built_for_it():
 def doubling(tmp_path):
     """A plan for this machine's GPU that adds `input_ids` to themselves, in steps of one node or of up to four."""
     trt = flavour(RTX)
-    ends = [helper.make_tensor_value_info(name, TensorProto.INT32, ["batch", "nodes"]) for name in ("input_ids", "sums")]
+    names, dims = ("input_ids", "sums"), ["batch", "nodes"]
+    ends = [helper.make_tensor_value_info(name, TensorProto.INT32, dims) for name in names]
     graph = helper.make_graph([helper.make_node("Add", ["input_ids"] * 2, ["sums"])], "toy", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(model, tmp_path / "toy.onnx")
@@ -256,7 +257,7 @@ def test_a_plan_on_a_gpu(doubling, tmp_path):
     device.download(found, tensors["sums"], stream)
     device.wait(stream)
     assert found.tolist() == [[0, 2, 4], [6, 8, 10]]
-    with pytest.raises(ExecutionError, match="TensorRT failed in set_input_shape: .*"):
+    with pytest.raises(ExecutionError, match="TensorRT failed in set_input_shape: "):
         plan.call(context.set_input_shape, "input_ids", (3, 3))
     plan.keep_compiled()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["toy"]
