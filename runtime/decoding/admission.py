@@ -77,9 +77,10 @@ class Admission:
         return int(differing[0]) if len(differing) else limit
 
     def _continues(self, sequence: Sequence, slot: int) -> bool:
-        """Return whether a prompt repeats every cached token of the slot's last prompt."""
-        if not (last := self._last[slot]) or not (length := min(self.reusable(slot), last.metrics.num_prompt_tokens)):
-            return False
+        """Return whether a prompt repeats every cached token of the last prompt of a slot that has rows in common."""
+        last = self._last[slot]
+        assert last is not None, "a slot of which rows are common has had a sequence"
+        length = min(self.reusable(slot), last.metrics.num_prompt_tokens)
         return np.array_equal(sequence.text.history[:length], last.text.history[:length])
 
     def vacate(self, slot: int) -> None:

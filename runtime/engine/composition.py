@@ -139,7 +139,7 @@ def tokenizer_of(bundle: Bundle, chat_template: str | None) -> Tokenizer:
     tokenizer = Tokenizer(bundle.read(manifest.tokenizer, TOKENIZER_BYTES), given, manifest.special_tokens)
     if chat_template is not None:
         try:
-            tokenizer.check_template()
+            tokenizer.template_reads("messages")  # raises if it is invalid
         except PromptError as error:
             raise OptionError(str(error).replace("the bundle's", "the given", 1).partition(": give")[0]) from None
     return tokenizer

@@ -174,11 +174,6 @@ class Tokenizer:
         """Return whether the chat template, if there is one, reads a variable; raises PromptError if it is invalid."""
         return self._template is not None and variable in self._template.check().variables
 
-    def check_template(self) -> None:
-        """Raise PromptError if there is a chat template and it is invalid."""
-        if self._template:
-            self._template.check()
-
     def decoder(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> TextDecoder:
         """Return what decodes the output that follows a prompt's tokens, by default without special tokens."""
         if self._pieces is None:

@@ -162,11 +162,10 @@ def _max_new_tokens(body: Sampling, room: int) -> int:
 def _logprobs(body: Sampling) -> int | None:
     if isinstance(body, CompletionRequest):
         return body.logprobs
-    if isinstance(body, ChatRequest):
-        if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        return (body.top_logprobs or 0) if body.logprobs else None
-    return None
+    assert isinstance(body, ChatRequest)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _speculation(body: Sampling) -> dict[str, str]:

@@ -62,6 +62,12 @@ def test_what_never_ran_has_no_times():
         assert found[OWN + name] == 0
 
 
+def test_one_token_has_no_time_between_tokens():
+    found = samples(finished(result(num_output_tokens=1)))
+    for name, count in (("time_to_first_token", 1), ("request_time_per_output_token", 0), ("request_decode_time", 0)):
+        assert found[f"{OWN}{name}_seconds_count"] == count
+
+
 BUCKETS = """
 time_to_first_token 0.001 0.06 7.5 160 640 2560
 inter_token_latency 0.01 0.075 7.5 20 40 80

@@ -63,6 +63,21 @@ def test_one_that_differs_is_kept_and_ends_speculation(make_client, engine, log,
     assert client.get("/health/ready").status_code == 200
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("lie")
+def test_one_that_differs_is_reported_where_no_file_can_be_kept(make_client, log, tmp_path):
+    folder = tmp_path / "shadows"
+    folder.mkdir()
+    client = make_client(shadow=1.0, shadow_dir=folder)
+    folder.rmdir()
+    client.ask(**SAMPLED)
+    ended.settle(client.service.oracle)
+    assert shadows(client) == {"different": 1}
+    lost, different = [line for line in log.lines if line.get("level") == "error"]
+    assert "could not be kept" in str(lost)
+    assert (different["model"], different["file"]) == ("pycode", None)
+
+
 class Scripted:
     """An engine whose twins are told beforehand; the last of them again and again."""
 

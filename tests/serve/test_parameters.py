@@ -9,6 +9,7 @@ from route_client import SAID
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import BundleError
+from specbuild.serve.errors import ApiError
 from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest
 from specbuild.serve.request.parameters import DEFAULTS, Caller, defaults_of, sampling
@@ -31,6 +32,13 @@ def test_openais_defaults_and_the_checkpoints():
     own = DEFAULTS | {"temperature": 0.6, "top_k": 50}
     params = sampling(CompletionRequest(prompt="x", top_k=-1), own, 10, NOBODY)
     assert (params.temperature, params.top_k) == (0.6, 0)
+
+
+def test_a_seed_is_of_64_bits_with_a_sign_or_without():
+    assert [completion(seed=seed).seed for seed in (-1, 2**64 - 1, -(2**63))] == [2**64 - 1, 2**64 - 1, 2**63]
+    for wrong in (2**64, -(2**63) - 1):
+        with pytest.raises(ApiError, match="seed: give one from"):
+            sampling(CompletionRequest(prompt="x", seed=wrong), DEFAULTS, 10, NOBODY)
 
 
 @pytest.mark.parametrize(("fields", "found"), rows("sampling.jsonl"))

@@ -34,6 +34,7 @@ def test_a_chain_has_a_hash_of_each_whole_block_and_depends_on_all_before_it():
     assert all(0 <= each < 1 << 64 for each in hashes)
     salted = [chain(tokens[:BLOCK], name)[0] for name in ("a\0None", "a\0salt", "b\0None")]
     assert len({*salted}) == 3, "another salt or model shares no block"
+    assert chain(tokens, "model", known=hashes[:2]) == hashes
     assert chain([1, 23] * BLOCK, "m") != chain([12, 3] * BLOCK, "m"), "tokens are not run together"
 
 
@@ -80,6 +81,10 @@ def test_the_dead_are_forgotten_with_all_they_held():
     assert 1 not in known.choose([0, 2], [10])
     known.keep([0, 1, 2])
     assert known.depth(1, [10]) == 0, "one that is new holds nothing"
+    known.report(2, [10])
+    for replicas in ([0, 1], [0, 1, 2]):
+        known.keep(replicas)
+        assert known.depth(2, [10]) == 0, "it has gone, and comes back with nothing"
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes():

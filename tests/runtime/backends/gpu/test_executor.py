@@ -43,6 +43,12 @@ def test_a_long_chunk_is_a_step_of_its_slot(make):
 
 
 @pytest.mark.slow
+def test_more_nodes_than_a_step_has_are_refused(make):
+    with pytest.raises(ExecutionError, match="10000 nodes do not fit a step of the target"):
+        make("target", 2).bucket(10_000)
+
+
+@pytest.mark.slow
 def test_seconds_are_those_that_the_device_takes_for_steps(make):
     """By its own clock: not what it does before a step, not copies, and not how long the host waits."""
     made, now = make("target", 2), [0.0]
