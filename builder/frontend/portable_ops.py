@@ -1,7 +1,7 @@
-"""The operators that the exporter swaps into a Hugging Face model, with their eager implementations.
+"""The operators that the exporter swaps into a Hugging Face model, and what each is in the portable graph.
 
-Each one is a `torch.library` custom op, so a patched model still runs in PyTorch (which the tests compare), and each
-translates to one ONNX node, so the portable graph has a single node where the model had a subgraph:
+Each translates to one ONNX node, so the portable graph has a single node where the model had a subgraph. PyTorch knows
+their shapes alone, which is what an export needs; `rotary` computes too, to be compared with a model's own rotation.
 
 | op                        | ONNX                                  |
 | ------------------------- | ------------------------------------- |
@@ -19,6 +19,7 @@ from typing import Any
 
 import onnx
 import torch
+from onnx.defs import OpSchema
 from onnxscript import opset23
 from onnxscript.values import Opset
 from torch import Tensor
@@ -26,115 +27,93 @@ from torch import Tensor
 OPSET = 23
 DOMAIN = "specbuild"
 _specbuild = Opset(DOMAIN, 1)
+_PLACE = {"position_ids": "tensor(int64)"} | dict.fromkeys(("parents", "cache_len", "tree_offset"), "tensor(int32)")
+_CACHED = "output", "present_key", "present_value"
 
 
-def _tree_attention_schema() -> onnx.defs.OpSchema:
-    """Return the portable operator's ONNX schema."""
-    schema = onnx.defs.OpSchema
-    tensor = ["query", "key", "value", "past_key", "past_value"]
-    index = ["parents", "cache_len", "tree_offset"]
-    optional = schema.FormalParameterOption.Optional
-    return schema(
-        "TreeAttention",
-        DOMAIN,
-        1,
-        doc="Attention of new tree nodes over the committed cache, their ancestors and themselves. With cos and sin, "
-        "tables by position, queries and keys are rotated first. Sinks are scores that every node of a head sees.",
-        inputs=[schema.FormalParameter(n, "T") for n in tensor]
-        + [schema.FormalParameter("position_ids", "tensor(int64)")]
-        + [schema.FormalParameter(n, "tensor(int32)") for n in index]
-        + [schema.FormalParameter(n, "T", param_option=optional) for n in ("cos", "sin", "sinks")],
-        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
-        attributes=[
-            schema.Attribute("scale", schema.AttrType.FLOAT, "scale of the scores", required=True),
-            schema.Attribute(
-                "window", onnx.helper.make_attribute("window", 0), "positions a node sees; 0: all; −c: a chunk"
-            ),
-            schema.Attribute("softcap", onnx.helper.make_attribute("softcap", 0.0), "bound of the scores; 0: none"),
-        ],
-    )
+def _register(
+    name: str, doc: str, inputs: dict[str, str], outputs: Sequence[str], *attributes: Any, optional: Sequence[str] = ()
+) -> None:
+    """Register an operator's ONNX schema.
 
-
-def _expert_matmul_schema() -> onnx.defs.OpSchema:
-    """Return the schema of the products of rows with the weights that they chose."""
-    schema = onnx.defs.OpSchema
-    return schema(
-        "ExpertMatMul",
-        DOMAIN,
-        1,
-        doc="Row s of the output is row s · R / S of x by the weight of expert `chosen[s]`; `turned`: weights [K, N].",
-        inputs=[schema.FormalParameter(n, "T") for n in ("x", "weight")]
-        + [schema.FormalParameter("chosen", "tensor(int64)")],
-        outputs=[schema.FormalParameter("output", "T")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and weights")],
-        attributes=[schema.Attribute("turned", onnx.helper.make_attribute("turned", 0), "whether weights are [K, N]")],
-    )
-
-
-def _tree_convolution_schema() -> onnx.defs.OpSchema:
-    """Return the schema of a convolution over each node's own path."""
-    schema = onnx.defs.OpSchema
-    floats, index = ["x", "weight", "bias", "past_key", "past_value"], ["parents", "cache_len", "tree_offset"]
-    optional = schema.FormalParameterOption.Optional
-    return schema(
-        "TreeConvolution",
-        DOMAIN,
-        1,
-        doc="Convolution of new tree nodes with the rows of their own path; a row has each channel's number.",
-        inputs=[schema.FormalParameter(n, "T", param_option=optional) for n in floats]
-        + [schema.FormalParameter("position_ids", "tensor(int64)")]
-        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
-        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
-    )
-
-
-def _tree_recurrence_schema() -> onnx.defs.OpSchema:
-    """Return the schema of linear attention over each node's own path."""
-    schema = onnx.defs.OpSchema
-    floats = ["query", "key", "value", "decay", "beta", "past_key", "past_value"]
-    index = ["parents", "cache_len", "tree_offset"]
-    return schema(
-        "TreeRecurrence",
-        DOMAIN,
-        1,
-        doc="States that decay, and that each token of a node's own path changes by its key and value. `delta`: what "
-        "the state has at a key already is taken off its value.",
-        inputs=[schema.FormalParameter(n, "T") for n in floats]
-        + [schema.FormalParameter("position_ids", "tensor(int64)")]
-        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
-        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
-        attributes=[schema.Attribute("delta", schema.AttrType.INT, "whether it is the delta rule", required=True)],
-    )
-
-
-for _schema in (
-    _tree_attention_schema(),
-    _tree_convolution_schema(),
-    _tree_recurrence_schema(),
-    _expert_matmul_schema(),
-):
-    if not onnx.defs.has(_schema.name, DOMAIN):
-        onnx.defs.register_schema(_schema)
-
-
-def ancestor_mask(parents: Tensor) -> Tensor:
-    """Return which nodes of a tree see which: `bool[B, M, M]`, row i true at i and at every ancestor of i.
-
-    `parents` is `int[B, M]`, −1 for a node whose parent is already committed; parents come before children.
+    Args:
+        name: The operator.
+        doc: What it computes.
+        inputs: Their types by name; T: float32, float16 or bfloat16, alike for all.
+        outputs: Their names; all are of type T.
+        attributes: `OpSchema.Attribute`s.
+        optional: The inputs that may be missing.
     """
-    batch, nodes = parents.shape
-    mask = torch.eye(nodes, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
-    for node in range(nodes):
-        parent = parents[:, node].long()
-        inherited = mask[torch.arange(batch), parent.clamp(min=0)]
-        mask[:, node] |= inherited & (parent >= 0)[:, None]
-    return mask
+    if onnx.defs.has(name, DOMAIN):
+        return
+    options = OpSchema.FormalParameterOption
+    schema = OpSchema(
+        name,
+        DOMAIN,
+        1,
+        doc=doc,
+        inputs=[
+            OpSchema.FormalParameter(each, kind, param_option=options.Optional if each in optional else options.Single)
+            for each, kind in inputs.items()
+        ],
+        outputs=[OpSchema.FormalParameter(each, "T") for each in outputs],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "floats")],
+        attributes=list(attributes),
+    )
+    onnx.defs.register_schema(schema)
 
 
-@torch.library.custom_op("specbuild::tree_attention", mutates_args=())
+def _of_type_t(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "T")
+
+
+def _default(name: str, value: float, doc: str) -> Any:
+    return OpSchema.Attribute(name, onnx.helper.make_attribute(name, value), doc)
+
+
+_register(
+    "TreeAttention",
+    "Attention of new tree nodes over the committed cache, their ancestors and themselves. With cos and sin, "
+    "tables by position, queries and keys are rotated first. Sinks are scores that every node of a head sees.",
+    _of_type_t("query", "key", "value", "past_key", "past_value") | _PLACE | _of_type_t("cos", "sin", "sinks"),
+    _CACHED,
+    OpSchema.Attribute("scale", OpSchema.AttrType.FLOAT, "scale of the scores", required=True),
+    _default("window", 0, "positions a node sees; 0: all; −c: a chunk"),
+    _default("softcap", 0.0, "bound of the scores; 0: none"),
+    optional=("cos", "sin", "sinks"),
+)
+_register(
+    "TreeConvolution",
+    "Convolution of new tree nodes with the rows of their own path; a row has each channel's number.",
+    _of_type_t("x", "weight", "bias", "past_key", "past_value") | _PLACE,
+    _CACHED,
+    optional=("bias",),
+)
+_register(
+    "TreeRecurrence",
+    "States that decay, and that each token of a node's own path changes by its key and value. `delta`: what "
+    "the state has at a key already is taken off its value.",
+    _of_type_t("query", "key", "value", "decay", "beta", "past_key", "past_value") | _PLACE,
+    _CACHED,
+    OpSchema.Attribute("delta", OpSchema.AttrType.INT, "whether it is the delta rule", required=True),
+)
+_register(
+    "ExpertMatMul",
+    "Row s of the output is row s · R / S of x by the weight of expert `chosen[s]`; `turned`: weights [K, N].",
+    _of_type_t("x", "weight") | {"chosen": "tensor(int64)"},
+    ("output",),
+    _default("turned", 0, "whether weights are [K, N]"),
+)
+
+
+def _operator(shapes: Callable[..., Any]) -> Callable[..., Any]:
+    """Define the torch operator of a function's name and arguments, which returns empty tensors of its shapes."""
+    name = f"{DOMAIN}::{shapes.__name__}"
+    torch.library.define(name, torch.library.infer_schema(shapes, mutates_args=()))
+    return torch.library.register_fake(name, shapes)
+
+
+@_operator
 def tree_attention(
     query: Tensor,
     key: Tensor,
@@ -166,43 +145,10 @@ def tree_attention(
         The output `[B, N, H, Dv]`, and both caches with the new rows in place.
     """
     batch, heads, nodes, _ = query.shape
-    new_key, new_value = (rows.clone() for rows in past)
-    position_ids, parents, cache_len, tree_offset = place
-    capacity = new_key.shape[2]
-    visible = torch.zeros(batch, nodes, capacity, dtype=torch.bool)
-    ancestors = ancestor_mask(parents)
-    for b in range(batch):
-        committed, offset = int(cache_len[b]), int(tree_offset[b])
-        start, stop = committed + offset, committed + offset + nodes
-        new_key[b, :, start:stop], new_value[b, :, start:stop] = key[b], value[b]
-        visible[b, :, :committed] = True
-        visible[b, :, committed:stop] = ancestors[b, offset : offset + nodes, : offset + nodes]
-        positions = torch.arange(capacity)
-        positions[committed:stop] = committed - 1 + ancestors[b].sum(1)[: offset + nodes]
-        if window > 0:
-            visible[b] &= position_ids[b, :, None] - positions < window
-        if window < 0:
-            visible[b] &= position_ids[b, :, None] // -window == positions // -window
-    group = heads // key.shape[1]
-    scores = query @ new_key.repeat_interleave(group, 1).transpose(2, 3) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible[:, None], -torch.inf)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks[None, :, None, None].expand(batch, -1, nodes, 1)), -1)
-    weights = scores.softmax(-1)[..., :capacity]
-    out = weights @ new_value.repeat_interleave(group, 1)
-    return out.transpose(1, 2).contiguous(), new_key, new_value
+    return query.new_empty(batch, nodes, heads, value.shape[3]), *_like(past)
 
 
-@tree_attention.register_fake
-def _(query, key, value, past, *_):  # type: ignore[no-untyped-def]
-    batch, heads, nodes, _ = query.shape
-    out = query.new_empty(batch, nodes, heads, value.shape[3])
-    return out, *map(torch.empty_like, past)
-
-
-@torch.library.custom_op("specbuild::tree_convolution", mutates_args=())
+@_operator
 def tree_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, past: Sequence[Tensor], place: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,28 +164,10 @@ def tree_convolution(
     Returns:
         The output `[B, N, C]`, and the cache with the new rows in place.
     """
-    batch, nodes, channels = x.shape
-    rows, taps = torch.cat(list(past), 3).squeeze(1).clone(), weight.shape[1]
-    _, parents, cache_len, tree_offset = place
-    ancestors, out = ancestor_mask(parents), x.new_zeros(batch, nodes, channels)
-    for b in range(batch):
-        committed, offset = int(cache_len[b]), int(tree_offset[b])
-        rows[b, committed + offset : committed + offset + nodes] = x[b]
-        for node in range(nodes):
-            path = committed + ancestors[b, offset + node].nonzero()[:, 0]
-            seen = rows[b, torch.cat((torch.arange(committed), path))[-taps:]]
-            out[b, node] = (seen * weight.T[-len(seen) :]).sum(0)
-    half = channels - channels // 2
-    key, value = rows[:, None, :, :half].contiguous(), rows[:, None, :, half:].contiguous()
-    return out if bias is None else out + bias, key, value
+    return torch.empty_like(x, memory_format=torch.contiguous_format), *_like(past)
 
 
-@tree_convolution.register_fake
-def _(x, weight, bias, past, place):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *map(torch.empty_like, past)
-
-
-@torch.library.custom_op("specbuild::tree_recurrence", mutates_args=())
+@_operator
 def tree_recurrence(
     query: Tensor,
     key: Tensor,
@@ -268,33 +196,25 @@ def tree_recurrence(
     Returns:
         The output `[B, N, H, V]`, and both caches with the new rows in place.
     """
-    batch, nodes, heads, columns = value.shape
-    groups, size = key.shape[2:]
-    rows = [each[:, 0].clone() for each in past]
-    _, parents, cache_len, tree_offset = place
-    ancestors, out = ancestor_mask(parents), torch.zeros_like(value, memory_format=torch.contiguous_format)
-    new = torch.cat((key.flatten(2), decay.flatten(2), beta), 2), value.flatten(2)
-    sizes = [groups * size, decay[0, 0].numel(), heads]
-    for b in range(batch):
-        committed, offset = int(cache_len[b]), int(tree_offset[b])
-        for each, added in zip(rows, new, strict=True):
-            each[b, committed + offset : committed + offset + nodes] = added[b]
-        keys, decays, betas = torch.split(rows[0][b], sizes, 1)
-        for node in range(nodes):
-            state = value.new_zeros(heads, size, columns)
-            for row in [*range(committed), *(committed + ancestors[b, offset + node].nonzero()[:, 0]).tolist()]:
-                k = keys[row].view(groups, size).repeat_interleave(heads // groups, 0)[:, :, None]
-                v = rows[1][b, row].view(heads, 1, columns)
-                state = state * decays[row].view(heads, -1, 1)
-                state = state + k * (betas[row].view(heads, 1, 1) * (v - (k * state).sum(1, keepdim=True) * delta))
-            asked = query[b, node].repeat_interleave(heads // groups, 0)
-            out[b, node] = (asked[:, :, None] * state).sum(1)
-    return out, rows[0][:, None].contiguous(), rows[1][:, None].contiguous()
+    return torch.empty_like(value, memory_format=torch.contiguous_format), *_like(past)
 
 
-@tree_recurrence.register_fake
-def _(query, key, value, decay, beta, past, place, delta):  # type: ignore[no-untyped-def]
-    return torch.empty_like(value, memory_format=torch.contiguous_format), *map(torch.empty_like, past)
+@_operator
+def expert_matmul(x: Tensor, weight: Tensor, chosen: Tensor, turned: bool) -> Tensor:
+    """Multiply rows `x [R, K]` with the weights that they chose: `[S, N]`, row s of x's row s · R / S.
+
+    Args:
+        x: The rows.
+        weight: Each expert's weight, `[E, N, K]`, or `[E, K, N]` if `turned`.
+        chosen: `int64[R, S / R]`, each row's experts.
+        turned: See `weight`.
+    """
+    return x.new_empty(chosen.shape[0] * chosen.shape[1], weight.shape[2 if turned else 1])
+
+
+def _like(past: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    key, value = past
+    return torch.empty_like(key), torch.empty_like(value)
 
 
 @torch.library.custom_op("specbuild::rotary", mutates_args=())
@@ -309,26 +229,6 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @rotary.register_fake
 def _(x, cos, sin):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
-
-
-@torch.library.custom_op("specbuild::expert_matmul", mutates_args=())
-def expert_matmul(x: Tensor, weight: Tensor, chosen: Tensor, turned: bool) -> Tensor:
-    """Multiply rows `x [R, K]` with the weights that they chose: `[S, N]`, row s of x's row s · R / S.
-
-    Args:
-        x: The rows.
-        weight: Each expert's weight, `[E, N, K]`, or `[E, K, N]` if `turned`.
-        chosen: `int64[R, S / R]`, each row's experts.
-        turned: See `weight`.
-    """
-    experts = weight if turned else weight.transpose(1, 2)
-    rows = x.repeat_interleave(chosen.numel() // x.shape[0], 0)
-    return torch.bmm(rows[:, None], experts[chosen.flatten()])[:, 0]
-
-
-@expert_matmul.register_fake
-def _(x, weight, chosen, turned):  # type: ignore[no-untyped-def]
-    return x.new_empty(chosen.shape[0] * chosen.shape[1], weight.shape[2 if turned else 1])
 
 
 def _onnx_tree_attention(*arguments: Any) -> Any:
@@ -385,14 +285,3 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.specbuild.expert_matmul.default: _onnx_expert_matmul,
     torch.ops.prims.erf_inv.default: _onnx_erf_inv,  # torch's exporter has none
 }
-__all__ = [
-    "DOMAIN",
-    "OPSET",
-    "TRANSLATIONS",
-    "ancestor_mask",
-    "expert_matmul",
-    "rotary",
-    "tree_attention",
-    "tree_convolution",
-    "tree_recurrence",
-]
