@@ -84,10 +84,7 @@ def _kernels(nvrtc: str | None, library: Path | None) -> str:
 
 
 def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        return False
+    return importlib.util.find_spec(module) is not None
 
 
 def _version(distribution: str) -> str:
@@ -101,8 +98,6 @@ def _version(distribution: str) -> str:
 
 def _gpus() -> list[str]:
     """Return the GPUs as nvidia-smi describes them: name, compute capability, memory."""
-    if not shutil.which("nvidia-smi"):
-        return []
     query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)

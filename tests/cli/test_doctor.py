@@ -1,10 +1,13 @@
 """`specbuild doctor`: what it says is what this machine has."""
 
+import ctypes
 import json
 import sys
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import onnxruntime
+import pytest
 
 from specbuild.cli import doctor
 
@@ -40,8 +43,8 @@ def test_a_machine_with_nothing(specbuild, monkeypatch):
     def refuse(*_):
         raise OSError("no such library")
 
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
-    monkeypatch.setattr(doctor.ctypes, "CDLL", refuse)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
     monkeypatch.setattr(doctor, "find_library", lambda name="": None)
     for name in ("cuda.bindings", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -51,3 +54,27 @@ def test_a_machine_with_nothing(specbuild, monkeypatch):
     assert "pip install 'specbuild-trt[cuda]'" in found["NVRTC"]
     assert "SPECBUILD_CUDA=1 pip install ." in found["kernel library"]
     assert found["CUDA kernels"].count(": no") == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "gpus", "driver"),
+    [
+        ("echo ' NVIDIA H200, 9.0, 143771 MiB'; echo", 0, ["NVIDIA H200, 9.0, 143771 MiB"], "CUDA 13.1"),
+        ("echo 'Failed to initialize NVML'; exit 9", 3, [], "found, but does not answer"),
+    ],
+)
+def test_what_the_driver_and_its_tool_say(specbuild, monkeypatch, tmp_path, script, status, gpus, driver):
+    def version_of(pointer):
+        pointer._obj.value = 13010
+        return status
+
+    calls = {"cuDriverGetVersion": version_of, "cuInit": lambda _: status, "cuDeviceGetCount": lambda _: status}
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**calls))
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "tensorrt_lean.py").touch()  # as in a container that has it without pip
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = facts(specbuild)
+    assert (found["GPUs"], found["CUDA driver"]) == (gpus, driver)
+    assert "tensorrt-lean of unknown version" in found["TensorRT flavours"]

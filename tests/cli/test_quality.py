@@ -4,6 +4,7 @@ import pytest
 from data_files import table
 
 from specbuild.cli.quality import in_words, show
+from specbuild.runtime.errors import OptionError
 
 REPORT = table("quality.json")
 TARGET, DRAFT = REPORT["target"], REPORT["draft"]
@@ -49,3 +50,19 @@ def test_a_line_for_each_model_of_what_is_known(capsys):
     assert target.endswith(", 210 weights on the grid that they had")
     assert draft == "draft: 0.33× the weights, acceptance length 2.12 → 2.00"
     assert shown(TARGET | {"own_grids": 210}, capsys)["own grid"].startswith("210 weights")
+
+
+def test_compared_precisions_have_a_row_each(capsys):
+    row = {"kl": {"texts": 0.002, "code": 0.03}, "top1": {"texts": 0.99, "code": 0.9}, "steps": {"1": 2.5, "8": 4.25}}
+    rows = [row | {"precision": "int8", "bytes": 2.5e6, "perplexity": 3.456}]
+    rows += [row | {"precision": "fp32", "bytes": 1e7, "perplexity": None}]
+    found = shown(TARGET | {"compared": {"by": "best:size", "chosen": "int8", "precisions": rows}}, capsys)
+    assert "best:size chose int8 of" in found
+    numbers = "2.0e-03 3.0e-02 99.0% 90.0%".split()
+    assert found["int8"].split() == ["2.5", *numbers, "3.46", "2.50", "4.25"]
+    assert found["fp32"].split() == ["10.0", *numbers, "–", "2.50", "4.25"]
+
+
+def test_without_quantization_there_is_nothing_to_show():
+    with pytest.raises(OptionError, match="there is no quality to report"):
+        show(None)
