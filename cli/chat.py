@@ -151,14 +151,14 @@ def in_words(result: Result) -> str:
     """Describe on one line the speed of an answer and the effect of speculation."""
     metrics, tokens = result.metrics, len(result.token_ids)
     words = [f"{tokens} tokens" + (" until it was stopped" if result.finish_reason == "cancelled" else "")]
-    if metrics:
-        if tokens and metrics.e2el:
-            words.append(f"{tokens / metrics.e2el:.0f} tokens/s")
-        if metrics.speculative_decoding.num_spec_steps:
-            words.append(f"acceptance length {metrics.speculative_decoding.mean_acceptance_length:.2f}")
-        if metrics.ttft:
-            words.append(f"first token after {metrics.ttft * 1e3:.0f} ms")
-        words.append(f"{metrics.num_cached_tokens} of {metrics.num_prompt_tokens} prompt tokens cached")
+    assert metrics is not None, "a result that is no error has run"
+    if tokens and metrics.e2el:
+        words.append(f"{tokens / metrics.e2el:.0f} tokens/s")
+    if metrics.speculative_decoding.num_spec_steps:
+        words.append(f"acceptance length {metrics.speculative_decoding.mean_acceptance_length:.2f}")
+    if metrics.ttft:
+        words.append(f"first token after {metrics.ttft * 1e3:.0f} ms")
+    words.append(f"{metrics.num_cached_tokens} of {metrics.num_prompt_tokens} prompt tokens cached")
     return f"[{', '.join(words)}]"
 
 

@@ -281,8 +281,7 @@ def command(
         from specbuild.serve.ray import application as ray_app
 
         raise click.exceptions.Exit(ray_app.run(bundles_by_name, options, load, scale, log))
-    status = server.run(bundles_by_name, options, load, log)
-    raise click.exceptions.Exit(status)
+    raise click.exceptions.Exit(server.run(bundles_by_name, options, load, log))
 
 
 command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -60,15 +61,12 @@ def check_texts(tokenizer: Any, max_seq_len: int) -> list[list[int]]:
 def unrunnable(manifest: Manifest) -> str | None:
     """Return why a bundle for GPUs cannot run on this machine, None if it should run."""
     try:
-        device = Cuda()
-        try:
+        with closing(Cuda()) as device:
             for record in manifest.engines.values():
                 check_architecture(manifest.descriptor, record, device.capability)
             compiled = [record.architecture for record in manifest.kernels.values()]
             if not best_architecture(compiled, device.capability) and not find_library():
                 return f"it has no kernels for compute capability {device.capability}, which is here: see --cuda-arch"
-        finally:
-            device.close()
     except SpecbuildError as error:
         return str(error)
     return None
@@ -78,14 +76,11 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Return TensorRT's own description of each model's engine, {} without engines; needs a GPU to deserialize them."""
     if not manifest.engines:
         return {}
-    device, found = Cuda(), {}
-    try:
+    found = {}
+    with closing(Cuda()) as device:
         for name, record in manifest.engines.items():
-            plan = Plan(folder / name, manifest.descriptor, record, device)
-            found[name.split("/")[0]] = plan.inspect()
-            plan.close()
-    finally:
-        device.close()
+            with closing(Plan(folder / name, manifest.descriptor, record, device)) as plan:
+                found[name.split("/")[0]] = plan.inspect()
     return found
 
 

@@ -117,8 +117,8 @@ def emit(
     engine = compile_engine(file, config.backend, profiles, config.engine, progress)
     plan = f"{name}/{PLAN}"
     (folder / plan).write_bytes(engine.plan)
-    for path in (file, folder / name / WEIGHTS):
-        path.unlink(missing_ok=True)
+    file.unlink()
+    (folder / name / WEIGHTS).unlink(missing_ok=True)
     record = EngineRecord(
         version=engine.version,
         architectures=list(config.engine.targets or built_on(config.backend)),

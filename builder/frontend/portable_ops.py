@@ -110,7 +110,8 @@ def _operator(shapes: Callable[..., Any]) -> Callable[..., Any]:
     """Define the torch operator of a function's name and arguments, which returns empty tensors of its shapes."""
     name = f"{DOMAIN}::{shapes.__name__}"
     torch.library.define(name, torch.library.infer_schema(shapes, mutates_args=()))
-    return torch.library.register_fake(name, shapes)
+    torch.library.register_fake(name, shapes)
+    return shapes
 
 
 @_operator

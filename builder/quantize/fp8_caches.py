@@ -94,7 +94,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
     **_: Any,
@@ -107,9 +107,7 @@ def _attention(
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = (scores + mask).softmax(-1, dtype=torch.float32).to(query.dtype)
     return (weights @ values).transpose(1, 2).contiguous(), None
 
 

@@ -226,10 +226,8 @@ def within(
                 for wider in range(rung + 1, len(rungs)):
                     more = max(1, sizes[wider][unit] - sizes[rung][unit])
                     gains[unit, wider] = (kls[rung][unit] - kls[wider][unit]) / more
-            best = max(gains, key=lambda key: gains[key], default=None)
-            if best is None or gains[best] <= 0:
-                break
-            at[best[0]] = best[1]
+            best, wider = max(gains, key=lambda key: gains[key])  # above 0: the last rung costs nothing
+            at[best] = wider
         chosen = dict(rungs[-1])
         for names, rung in zip(split, at, strict=True):
             chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}

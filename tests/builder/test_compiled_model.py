@@ -61,3 +61,19 @@ def test_a_draft_of_the_targets_own_weights_shares_its_tensors(context):
     assert draft.emitted.stored is not None
     assert set(target.model.emitted.stored or ()) < set(draft.emitted.stored)
     assert told == [f"{model}: {stage}" for model in ("target", "draft") for stage in STAGES]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
+def test_the_best_by_size_is_the_smallest_within_the_bound(context):
+    """And each precision's weights, divergence and steps are in the report."""
+    work = context([], precision="best:size", quantize=QuantizeOptions(calib_size=2, max_kl=10.0))
+    target = compile_target(work, texts.read(None, work.source.target.tokenizer, 99, 4, 0))
+    report = target.model.quantization.to_dict()
+    rows = {row["precision"]: row for row in report["compared"]["precisions"]}
+    assert set(rows) == {"int4", "int8", "fp32"}
+    assert rows["int4"]["bytes"] < rows["int8"]["bytes"] < rows["fp32"]["bytes"]
+    assert report["compared"]["chosen"] == "int4"
+    assert report["weight_bytes"] == rows["int4"]["bytes"]
+    assert rows["fp32"]["kl"]["texts"] == 0 < rows["int8"]["kl"]["texts"]
+    assert all(milliseconds > 0 for row in rows.values() for milliseconds in row["steps"].values())

@@ -182,6 +182,36 @@ def test_the_summary(specbuild, tiny, tiny_bundle, place, monkeypatch):
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
+def test_the_summary_of_engines_that_did_not_run(specbuild, tiny, bundle, place, monkeypatch):
+    from specbuild.builder import pipeline
+
+    report = json.loads((bundle / "report.json").read_text(encoding="utf-8")) | {
+        "sources": {
+            "target": {"gguf_quantization": "Q4_K", "gguf_tensors": {"Q4_K": 7, "F32": 2}},
+            "draft": {"packed_quantization": "gptq", "packed_weights": 5},
+        },
+        "kept": {"target": {"bits_per_weight": 4.5}},
+        "kernels": {"compiler": "NVRTC 13.1", "architectures": {"sm_90": {"attention": 1}}},
+        "engines": {"target": {"layers": [], "layer_types": {}, "model_layers": []}},
+        "exactness": {"cases": [], "graph_logit_difference": 2e-5, "not_run": "there is no GPU"},
+        "fp8_caches": {"kl_nats_per_token": 1e-3, "largest_kl_nats": 0.02},
+    }
+    monkeypatch.setattr(pipeline, "build", lambda *_: report)
+    options = "--backend", "tensorrt-rtx", "--arch", "89", "--cuda-arch", "none"
+    told = specbuild("build", "--target", tiny, "-o", place / "b", *options)
+    assert "target: gguf quantization: Q4_K (7 tensors Q4_K, 2 tensors F32), kept, 4.5 bits a weight" in told.err
+    assert "draft: gptq, 5 weights dequantized to float32" in told.err
+    for words in (
+        "kernels: 1 for sm_90, by NVRTC 13.1",
+        "target engine: 0 layers",
+        "on this CPU, to Hugging Face: largest difference 2.0e-05",
+        "FP8 caches alone, in float32: 1.0e-03 nats a token to Hugging Face, 2.0e-02 at most",
+        "not run here, and so not checked: there is no GPU",
+        "no kernels for sm_89",
+    ):
+        assert words in told.out
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """TensorRT has compiled, as on a machine with a GPU."""

@@ -3,6 +3,8 @@
 import torch
 from transformers import AutoModelForCausalLM
 
+from specbuild.builder.distill.chain import trim
+
 
 def test_a_trimmed_head_is_whole_on_disk(chain, tmp_path):
     chain.save(tmp_path)
@@ -25,3 +27,10 @@ def test_a_draft_writes_only_what_its_head_knows(chain):
     assert not (texts[0][:, 4:] % 2).any()
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
+
+
+def test_a_tied_head_is_trimmed_and_the_embedding_is_not(make_model):
+    net, tokens, text = make_model(tie_word_embeddings=True), torch.arange(0, 97, 3), torch.randint(97, (1, 8))
+    before = net(text).logits
+    torch.testing.assert_close(trim(net, tokens)(text).logits, before[..., tokens])
+    torch.testing.assert_close(net(text).logits, before)

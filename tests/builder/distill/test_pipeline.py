@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from specbuild.builder.distill.pipeline import distill
-from specbuild.runtime.errors import InputError
+from specbuild.runtime.errors import InputError, OptionError
 
 
 def weights(folder):
@@ -74,3 +74,16 @@ def test_killed_it_goes_on_and_ends_with_the_same_weights(asked, tmp_path):
     other = replace(config, output=tmp_path / "other", seed=1)
     distill(other)
     assert not same(config.output, other.output)
+
+
+def test_what_cannot_be_learned_from_leaves_nothing(asked):
+    config = asked(generate=1)
+    with pytest.raises(OptionError, match="too few to learn from"):
+        distill(config)
+    assert not config.work.exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(asked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match="drop --device cuda"):
+        distill(asked(device="cuda"))

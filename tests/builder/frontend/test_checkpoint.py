@@ -97,6 +97,14 @@ def test_sampling_parameters_that_mean_nothing(folder, told):
         find(str(folder))
 
 
+def test_a_weight_that_the_model_lacks_is_named(folder):
+    tensors = load_file(folder / "model.safetensors") | {"extra": torch.ones(2)}
+    found = find(str(folder))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="unexpected keys, the first is extra"):
+        load(found, "sdpa")
+
+
 def test_16_bit_weights_load_in_float32(folder):
     path = folder / "model.safetensors"
     half = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}

@@ -76,3 +76,22 @@ def test_a_model_on_the_meta_device_is_checked_before_it_has_weights():
     assert (cos.shape, cos.device.type) == ((2, 3, 16), "meta")
     with pytest.raises(CheckpointError, match="--max-seq-len 32"):
         check(model, 64)
+
+
+class OtherRotaryEmbedding(nn.Module):
+    """One that is made of other things than a configuration, and is no pair."""
+
+    def __init__(self, size, base):
+        super().__init__()
+        self.size, self.base = size, base
+
+    def forward(self, _, position_ids):
+        return (position_ids[..., None] * torch.ones(self.size) / self.base,) * 3
+
+
+def test_an_embedding_that_is_no_pair_is_refused_when_it_is_exported():
+    model = random_model("llama", num_hidden_layers=1)
+    model.model.rotary_emb = OtherRotaryEmbedding(2, 8)
+    check(model, 8)  # it cannot be made without weights
+    with pytest.raises(CheckpointError, match="no pair of cosines and sines"):
+        RotaryTable(model.model.rotary_emb, 8, 8, halves=True)

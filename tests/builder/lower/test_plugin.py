@@ -106,11 +106,12 @@ def test_a_product_in_another_order_is_not_taken_whole():
     assert names[:4] == ["query", "key", "value", "past_key"]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow(only=("head size",))
+@pytest.mark.nightly(but=("head size",))
 @pytest.mark.parametrize(
     ("model_type", "fields", "reason"),
     [
-        ("llama", {"head_dim": 16}, "head size 16: the plugin's attention has 64, 80, 96, 128, 256 alone"),
+        pytest.param("llama", {"head_dim": 16}, "head size 16: the plugin's attention has 64, 80", id="head size"),
         ("phi3", {"rope_parameters": PARTIAL, "head_dim": 80}, "40 rotated dimensions"),
         ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, "the model's Gather wants them"),
     ],

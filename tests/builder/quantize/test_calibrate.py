@@ -174,6 +174,14 @@ def test_only_the_same_is_reused(tmp_path, other):
     assert CalibrationCache(tmp_path, *other).load("layer0", ["a", "b"]) is None
 
 
+def test_a_file_that_is_gone_is_said(tmp_path):
+    cache = CalibrationCache(tmp_path, "model")
+    found = cache.save("layer0", quantize({"a": torch.ones(2, 32)}, RTN))
+    (cache.folder / "layer0.safetensors").unlink()
+    with pytest.raises(OutputError, match=r"layer0.safetensors is gone .*: leave it alone, and begin again$"):
+        found["a"].whole()
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[-200] ^= 255

@@ -4,10 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import random_model
 
 from specbuild.builder.config.scheme import parse
+from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import Held
-from specbuild.builder.quantize.grids import on_grid
+from specbuild.builder.quantize.calibrate import CalibrationCache
+from specbuild.builder.quantize.grids import on_grid, own_grids
+from specbuild.builder.quantize.linears import Names
 
 ROWS, COLUMNS = 48, 256
 
@@ -105,3 +109,17 @@ def from_0(steps):
 def test_no_grid(numbers, scheme):
     assert on_grid({"w": Held(numbers)}, parse(scheme, "onnxruntime")) is None
     assert on_grid({"w": Held(from_0(8))}, parse("int4", "onnxruntime"))
+
+
+def test_a_grid_is_looked_for_once_and_not_where_one_input_has_two_schemes(tmp_path):
+    net = random_model("llama", num_hidden_layers=1, hidden_size=COLUMNS, intermediate_size=ROWS)
+    mlp, cache = net.model.layers[0].mlp, CalibrationCache(tmp_path, "model")
+    mlp.gate_proj.weight.data, mlp.up_proj.weight.data = weight("Q4_0"), weight("Q4_0", 1)
+    gate, up = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up"))
+    int4, int8 = (parse(kind, "onnxruntime") for kind in ("int4", "int8"))
+    model, names = LayeredModel.of(net), Names.of(net)
+    assert own_grids(model, names, {gate: int4, up: int8}, cache) == {}
+    for _ in range(2):
+        found = own_grids(model, names, {gate: int4, up: int4}, cache)
+        torch.testing.assert_close(found[gate].whole().restored(), weight("Q4_0"))
+        mlp.gate_proj.weight.data.normal_()  # the second time it is the cache's

@@ -26,7 +26,7 @@ from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.grids import own_grids
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.numbers import Inputs, quantize
-from specbuild.builder.quantize.rewrite import Quantize, pack
+from specbuild.builder.quantize.rewrite import Quantize, check_products, pack
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.errors import OptionError
@@ -106,6 +106,8 @@ def test_products_made_one_with_two_precisions_are_refused():
         with pytest.raises(OptionError, match=rf"^{at}.q_proj, {at}.k_proj, {at}.v_proj are one product: give"):
             rewritten("llama", found, names)
         found.pop(f"{at}.k_proj", None)  # then one is not quantized at all
+    with pytest.raises(OptionError, match="are one product"):
+        check_products(made("llama")[1], {f"{at}.q_proj": parse("int8", CPU)})
 
 
 NORM = """g (float[1, 2, 64] x, float[64] norm, float[64, 16] q_T, float[64, 16] k_T, float[64, 16] v_T)
