@@ -23,6 +23,11 @@ class Reference:
     prompt: list[int]
     tokens: list[int]
 
+    @property
+    def text(self) -> list[int]:
+        """Prompt and continuation without the last token, whose successor is not known."""
+        return [*self.prompt, *self.tokens[:-1]]
+
 
 @contextmanager
 def without_defaults(model: PreTrainedModel) -> Iterator[None]:

@@ -23,6 +23,8 @@ def most_likely(model, prompt, count):
 def test_each_prompt_goes_on_with_the_most_likely_tokens(model):
     found = greedy(model, PROMPTS, 8, [])
     assert found == [Reference(prompt, most_likely(model, prompt, 8)) for prompt in PROMPTS]
+    for each in found:
+        assert text_logits(model, each.text).argmax(1)[-8:].tolist() == each.tokens
 
 
 def test_a_continuation_ends_with_the_first_token_that_ends_texts(model):
