@@ -18,7 +18,7 @@ from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
 from specbuild.builder.config.progress import Progress
 from specbuild.runtime.backends.gpu.device import MAX_NODES
-from specbuild.runtime.backends.tensorrt.plan import load_plugin, logger
+from specbuild.runtime.backends.tensorrt.plan import load_plugin, logger, verbose
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
@@ -213,7 +213,10 @@ def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence standard error, to which TensorRT's compiler writes what the log receives, too."""
+    """Silence standard error, to which TensorRT's compiler writes what the log receives, too; not if that is wanted."""
+    if verbose():
+        yield
+        return
     kept = os.dup(2)
     with Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 2)

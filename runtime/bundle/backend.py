@@ -31,7 +31,6 @@ class Backend:
     native_lowering: str | None = None  # the module that lowers without the plugin; None: it takes no plugins
     architectures: tuple[str, ...] = ()  # engines can be compiled for these; (): only for the compiling GPU
     cubins: tuple[str, ...] = ()  # default architectures to compile kernels for
-    version_parts: int | None = None  # leading version numbers in which compiler and runtime must agree; None: all
     load_options: frozenset[str] = frozenset()  # those `LoadOptions` that only some backends have
     compiles_here: bool = True  # whether models can be compiled on machines without a GPU
 
@@ -108,7 +107,6 @@ BACKENDS: Mapping[str, Backend] = {
             package="tensorrt_rtx",
             architectures=RTX_ARCHITECTURES,
             cubins=("80", "120"),
-            version_parts=2,
             load_options=_STREAMED,
         ),
     )

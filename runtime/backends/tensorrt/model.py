@@ -1,11 +1,12 @@
 """A TensorRT or TensorRT-RTX plan as a `Model`: an execution context per bucket, with every tensor bound once.
 
-Prefill has contexts of its own, whose cache is one slot's part. All contexts share one scratch memory.
+Prefill has contexts of its own, whose cache is one slot's part. A context is made when it is first needed. All share
+one scratch memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class TrtModel:
         scratch: Tensor | None = None,
         pages: PageTable | None = None,
     ) -> None:
-        """Allocate the tensors, make the contexts, and run every shape once.
+        """Allocate the tensors, and run the largest step once.
 
         Raises BundleError for a plan that is not as the manifest says, ExecutionError for too little memory of the GPU.
 
@@ -58,28 +59,24 @@ class TrtModel:
         check_profiles(record, plan.profiles)
         cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
         nodes = {name: sizes["nodes"][2] for name, sizes in record.profiles.items()}
-        exact = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name != PROMPT}
-        ranges = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name == PROMPT}
-        self.buckets: Sequence[int] = tuple(sorted(exact))
-        self.chunk, largest = min(max([*self.buckets, *ranges]), spec.capacity), self.buckets[-1]
+        self._exact = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name != PROMPT}
+        self._ranges = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name == PROMPT}
+        self.buckets: Sequence[int] = tuple(sorted(self._exact))
+        self.chunk, largest = min(max([*self.buckets, *self._ranges]), spec.capacity), self.buckets[-1]
         quarters = (-(-self.chunk * part // 4) for part in range(1, 5))
         self.lengths: Sequence[int] = (largest, *(nodes for nodes in quarters if nodes > largest))
         trees = [sizes["tree"][2] for sizes in record.profiles.values() if "tree" in sizes and sizes["tree"][2]]
         sizes = batch_size, largest, self.chunk
         self.tensors = StepTensors.allocate(device, spec, sizes, cache, min(trees, default=0))
-        scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
-        if scratch.nbytes < plan.scratch_bytes:
-            raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
-        stream = device.stream()
-        self._numbers = self._number_rows(stream)
-        with device.current:
-            self._steps = self._contexts(exact, scratch, stream)
-            self._slots = self._contexts({largest: exact[largest], **ranges}, scratch, stream)
-        for size, context in self._steps.items():
-            self._bind(context, batch_size, size, size)
-        self._warm(stream)
-        self.capturable = all(_capturable(context, stream) for context in self._steps.values())
-        plan.keep_compiled()
+        self._scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
+        if self._scratch.nbytes < plan.scratch_bytes:
+            size = self._scratch.nbytes
+            raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {size}")
+        self._stream = device.stream()
+        self._numbers = self._number_rows(self._stream)
+        self._steps, self._slots, self._ran = dict[int, Any](), dict[int, Any](), set[tuple[int, int]]()
+        self.capturable = True
+        self._try()
 
     def _number_rows(self, stream: int) -> Tensor:
         """Return `int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
@@ -90,24 +87,32 @@ class TrtModel:
         self._device.upload(tensor, table, stream)
         return tensor
 
-    def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
-        """Return a context for each profile, by the largest number of nodes in its steps."""
-        return {nodes: self._plan.context(profile, scratch, stream) for nodes, profile in profiles.items()}
-
-    def _warm(self, stream: int) -> None:
-        """Run every shape once, because the first run allocates and compiles.
+    def _try(self) -> None:
+        """Run the largest step, so that what is wrong with the plan is found at once.
 
         All nodes see all rows, so that none gives NaN; with TreeAttention all nodes are padding, which gives 0.
         """
         for mask in self.tensors.masks.values():
-            self._device.fill(mask, 1, stream)
-        for nodes in self._steps:
-            self.enqueue(nodes, stream)
-        for nodes in self.lengths:
-            self.prefill(0, nodes, nodes - 1, stream)
+            self._device.fill(mask, 1, self._stream)
+        self.enqueue(self.buckets[-1], self._stream)
         for tensor in (*self.tensors.masks.values(), self.tensors.cache):
-            self._device.fill(tensor, 0, stream)
-        self._device.wait(stream)
+            self._device.fill(tensor, 0, self._stream)
+        self._device.wait(self._stream)
+
+    def _context(self, profile: int) -> Any:
+        """Return a new context; while a graph is captured, which none may be made in, raise ExecutionError."""
+        if self._device.capturing:
+            raise ExecutionError(f"a step of the {self.spec.name} has not run yet: it cannot be captured")
+        with self._device.current:
+            return self._plan.context(profile, self._scratch, self._stream)
+
+    def _run(self, context: Any, batch: int, nodes: int, stream: int) -> None:
+        """Enqueue a context's step; keep what the first of a shape has compiled."""
+        with self._device.current:
+            self._plan.call(context.execute_async_v3, stream)
+        if (batch, nodes) not in self._ran:
+            self._ran.add((batch, nodes))
+            self._plan.keep_compiled()
 
     def _bind(self, context: Any, batch: int, nodes: int, outputs: int, slot: int = 0, first: int = 0) -> None:
         """Set a context's shapes and addresses, with the cache from `slot` on.
@@ -150,18 +155,22 @@ class TrtModel:
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """Enqueue a step of all slots; see `Model.enqueue`."""
-        context = self._steps[nodes]
-        with self._device.current:
-            self._plan.call(context.execute_async_v3, stream)
+        if nodes not in self._steps:
+            self._steps[nodes] = context = self._context(self._exact[nodes])
+            self._bind(context, self.batch_size, nodes, nodes)
+            self.capturable = self.capturable and _capturable(context, stream)
+        self._run(self._steps[nodes], self.batch_size, nodes, stream)
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """Enqueue a step of one slot; see `Model.prefill`. It binds tensors, so no graph can hold it."""
         if nodes not in self.lengths:
             raise ExecutionError(f"a step of one slot has {', '.join(map(str, self.lengths))} nodes, not {nodes}")
-        context = self._slots[nodes if nodes == self.buckets[-1] else max(self._slots)]
-        self._bind(context, 1, nodes, nodes if nodes == self.buckets[-1] else 1, slot, last)
-        with self._device.current:
-            self._plan.call(context.execute_async_v3, stream)
+        largest = self.buckets[-1]
+        longest = largest if nodes == largest else max(self._ranges)
+        if longest not in self._slots:
+            self._slots[longest] = self._context(self._exact[largest] if nodes == largest else self._ranges[longest])
+        self._bind(self._slots[longest], 1, nodes, nodes if nodes == largest else 1, slot, last)
+        self._run(self._slots[longest], 1, nodes, stream)
 
     def close(self) -> None:
         """Free the contexts and the weights; see `Model.close`."""

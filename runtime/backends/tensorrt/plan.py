@@ -1,6 +1,6 @@
 """A compiled plan of TensorRT or TensorRT-RTX: the checks before it runs, and the engine made from it.
 
-TensorRT prints nothing; its messages become the reasons in our errors.
+TensorRT's messages become the reasons in our errors; it prints nothing, unless its log is wanted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import logging
 import mmap
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +26,9 @@ from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, o
 
 from .runtime_cache import RuntimeCache
 
+LOG = "SPECBUILD_TENSORRT_LOG"  # "verbose": TensorRT's messages of all kinds go to standard error
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
+_log = logging.getLogger(__name__)
 Profile = Mapping[str, tuple[int, int, int]]  # min, opt, max of "batch", "nodes"; of a plugin's "tree", "pages"
 
 
@@ -36,6 +41,11 @@ def flavour(backend: Backend) -> Any:
         raise BundleError(f"the bundle needs {name} ({one_line(error)}): pip install {name}") from None
 
 
+def verbose() -> bool:
+    """Return whether TensorRT's own messages are wanted on standard error."""
+    return os.environ.get(LOG, "").lower() == "verbose"
+
+
 @functools.cache
 def logger(trt: Any) -> Any:
     """Return a flavour's log, one per process; it keeps the first error since `clear`, which causes the later ones."""
@@ -44,6 +54,8 @@ def logger(trt: Any) -> Any:
         first: str | None = None
 
         def log(self, severity: Any, message: str) -> None:
+            if verbose():
+                print(f"{trt.__name__}: {severity.name}: {message}", file=sys.stderr, flush=True)
             if severity <= trt.ILogger.ERROR and self.first is None:
                 self.first = " ".join(message.split())
 
@@ -58,8 +70,8 @@ def logger(trt: Any) -> Any:
 
 
 def check_version(backend: Backend, record: EngineRecord, installed: str) -> None:
-    """Raise BundleError if a plan was compiled by a TensorRT version that `installed` cannot run."""
-    parts = 1 if record.version_compatible else backend.version_parts
+    """Raise BundleError if a plan was compiled by a TensorRT version that `installed` cannot run: a plan fits one."""
+    parts = 1 if record.version_compatible else None
     if record.version.split(".")[:parts] != installed.split(".")[:parts]:
         raise BundleError(
             f"the plan was compiled by {backend.name} {record.version}, installed is {installed}: "
@@ -144,7 +156,7 @@ def deserialise(trt: Any, backend: Backend, file: PlanFile, host_code: bool) -> 
     runtime.engine_host_code_allowed = host_code
     engine, reason = None, "it is cut off"
     if len(file.data) > _HEADER:
-        reason = invalidity(trt, runtime, file.data[:_HEADER])
+        reason = invalidity(trt, runtime, file)
         log.clear()
         engine = None if reason else runtime.deserialize_cuda_engine(file.data)
     if engine is None:
@@ -153,13 +165,19 @@ def deserialise(trt: Any, backend: Backend, file: PlanFile, host_code: bool) -> 
     return runtime, engine
 
 
-def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
-    """Return what TensorRT-RTX finds wrong in a plan's header, in its words; "" if nothing, and always for TensorRT."""
+def invalidity(trt: Any, runtime: Any, file: PlanFile) -> str:
+    """Return why TensorRT-RTX refuses a plan's header, in its words; "" if it takes it, and always for TensorRT.
+
+    A plan that is merely suboptimal here is taken, with a warning.
+    """
     if not hasattr(runtime, "get_engine_validity"):
         return ""
-    flags = runtime.get_engine_validity(header)[1]
+    validity, flags = runtime.get_engine_validity(file.data[:_HEADER])
     reasons = [name for name, flag in trt.EngineInvalidityDiagnostics.__members__.items() if flags & flag.value]
-    return ", ".join(reasons).lower().replace("_", " ")
+    reason = ", ".join(reasons).lower().replace("_", " ")
+    if validity == trt.EngineValidity.SUBOPTIMAL:
+        _log.warning("%s runs here, but slower than one that is built for this GPU: %s", file.name, reason)
+    return (reason or "invalid") if validity == trt.EngineValidity.INVALID else ""
 
 
 def limit_weights(engine: Any, name: str, share: float) -> None:

@@ -85,14 +85,24 @@ def model_of(plan, device=None, pages=(3, 96, 16, 11)):
     return TrtModel(plan, plan.spec, device, 3, pages=table)
 
 
-def test_what_it_may_be_asked_has_run_when_what_was_compiled_is_kept():
-    """Each bucket of all slots, and of one slot the few lengths that a prompt's chunk is padded to; no others."""
+def test_a_context_is_made_when_it_is_first_needed():
+    """The largest step runs at once; of one slot the few lengths that a prompt's chunk is padded to, when they come."""
     plan = NoPlan()
     model = model_of(plan)
     assert model.lengths == (4, 6, 8)
-    assert plan.kept == [[(3, 4)], [(1, 4)], [(1, 6), (1, 8)]]
+    assert plan.kept == [[(3, 4)]]
+    for nodes in (4, 8, 6, 8):
+        model.prefill(0, nodes, nodes - 1, 1)
+    assert plan.kept == [[(3, 4)], [(1, 4)], [(1, 8), (1, 6)]], "after each shape's first step, which compiles"
     with pytest.raises(ExecutionError, match="a step of one slot has 4, 6, 8 nodes, not 5"):
         model.prefill(0, 5, 4, 1)
+
+
+def test_none_is_made_while_a_graph_is_captured():
+    device = NoGpu()
+    model, stream = model_of(NoPlan(), device), device.stream()
+    with pytest.raises(ExecutionError, match="a step of the toy has not run yet: it cannot be captured"):
+        device.graph(lambda: model.prefill(0, 4, 3, stream), stream)
 
 
 @pytest.mark.parametrize("says", [None, True, False])

@@ -6,6 +6,7 @@ import re
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from enum import Enum, IntEnum, IntFlag
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from specbuild.runtime.backends.tensorrt.plan import (
     check_version,
     deserialise,
     flavour,
+    invalidity,
     limit_weights,
     load_plugin,
     logger,
@@ -50,6 +52,7 @@ NAMES = {
 RTX_ALONE = {
     "get_engine_validity",
     "EngineInvalidityDiagnostics",
+    "EngineValidity",
     "cuda_graph_strategy",
     "CudaGraphStrategy",
     "dynamic_shapes_kernel_specialization_strategy",
@@ -91,6 +94,51 @@ def test_a_damaged_plan_is_one_line(tmp_path, capfd, size, reason):
     assert capfd.readouterr() == ("", "")
 
 
+class Flavour:
+    """What a plan's header is said to be, and the log's kinds of messages."""
+
+    EngineValidity = Enum("EngineValidity", "VALID SUBOPTIMAL INVALID")
+    EngineInvalidityDiagnostics = IntFlag("EngineInvalidityDiagnostics", "VERSION_MISMATCH UNSUPPORTED_CC")
+
+    class ILogger:
+        ERROR, VERBOSE = IntEnum("Severity", "ERROR VERBOSE")
+
+    def __init__(self, validity="VALID", flags=0):
+        self.said = self.EngineValidity[validity], flags
+
+    def get_engine_validity(self, header):
+        assert len(header) == 64
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("validity", "flags", "reason", "warns"),
+    [
+        ("VALID", 0, "", False),
+        ("SUBOPTIMAL", 2, "", True),
+        ("INVALID", 3, "version mismatch, unsupported cc", False),
+        ("INVALID", 0, "invalid", False),
+    ],
+)
+def test_a_plan_that_is_merely_suboptimal_is_taken(logged, validity, flags, reason, warns):
+    said = Flavour(validity, flags)
+    assert invalidity(said, said, PlanFile("target.plan", bytes(100))) == reason
+    assert ["slower than one that is built for this GPU" in each.getMessage() for each in logged()] == [True] * warns
+
+
+def test_its_own_log_is_there_for_whoever_wants_it(monkeypatch, capsys):
+    """Every message then, and otherwise none; the first error is the reason either way."""
+    log = logger(Flavour)
+    for wanted, printed in ((None, ""), ("verbose", "Flavour: VERBOSE: chose a tactic\nFlavour: ERROR: no  room\n")):
+        monkeypatch.setenv("SPECBUILD_TENSORRT_LOG", wanted) if wanted else None
+        log.clear()
+        log.log(Flavour.ILogger.VERBOSE, "chose a tactic")
+        log.log(Flavour.ILogger.ERROR, "no  room")
+        log.log(Flavour.ILogger.ERROR, "so nothing was made")
+        assert log.reason == "no room"
+        assert capsys.readouterr().err == (printed and printed + "Flavour: ERROR: so nothing was made\n")
+
+
 def test_a_flavour_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(BundleError, match=r"the bundle needs tensorrt-rtx .*: pip install tensorrt-rtx"):
@@ -100,7 +148,7 @@ def test_a_flavour_that_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "compatible", "fits", "other"),
     [
-        ("tensorrt-rtx", False, ("1.7.1.116", "1.7.9.1"), "1.8.0.1"),
+        ("tensorrt-rtx", False, ("1.7.1.116",), "1.7.1.117"),
         ("tensorrt", False, ("1.7.1.116",), "1.7.2.0"),
         ("tensorrt", True, ("1.9.0.0",), "2.0.0.0"),
     ],
