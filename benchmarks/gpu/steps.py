@@ -11,6 +11,7 @@ from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 
 STEPS, TURNS = 20, 9  # steps per turn, and turns whose median counts
+SECONDS = 0.2  # of a turn at most, in which long steps are fewer
 
 
 def executors(loop: DeviceLoop) -> list[StandardExecutor]:
@@ -26,6 +27,20 @@ def steps(loop: DeviceLoop, trees: list[str], found: dict[str, Any]) -> None:
         row |= {"models_ms": models, "glue_and_host_share": 1 - models / row["round_ms"]}
         row["graph_speedup"] = rows[f"{tree}, enqueue"]["round_ms"] / row["round_ms"]
     found["steps_ms"] = alone.all()
+
+
+def step_ms(executor: StandardExecutor, nodes: int) -> float:
+    """Return the median milliseconds of a step on the executor's current inputs."""
+    step, times, count = executor.repeatable(nodes), list[float](), 1
+    for _ in range(TURNS + 2):
+        started = time.perf_counter()
+        for _ in range(count):
+            step()
+        executor.wait()
+        seconds = (time.perf_counter() - started) / count
+        times.append(seconds * 1e3)
+        count = max(1, min(STEPS, int(SECONDS / seconds)))
+    return statistics.median(times[2:])
 
 
 class Alone:
@@ -55,12 +70,5 @@ class Alone:
         """Return the median milliseconds of one step."""
         key = executor.spec.name, nodes
         if key not in self._known:
-            step, times = executor.repeatable(nodes), []
-            for _ in range(TURNS + 2):
-                started = time.perf_counter()
-                for _ in range(STEPS):
-                    step()
-                executor.wait()
-                times.append((time.perf_counter() - started) * 1e3 / STEPS)
-            self._known[key] = statistics.median(times[2:])
+            self._known[key] = step_ms(executor, nodes)
         return self._known[key]

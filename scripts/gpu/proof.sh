@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in four stages that each stand alone, take less than 8 minutes and write JSON as they go:
-# scripts/gpu/proof.sh [a|b|c|d]...; all by default. For a bare machine with the working tree, nvcc and a Python with
+# Everything that needs a GPU, in five stages that each stand alone, take less than 8 minutes and write JSON as they go:
+# scripts/gpu/proof.sh [a|b|c|d|e]...; all by default. For a bare machine with the working tree, nvcc and a Python with
 # torch, numpy and pytest, and no network. docs/guides/gpu.md says what each proves, and how to bring it there.
 #   a  the repository alone: which flavours run (probe.json), the kernels compiled for this GPU, every test for a GPU in
 #      a process per file (tests.json), and under compute-sanitizer (memcheck.json, racecheck.json)
@@ -8,14 +8,16 @@
 #   c  bundles of ONNX Runtime's CUDA provider, carried in pieces or found in BUNDLES_AT: engines-*.json
 #   d  on a card that TensorRT-RTX lists: a bundle is built where none was carried, loaded twice and run: rtx.json,
 #      engines-rtx-*.json
+#   e  shapes without weights (make_shape.py), carried or found in BUNDLES_AT: their weights are made here, then their
+#      steps and recorded rounds measured: shape-*.json. BATCHES and CONTEXTS choose some, such as BATCHES=1,4
 # Results go to $OUT, else benchmarks/results/gpu; what is built stays in $WORK, else build/gpu. BUNDLE names one of
 # several (a pattern); SMOKE=1 takes the smallest cases, PYTHON another Python; MOST are a stage's seconds; PREBUILT=1
 # takes the two libraries that $WORK has, in place of compiling them.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-stages=${*:-a b c d}
+stages=${*:-a b c d e}
 for stage in $stages; do
-  [[ " a b c d " == *" $stage "* ]] || { echo "unknown stage $stage: use a, b, c, d" >&2 && exit 2; }
+  [[ " a b c d e " == *" $stage "* ]] || { echo "unknown stage $stage: use a, b, c, d, e" >&2 && exit 2; }
 done
 python=${PYTHON:-python3}
 carried=${CARRIED:-build/carry}
@@ -138,6 +140,21 @@ d() {
   ls -d "$bundles"/rtx-*.bundle >/dev/null 2>&1 ||
     compile rtx-fp16 --backend tensorrt-rtx --precision fp16 --arch "$gpu" --cuda-arch "$gpu" || return 1
   engines 'rtx-*' || status=1
+  return $status
+}
+
+e() {
+  local status=0 tried=0 shape most=$((most < 230 ? most : 230)) # a call of four minutes
+  carry || status=1
+  for shape in "$bundles"/${BUNDLE:-shape-*}.bundle; do
+    [ -d "$shape" ] || continue
+    tried=1
+    ls "$shape"/*/weights.bin >/dev/null 2>&1 || timeout "$(left 150)" "$python" scripts/gpu/make_weights.py "$shape" ||
+      { status=1; continue; }
+    timeout "$(left 230)" "$python" -m benchmarks.gpu.shape "$shape" --out "$out" --seconds "$(($(left 230) - 50))" \
+      ${smoke:+"$smoke"} ${BATCHES:+--batches "$BATCHES"} ${CONTEXTS:+--contexts "$CONTEXTS"} >/dev/null || status=1
+  done
+  [ $tried = 1 ] || { echo "there is no bundle ${BUNDLE:-shape-*} in $bundles"; status=1; }
   return $status
 }
 

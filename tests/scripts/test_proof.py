@@ -62,6 +62,31 @@ def test_c_and_d_hold_a_bundle_against_the_cpu(stage, card, card_bundle, bundle,
     assert f"engines-{name}-cudnn.json" in found if carried else found["rtx.json"]["listed"]
 
 
+@pytest.fixture
+def shape(import_script, make_checkpoint, tmp_path):
+    """A toy's shape without weights, for the stage to find."""
+    sizes = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    toy = make_checkpoint(tmp_path / "toy", **sizes) / "config.json"
+    out = tmp_path / "bundles" / "shape-toy.bundle"
+    out.parent.mkdir()
+    options = ["--like", str(toy), "--max-seq-len", "384", "--max-batch-size", "2"]
+    assert import_script("gpu/make_shape").main([str(out), *options]) == 0
+    return out
+
+
+def test_e_makes_the_weights_and_measures_the_shape(stage, shape):
+    """Its tokens are those that the weights foretell, in plain decoding and in rounds as they were recorded."""
+    found = stage("e", BUNDLES_AT=str(shape.parent))[f"{shape.stem}.json"]
+    assert found["source"].endswith("weights drawn by seed 0")
+    assert found["left"] == []
+    for batch in ("1", "2"):
+        result = found["batches"][batch]
+        assert set(result["foretold"].values()) == {True}
+        assert {"1", "2", "64"} <= result["contexts"]["64"]["steps_ms"].keys()
+        assert result["ways"]["off"]["tokens_per_round"] == int(batch)
+        assert result["ways"]["best:15"]["tokens_per_round"] > 1.5 * int(batch)
+
+
 def test_a_card_that_is_not_listed_is_all_there_is_to_say(stage):
     found = stage("d", CARD_RTX_LISTS="75,80,86,89,120,121")
     assert list(found) == ["rtx.json"]
@@ -71,9 +96,12 @@ def test_a_card_that_is_not_listed_is_all_there_is_to_say(stage):
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
 def test_without_a_card_every_stage_says_what_it_lacks(tmp_path, run):
     """And one that fails stops none."""
-    done = run("bash", "scripts/gpu/proof.sh", "c", "d", PYTHON=sys.executable, OUT=str(tmp_path), WORK=str(tmp_path))
+    done = run(
+        "bash", "scripts/gpu/proof.sh", "c", "d", "e", PYTHON=sys.executable, OUT=str(tmp_path), WORK=str(tmp_path)
+    )
     assert done.returncode == 1
     assert "there is no bundle ort-*" in done.stdout
+    assert "there is no bundle shape-*" in done.stdout
     assert "libcuda.so.1" in json.loads((tmp_path / "rtx.json").read_text())["reason"]
 
 

@@ -55,7 +55,7 @@ def logger(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if verbose():
-                print(f"{trt.__name__}: {severity.name}: {message}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"{trt.__name__}: {severity.name}: {message}\n")
             if severity <= trt.ILogger.ERROR and self.first is None:
                 self.first = " ".join(message.split())
 
