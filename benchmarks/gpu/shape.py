@@ -51,6 +51,7 @@ from specbuild.runtime.speculation.proposal import Proposal
 from specbuild.runtime.speculation.tree import Tree
 
 ROOM = 192  # tokens of a text beyond its context: what is decoded, and a step's nodes
+PROMPTS = 1 << 14  # tokens of all prompts together, which every way reads in every turn
 DRAFTED = 15  # nodes that a round drafts at most: with the root 16, which is a step's size
 SHARE = 0.9  # of the card's free memory that a plan may take: graphs and ONNX Runtime's own are not in it
 
@@ -172,7 +173,7 @@ def decode(
 
     Args:
         engine: The engine.
-        context: Tokens of each prompt.
+        context: Tokens of each prompt at most; of many they have fewer.
         scale: The size of the benchmark.
         models_ms: The milliseconds of a step by nodes, for so many tokens.
         found: The part of the result to fill in.
@@ -180,7 +181,8 @@ def decode(
     """
     loop: Any = engine._loop
     batch, executor, proposals, resident = loop.target.batch_size, loop.target, loop.proposals, loop.resident
-    texts = [[(97 * slot + at) % 1000 for at in range(context)] for slot in range(batch)]
+    found["prompt_tokens"] = length = min(context, PROMPTS // batch)
+    texts = [[(97 * slot + at) % 1000 for at in range(length)] for slot in range(batch)]
     plain = SamplingParams(max_new_tokens=scale.new_tokens, seed=0, ignore_eos=True, speculation="off")
     drafted = replace(plain, speculation=f"chain:{min(DRAFTED, executor.buckets[-1] - 1)}")
     first = engine.generate(texts[:1], replace(plain, max_new_tokens=1))[0]
