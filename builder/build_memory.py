@@ -7,7 +7,7 @@ from math import prod
 
 from .config.build_config import BuildConfig
 from .frontend.checkpoint import Checkpoint
-from .frontend.eagle3_head import EagleCheckpoint
+from .frontend.draft_head import HeadCheckpoint
 from .frontend.layer_by_layer import LOGITS
 from .frontend.lazy_weights import Weight
 from .quantize.texts import HELD_OUT, LENGTH
@@ -23,7 +23,7 @@ CHECK_TOKENS = 280  # of the check's texts together
 Uses = dict[str, int]
 
 
-def building_memory(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint) -> Uses:
+def building_memory(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint) -> Uses:
     """Return the bytes at the peak of making one model, by use, beside the libraries and before its bundle's check.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from .config.build_config import BuildConfig
 from .config.quantize_options import chooses
 from .frontend.checkpoint import Checkpoint
-from .frontend.eagle3_head import EagleCheckpoint
+from .frontend.draft_head import HeadCheckpoint
 from .quantize.assignment import assign
 from .quantize.linears import Names
 from .quantize.texts import LENGTH
@@ -37,7 +37,7 @@ def slowness() -> float:
 
 
 def building_seconds(
-    config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, layers: int, names: Names | None
+    config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, layers: int, names: Names | None
 ) -> float | None:
     """Return the seconds to build one model beside those of a process; None if an engine is compiled, which varies.
 

@@ -24,7 +24,6 @@ from .config.build_config import BuildConfig
 from .config.quantize_options import chooses
 from .config.scheme import Scheme
 from .frontend.checkpoint import Checkpoint
-from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
 from .frontend.layer_by_layer import LayeredModel
 from .frontend.logits_file import LOWEST
@@ -32,6 +31,7 @@ from .lower.plugin import PAGED
 from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens, unspread
 from .passes.spread_logits import spread_logits
 from .quantize.assignment import assign, experts_scheme
+from .quantize.calibrate import calibrate as calibrate_weights
 from .quantize.experts import QuantizeExperts
 from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
@@ -62,6 +62,11 @@ class Prepared:
     scales: Scales | None
     quantization: Quantization | None
     blocks: dict[str, OwnBlocks]
+
+    @property
+    def numbers(self) -> Mapping[str, Numbers]:
+        """All weights that get other numbers than float32's, by name."""
+        return self.quantization.numbers if self.quantization else self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,11 @@ class CompiledModel:
 
 @dataclass(frozen=True, slots=True)
 class CompiledTarget:
-    """The target, for a GPU Hugging Face's results on the check's prompts, and the EAGLE-3 head loaded with it."""
+    """The target, for a GPU Hugging Face's results on the check's prompts, and the head loaded with it."""
 
     model: CompiledModel
     references: Before | None
-    head: EagleHead | None = None
+    head: LoadedModel | None = None
     graph: GraphCheck = field(default_factory=GraphCheck)
 
 
@@ -155,7 +160,7 @@ def _references(context: BuildContext, loaded: LoadedModel) -> Before:
 
 def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget) -> CompiledModel:
     with context.stage("draft: load"):
-        loaded = load_draft(context.source, target.head)
+        loaded = target.head or load_draft(context.source)
     prepared = _prepared(context, loaded, target.references, texts, target.model.quantization)
     return _lowered(context, loaded, prepared, target.model.emitted.stored)
 
@@ -221,12 +226,12 @@ def _lowered(context: BuildContext, loaded: LoadedModel, prepared: Prepared, sto
     config, name, graph = context.config, loaded.name, prepared.graph
     quantization, scales = prepared.quantization, prepared.scales
     with context.stage(f"{name}: lower"):
-        by_name: Mapping[str, Numbers] = quantization.numbers if quantization else prepared.blocks
+        by_name = _head_numbers(config, loaded) if loaded.is_head else prepared.numbers
         matched = prepared.matched | _rewrite(graph, by_name, Names.of(loaded.net)) if by_name else prepared.matched
         if scheme := experts_scheme(config, name):
             QuantizeExperts(scheme)(graph)
             passes.clean(graph)
-        precision = _precision(config, name, quantization)
+        precision = _precision(config, name, by_name)
         products = asdict(count(graph, memory_plan.item_bytes(precision)))
         caches = Caches(context.capacity, context.source.max_seq_len, scales)
         emitted = emit(context.folder, name, graph, config, caches, context.stages.detail, stored)
@@ -234,6 +239,15 @@ def _lowered(context: BuildContext, loaded: LoadedModel, prepared: Prepared, sto
     operators = prepared.operators | {"lowered": emitted.lowered}
     blocks = block_report(loaded.weights, prepared.blocks) if prepared.blocks else None
     return CompiledModel(name, record, emitted, matched, operators, products, scales, quantization, blocks)
+
+
+def _head_numbers(config: BuildConfig, head: LoadedModel) -> Mapping[str, Numbers]:
+    """Return a head's quantized weights, rounded to nearest: no text calibrates what reads hidden states."""
+    scheme = experts_scheme(config, head.name)
+    if scheme is None:
+        return {}
+    schemes = assign(config.quantize, head.name, str(scheme), config.backend, Names.of(head.net))
+    return calibrate_weights(head.layered(0), {name: each.to_nearest for name, each in schemes.items()}, ())
 
 
 def _rewrite(graph: ir.Model, by_name: Mapping[str, Numbers], names: Names) -> dict[str, int]:
@@ -244,12 +258,12 @@ def _rewrite(graph: ir.Model, by_name: Mapping[str, Numbers], names: Names) -> d
     return {type(quantizer).__name__: quantizer.matched}
 
 
-def _precision(config: BuildConfig, name: str, quantization: Quantization | None) -> str:
+def _precision(config: BuildConfig, name: str, quantized: Mapping[str, Numbers]) -> str:
     """Return the name of a model's precision, as the manifest has it."""
     dtype, precision, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
     if config.keeps(name):
         return str(scheme)
-    if not quantization or not quantization.numbers:
+    if not quantized:
         return dtype
     label = precision if chooses(precision) or (scheme and scheme.quantized) else "mixed"
     return label if dtype == "fp32" or "/" in label else f"{label}/{dtype}"
@@ -260,7 +274,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
     config, source, drafts = context.config, context.source, loaded.name == "draft"
     checkpoint, layout, lowered_by = source.models[loaded.name], source.layouts[loaded.name], lowering(config)
     vocabulary = source.vocabulary
-    reads = {"hidden": "hidden_in"} if loaded.head and drafts else {}
+    reads = {"hidden": "hidden_in"} if loaded.is_head else {}
     return ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
@@ -273,9 +287,9 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,
         inputs=lowered_by.INPUTS | (PAGED if config.engine.block_size else {}) | reads,
-        outputs=lowered_by.OUTPUTS | ({"hidden": "hidden"} if loaded.head else {}),
+        outputs=lowered_by.OUTPUTS | ({"hidden": "hidden"} if loaded.hidden else {}),
         kind=source.kind if drafts else "model",
-        hidden=loaded.head.config.hidden_size if loaded.head else 0,
+        hidden=loaded.hidden,
         mask_token=vocabulary.mask_token if drafts and vocabulary else None,
         tokens=save_tokens(context.folder, unspread(context, loaded)),
     )

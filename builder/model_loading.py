@@ -1,4 +1,4 @@
-"""Loads a build's models: the target, and a draft fitted to the target's tokens or an EAGLE-3 head."""
+"""Loads a build's models: the target, and a draft fitted to the target's tokens or a head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .build_context import BuildContext
-from .frontend.checkpoint import model_of
-from .frontend.eagle3_head import EagleHead, load_head, trim_head
+from .frontend.checkpoint import Checkpoint, model_of
+from .frontend.draft_head import DraftHead
+from .frontend.eagle3_head import EagleCheckpoint, load_head, trim_head
 from .frontend.hidden_state_taps import Taps
 from .frontend.layer_by_layer import LayeredModel
 from .frontend.lazy_weights import Weight, of_model
+from .frontend.mtp_head import MtpCheckpoint, load_mtp
 from .frontend.vocabulary import Vocabulary, fit, trim
 from .prepare import Sources
 
@@ -32,21 +34,32 @@ class LoadedModel:
         net: The model, which may have no weights of its own.
         parameters: How many parameters its checkpoint has.
         weights: Its weights by its names, read when they are needed.
-        head: The EAGLE-3 head that drafts for this target, or that this draft is.
         tokens: The target's token id of each column of the logits; None if column i is token i.
+        head: The head that drafts for this target, which is loaded with it.
     """
 
     name: str
     net: PreTrainedModel
     parameters: int
     weights: Mapping[str, Weight]
-    head: EagleHead | None = None
     tokens: list[int] | None = None
+    head: LoadedModel | None = None
+
+    @property
+    def is_head(self) -> bool:
+        """Return whether it reads the target's hidden states."""
+        return isinstance(self.net, DraftHead)
 
     @property
     def taps(self) -> Taps | None:
-        """The hidden states that this target's head reads; None for a head itself and for models without one."""
-        return Taps(self.head.config.taps, self.head.fc) if self.head and self.head is not self.net else None
+        """The hidden states that this target's head reads; None if it has none."""
+        return self.head.net.taps if self.head else None
+
+    @property
+    def hidden(self) -> int:
+        """The width of the hidden states that the model writes; 0 if it writes none."""
+        head = self if self.is_head else self.head
+        return int(head.net.config.hidden_size) if head else 0
 
     def layered(self, vocab_size: int) -> LayeredModel:
         """Return the model as it runs a layer at a time, with logits for so many tokens."""
@@ -54,25 +67,40 @@ class LoadedModel:
 
 
 def load_target(source: Sources) -> LoadedModel:
-    """Load the target without the rows of no token, and the EAGLE-3 head, if there is one, with its embedding."""
+    """Load the target without the rows of no token, and its head, if there is one."""
     net, weights = model_of(source.target)
-    names = {each: name for name, each in net.named_modules()}
-    embedding = weights[f"{names[net.get_input_embeddings()]}.weight"]
-    head = load_head(source.head, embedding.read()) if source.head else None
-    parameters = net.num_parameters()
-    if head:
-        trim_head(head, source.target.token_ids)
+    parameters, names = net.num_parameters(), {each: name for name, each in net.named_modules()}
+    embedding, head = weights[f"{names[net.get_input_embeddings()]}.weight"], None
+    if isinstance(source.head, EagleCheckpoint):
+        head = _load_eagle(source.target, source.head, embedding)
     tokens = _listed(trim(net, source.target, weights))
-    return LoadedModel("target", net, parameters, weights, head, tokens)
+    if isinstance(source.head, MtpCheckpoint):
+        head = _load_mtp(source.head, net, weights, tokens)
+    return LoadedModel("target", net, parameters, weights, tokens, head)
 
 
-def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
-    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target."""
-    if head:
-        parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
-        tokens: list[int] = head.tokens.tolist()
-        every = tokens == list(range(source.target.token_rows))
-        return LoadedModel("draft", head, parameters, of_model(head), head, None if every else tokens)
+def _load_eagle(target: Checkpoint, found: EagleCheckpoint, embedding: Weight) -> LoadedModel:
+    """Load an EAGLE-3 head, without the tokens that its target has not."""
+    head = load_head(found, embedding.read())
+    trim_head(head, target.token_ids)
+    parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
+    tokens: list[int] = head.tokens.tolist()
+    every = tokens == list(range(target.token_rows))
+    return LoadedModel("draft", head, parameters, of_model(head), None if every else tokens)
+
+
+def _load_mtp(
+    found: MtpCheckpoint, target: PreTrainedModel, weights: Mapping[str, Weight], tokens: list[int] | None
+) -> LoadedModel:
+    """Load the MTP layer of a target without the rows of no token, whose weights it shares."""
+    layer = load_mtp(found, target)
+    theirs = {each: weights[name] for name, each in target.named_parameters(remove_duplicate=False)}
+    shared = {name: theirs[each] for name, each in layer.named_parameters(remove_duplicate=False) if each in theirs}
+    return LoadedModel("draft", layer, found.parameters, of_model(layer) | shared, tokens)
+
+
+def load_draft(source: Sources) -> LoadedModel:
+    """Load the draft and fit it to the target's tokens."""
     assert source.draft is not None
     net, weights = model_of(source.draft)
     parameters, vocabulary = net.num_parameters(), source.vocabulary

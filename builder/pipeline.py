@@ -42,7 +42,7 @@ from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
 from .frontend.vocabulary import reference_logits
 from .plan import check_room
-from .prepare import Sources, prepare
+from .prepare import Sources, prepare, with_own_draft
 from .quantize import texts
 from .quantize.calibration_folder import calibration_folder
 from .quantize.quality import Before, beginnings, first_divergence, moved
@@ -74,6 +74,7 @@ def build(
     """
     check = partial(check_output, config.output, config.force)
     check()
+    config = with_own_draft(config)
     if not config.descriptor.on_gpu:
         operators()
     if config.descriptor.compiles:

@@ -20,7 +20,7 @@ from .config.build_config import BuildConfig
 from .frontend.gguf import Gguf
 from .frontend.quiet import quiet
 from .machine import lacks_to_build, lacks_to_run
-from .prepare import Sources, disk_bytes, memory_limit, needs_of, prepare
+from .prepare import Sources, disk_bytes, memory_limit, needs_of, prepare, with_own_draft
 from .units import in_bytes
 
 
@@ -103,6 +103,7 @@ class Plan:
     @quiet()
     def of(cls, config: BuildConfig) -> Plan:
         """Inspect the checkpoints of a build; raise the errors of `prepare`."""
+        config = with_own_draft(config)
         return cls(config, prepare(config), Room.here(config.output))
 
     def costs(self) -> dict[str, dict[str, Cost]]:

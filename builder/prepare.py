@@ -19,13 +19,16 @@ from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory, held_out_to
 from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
 from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
-from .config.quantize_options import AUTO, chooses
+from .config.quantize_options import AUTO, MTP, chooses
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
+from .frontend.draft_head import HeadCheckpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
+from .frontend.mtp_head import find_mtp
 from .frontend.vocabulary import MAX_DRAFTED, Vocabulary, reconcile
+from .frontend.weights import has_mtp, read_header, weight_files
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
 from .quantize.quality import MAX_LOGITS
@@ -79,7 +82,7 @@ class Sources:
 
     target: Checkpoint
     draft: Checkpoint | None
-    head: EagleCheckpoint | None  # in place of a draft
+    head: HeadCheckpoint | None  # in place of a draft
     vocabulary: Vocabulary | None  # how the draft's tokens map to the target's
     max_seq_len: int
     layouts: dict[str, Layout]
@@ -90,7 +93,7 @@ class Sources:
     scratch_bytes: int = 0  # that it writes to TMPDIR at most
 
     @property
-    def models(self) -> dict[str, Checkpoint | EagleCheckpoint]:
+    def models(self) -> dict[str, Checkpoint | HeadCheckpoint]:
         """The target and, if there is one, the draft or head, by name."""
         draft = self.draft or self.head
         return {"target": self.target} | ({"draft": draft} if draft else {})
@@ -104,9 +107,9 @@ class Sources:
 
     @property
     def kind(self) -> str:
-        """The kind of draft as in the manifest: "model", "parallel" or "eagle3"."""
+        """The kind of draft as in the manifest: "model", "parallel", "eagle3" or "mtp"."""
         if self.head:
-            return "eagle3"
+            return "eagle3" if isinstance(self.head, EagleCheckpoint) else MTP
         parallel = self.vocabulary is not None and self.vocabulary.mask_token is not None
         return "parallel" if parallel else "model"
 
@@ -123,21 +126,25 @@ def prepare(config: BuildConfig) -> Sources:
         CheckpointError: A checkpoint cannot be used.
         OptionError: The options do not fit the checkpoints.
     """
-    target, draft, head, vocabulary = checkpoints.find(config.target), None, None, None
+    target, draft, vocabulary = checkpoints.find(config.target), None, None
+    head: HeadCheckpoint | None = None
     if config.own_draft:
         draft = target
-    elif config.draft and is_eagle(checkpoints.read_config(config.draft)):
+    elif config.draft == MTP:
+        head = find_mtp(target)
+    elif config.draft and config.drafts and is_eagle(checkpoints.read_config(config.draft)):
         head = find_head(config.draft, target)
-        _check_head_types(config)
-    elif config.draft:
+    elif config.draft and config.drafts:
         draft = checkpoints.find(config.draft)
         vocabulary = reconcile(target, draft, config.draft_vocab_size or MAX_DRAFTED)
+    if head:
+        _check_head_types(config)
     _check_kept(config, {"target": target, "draft": draft or head})
     max_seq_len = _max_seq_len(config, target, draft or head)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     if head:
-        layouts["draft"] = Layout.alike(head.config.num_key_value_heads, head.config.head_dim, (0,))
+        layouts["draft"] = head.layout(max_seq_len)
     weights = {name: _weight_shapes(checkpoint) for name, checkpoint in models.items()}
     names = {name: each.names for name, each in weights.items()}
     calibrated = False
@@ -161,6 +168,17 @@ def prepare(config: BuildConfig) -> Sources:
         memory_bytes=max(each.memory for each in needs.values()),
         scratch_bytes=max(each.scratch for each in needs.values()),
     )
+
+
+def with_own_draft(config: BuildConfig) -> BuildConfig:
+    """Return the options with the draft that the target's checkpoint brings, if they say nothing of a draft.
+
+    Raises CheckpointError.
+    """
+    if config.draft is not None or config.descriptor.on_gpu or not checkpoints.read_config(config.target):
+        return config
+    header = read_header(weight_files(config.target, checkpoints.locate(config.target)))
+    return replace(config, draft=MTP) if has_mtp(header.shapes) else config
 
 
 def needs_of(config: BuildConfig, sources: Sources) -> dict[str, Needs]:
@@ -208,7 +226,7 @@ def _weight_shapes(checkpoint: Checkpoint) -> WeightShapes:
     return WeightShapes(Names.of(net), {name: tuple(weight.shape) for name, weight in net.named_parameters()})
 
 
-def _stored(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, weights: WeightShapes | None) -> int:
+def _stored(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, weights: WeightShapes | None) -> int:
     """Return how many bytes a model's weights take in the bundle at most, with padding."""
     precision, dtype = config.precision_of(name), config.dtype_of(name)
     if weights is None:
@@ -232,7 +250,7 @@ def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, 
     }
 
 
-def _scratch(config: BuildConfig, name: str, model: Checkpoint | EagleCheckpoint, sources: Sources) -> int:
+def _scratch(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, sources: Sources) -> int:
     """Return what a build writes to TMPDIR for one model: logits, and candidates that are timed."""
     vocab_size, precision = sources.target.vocab_size, config.precision_of(name)
     held_out = min(MAX_LOGITS, held_out_tokens(config) * vocab_size) * config.quantizes
@@ -252,7 +270,7 @@ def _calibration(config: BuildConfig, name: str, weights: WeightShapes | None) -
     return sum(saved_bytes(weights.shapes, schemes) for schemes in each)
 
 
-def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleCheckpoint | None]) -> None:
+def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | HeadCheckpoint | None]) -> None:
     """Raise OptionError if a model that has no blocks of its own is to keep them."""
     for name, model in models.items():
         if model and config.keeps(name) and not isinstance(getattr(model, "origin", None), Gguf):
@@ -261,14 +279,14 @@ def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | EagleChec
 
 
 def _check_head_types(config: BuildConfig) -> None:
-    """Raise OptionError for quantization or FP8 caches, which EAGLE-3 heads do not support yet."""
+    """Raise OptionError for quantization on a GPU and FP8 caches, which heads do not support yet."""
     scheme = config.scheme_of("draft")
-    if scheme is None or scheme.quantized:
-        raise OptionError("an EAGLE-3 head is not quantized yet: give --draft-precision fp32, or on a GPU fp16")
+    if config.descriptor.on_gpu and (scheme is None or scheme.quantized):
+        raise OptionError("a head is not quantized on a GPU yet: give --draft-precision fp16")
     if config.engine.kv_cache_dtype == "fp8":
-        raise OptionError("an EAGLE-3 head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
+        raise OptionError("a head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
     if config.draft_vocab_size is not None:
-        raise OptionError("an EAGLE-3 head has the tokens that it was trained for: drop --draft-vocab-size")
+        raise OptionError("a head is not trimmed, it has the tokens that it was trained for: drop --draft-vocab-size")
 
 
 def _check_layout(config: BuildConfig, name: str, layout: Layout) -> None:
@@ -287,7 +305,7 @@ def _check_layout(config: BuildConfig, name: str, layout: Layout) -> None:
         )
 
 
-def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:
+def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | HeadCheckpoint, layout: Layout) -> nvrtc.Shape:
     """Return the shape that TreeAttention is compiled for: of the type that the bundle computes in.
 
     Where a bundle does not use it, float16 stays, and other types are bfloat16. The cache has the same type. Raises
@@ -301,7 +319,7 @@ def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | EagleCheckpo
         raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
 
 
-def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | EagleCheckpoint | None) -> int:
+def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | HeadCheckpoint | None) -> int:
     """Return the requested length, by default the longest that both models support, at most LONGEST_DEFAULT.
 
     Raises OptionError if a model does not support the requested length.

@@ -74,7 +74,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     "--draft-model",
     "--model-draft",
     metavar="DIR",
-    help="A small model, an EAGLE-3 head, or self:int4, the target's own weights; without it lookup drafts.",
+    help="A small model, an EAGLE-3 head, mtp (the target's own MTP layer, the default on a CPU if it has one), "
+    "self:int4 (its own weights), or none: lookup alone drafts.",
 )
 @click.option(
     "-o",
@@ -229,7 +230,9 @@ def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:
     with showing("build", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.pipeline import build, stages
+        from specbuild.builder.prepare import with_own_draft
 
+        config = with_own_draft(config)
         total, begun, stage = stages(config), 0, ""
 
         def advance(name: str) -> None:

@@ -17,7 +17,12 @@ from specbuild.runtime.errors import BundleError, OptionError
 from . import quality as of_quality
 from .tuned import in_words
 
-KINDS = {"model": "token by token", "parallel": "all levels in one step", "eagle3": "from the target's hidden states"}
+KINDS = {
+    "model": "token by token",
+    "parallel": "all levels in one step",
+    "eagle3": "from the target's hidden states",
+    "mtp": "from the target's hidden states, by its own MTP layer",
+}
 
 
 @click.command(name="inspect")

@@ -197,7 +197,7 @@ def shared_exports(once):
             what = type(model).__name__, model.config.to_json_string(), layout, sizes
             key = hashlib.sha256(repr(what).encode())
             tensors = {name: weight.read() for name, weight in (weights or of_model(model)).items()}
-            tensors |= dict(model.named_buffers()) | ({"fuse": taps.fuse.weight} if taps else {})
+            tensors |= dict(model.named_buffers()) | (dict(taps.fuse.named_parameters()) if taps else {})
             for name, weight in tensors.items():
                 key.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
             name = f"graph-{key.hexdigest()[:24]}"

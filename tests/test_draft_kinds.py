@@ -55,7 +55,7 @@ def eagle(target, folder):
     folder.mkdir()
     save_head(folder, random_head(find(str(target)).config, KNOWN))
     model, found = load(find(str(target)), "eager"), find_head(str(folder), find(str(target)))
-    return head_chain(model, load_head(found, model.get_input_embeddings().weight), found.taps)
+    return head_chain(model, load_head(found, model.get_input_embeddings().weight), KNOWN)
 
 
 def trimmed(model):

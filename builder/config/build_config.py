@@ -11,7 +11,7 @@ from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .engine_options import EngineOptions
-from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions, chooses
+from .quantize_options import AUTO, AUTO_KL, MAX_KL, NO_DRAFT, SELF, QuantizeOptions, chooses
 from .scheme import KEEP, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a prefill chunk
@@ -28,7 +28,8 @@ class BuildConfig:
     Attributes:
         target: A folder, a GGUF file or a hub id.
         output: The bundle's folder.
-        draft: As `target`, an EAGLE-3 head, or "self:PRECISION" for the target's own weights; None: no draft model.
+        draft: As `target`, an EAGLE-3 head, "mtp" for the target's MTP layer, "self:PRECISION" for its own weights, or
+            "none"; None: the MTP layer if there is one and the backend is a CPU, else none.
         backend: The name of the backend.
         precision: A scheme as `scheme.parse` reads it, "auto", or "best:…"; None: "keep" for a GGUF file on a CPU, else
             the backend's first.
@@ -74,7 +75,7 @@ class BuildConfig:
             raise OptionError(f"max-batch-size must be 1…{MAX_BATCH_SIZE}, not {self.max_batch_size}")
         if list(self.buckets) != sorted({1, *self.buckets}) or self.buckets[-1] > BUCKETS[-1]:
             raise OptionError(f"buckets must go up from 1 to at most {BUCKETS[-1]}, not {self.buckets}")
-        if self.draft and self.descriptor.on_gpu and 2 not in self.buckets:
+        if self.drafts and self.descriptor.on_gpu and 2 not in self.buckets:
             raise OptionError("a draft on a GPU runs two nodes at a time: give a bucket of 2")
         TreeSpec.parse(self.tree).check(self.buckets[-1])
         if self.cuda_arch != ("none",):
@@ -94,7 +95,7 @@ class BuildConfig:
     def _check_precisions(self) -> None:
         for name in ("target", "draft"):
             self.scheme_of(name)
-        if self.draft_precision and not self.draft:
+        if self.draft_precision and not self.drafts:
             raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
         if self.own_draft and self.draft_precision:
             raise OptionError(f"--draft {self.draft} says its precision: drop --draft-precision")
@@ -131,7 +132,7 @@ class BuildConfig:
     @property
     def models(self) -> tuple[str, ...]:
         """The models' names: "target" and, if there is one, "draft"."""
-        return ("target", "draft") if self.draft else ("target",)
+        return ("target", "draft") if self.drafts else ("target",)
 
     @property
     def quantizes(self) -> bool:
@@ -156,6 +157,11 @@ class BuildConfig:
     def max_kl(self) -> float:
         """The largest KL divergence of a quantized target, in nats per token; "auto" and "best" spend up to it."""
         return self.quantize.max_kl or (AUTO_KL if chooses(self.precision_of("target")) else MAX_KL)
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether the options name a draft."""
+        return self.draft not in (None, "", NO_DRAFT)
 
     @property
     def own_draft(self) -> bool:

@@ -9,6 +9,7 @@ from specbuild.runtime.errors import OptionError
 
 AUTO = "auto"
 BEST_SIZE, BEST_SPEED, BEST_KL = "best:size", "best:speed", "best:kl"
+MTP, NO_DRAFT = "mtp", "none"  # drafts: the target's own MTP layer, and none even if it has one
 SELF = "self:"  # prefix of a draft that is the target's own weights in another precision
 AUTO_KL, MAX_KL = 0.01, 0.05  # default limits in nats per token: with auto and best, and with other precisions
 

@@ -72,6 +72,12 @@ class Scheme:
         """Return whether the quantized weight depends on statistics of the layers' inputs."""
         return self.method != "rtn" or self.activations == "static"
 
+    @property
+    def to_nearest(self) -> Scheme:
+        """The scheme without what needs texts: weights are rounded to nearest, inputs when they are computed."""
+        activations = "dynamic" if self.activations == "static" else self.activations
+        return replace(self, method="rtn", activations=activations, per_tensor=False)
+
     def row_bytes(self, columns: int, offsets: bool = False) -> int:
         """Return the bytes of a row of so many columns, with its scales, zero points or offsets, and steps."""
         if not self.quantized:

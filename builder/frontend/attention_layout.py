@@ -32,6 +32,7 @@ PROBE = "specbuild_probe"
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
 _FEED_FORWARD = ("mlp", "moe")  # `transformers`' names of layers that mix no tokens
 _SINKS = "s_aux"  # transformers' name
+_IDS = torch.zeros(1, 3, dtype=torch.int64, device="meta")
 
 
 @dataclass(frozen=True)
@@ -132,12 +133,23 @@ _probe = _Probe(0)  # the current run's
 
 
 @contextmanager
-def _probing(positions: int) -> Iterator[_Probe]:
-    """Yield the record in which the interface functions below note what a model's layers pass to them."""
+def _probing(model: PreTrainedModel, positions: int) -> Iterator[_Probe]:
+    """Yield the record in which the interface functions below note what a model's layers pass to them.
+
+    Raises CheckpointError, with the model's name, for any error inside.
+    """
     global _probe
-    _probe = _Probe(positions)
+    _probe, name = _Probe(positions), type(model).__name__
     try:
-        yield _probe
+        with torch.no_grad(), _noting_layers(model), _mixers(model):
+            portable_rotary.check(model, positions)
+            yield _probe
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from None
+    except Exception as error:  # a model's code may raise any type
+        reason = one_line(error)
+        reason = "what it computes depends on values" if "meta tensors" in reason else reason
+        raise CheckpointError(f"{name} cannot be exported: {reason}") from None
     finally:
         _probe = _Probe(0)
 
@@ -148,19 +160,10 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     Raises CheckpointError if specbuild cannot express the model.
     """
     name, model = empty(config)
-    try:
-        with torch.no_grad(), _probing(positions) as run, _noting_layers(model), _mixers(model):
-            portable_rotary.check(model, positions)
-            _check_temperature(model.config.get_text_config(), positions)
-            ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
-            every = torch.ones(1, 3, dtype=torch.int64)  # on the CPU, where it has values
-            logits = model(input_ids=ids, position_ids=ids, attention_mask=every, use_cache=False).logits
-    except CheckpointError as error:
-        raise CheckpointError(f"{name}: {error}") from None
-    except Exception as error:  # a model's code may raise any type
-        reason = one_line(error)
-        reason = "what it computes depends on values" if "meta tensors" in reason else reason
-        raise CheckpointError(f"{name} cannot be exported: {reason}") from None
+    every = torch.ones(1, 3, dtype=torch.int64)  # on the CPU, where it has values
+    with _probing(model, positions) as run:
+        _check_temperature(model.config.get_text_config(), positions)
+        logits = model(input_ids=_IDS, position_ids=_IDS, attention_mask=every, use_cache=False).logits
     wanted, attending = config.get_text_config().num_hidden_layers, {layer for layer, _ in run.attentions}
     kinds = getattr(config.get_text_config(), "layer_types", None) or [""] * wanted
     if not {place for place, kind in enumerate(kinds) if kind not in _FEED_FORWARD} <= attending:
@@ -177,6 +180,16 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     by_layer = plain and attending == {*range(wanted)} and len(run.attentions) == wanted
     order = sorted(run.attentions, key=lambda each: each[0]) if by_layer else run.attentions
     return Layout(tuple(each for _, each in order), by_layer)
+
+
+def probe_head(head: PreTrainedModel, positions: int) -> Layout:
+    """Return the layout of a head without weights, which is called with tokens, hidden states and positions.
+
+    Raises CheckpointError if specbuild cannot express it.
+    """
+    with _probing(head, positions) as run:
+        head(_IDS, torch.zeros(1, 3, head.config.hidden_size, device="meta"), _IDS)
+    return Layout(tuple(each for _, each in run.attentions))
 
 
 @contextmanager

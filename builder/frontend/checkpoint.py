@@ -38,6 +38,7 @@ from .weights import (
     check_model,
     check_sizes,
     check_stamps,
+    mtp_names,
     read_header,
     sha256_files,
     short,
@@ -76,6 +77,7 @@ class Checkpoint:
         ends: The tokens that end a text.
         stamps: The weight files' stamps when they were checked.
         sampling: generation_config.json's parameters.
+        mtp: The weights of its MTP layers, by their names in the files.
         origin: What the weights come from if that is no plain checkpoint; `folder` is then deleted with this object.
     """
 
@@ -89,6 +91,7 @@ class Checkpoint:
     ends: tuple[int, ...]
     stamps: list[Stamp]
     sampling: Mapping[str, float] = field(default_factory=dict)
+    mtp: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     origin: Origin | None = None
 
     @property
@@ -177,11 +180,13 @@ def _look(source: str, folder: Path, where: str, origin: Origin | None = None) -
     tokenizer = _tokenizer(source, folder)
     _check_fields(where, config, len(tokenizer))
     ends = _ends(source, folder, config, tokenizer)
-    model = empty(config)[1]
+    further = mtp_names(header.shapes, config.num_hidden_layers)
+    mtp = {name: tensors[name] if origin else _of_header(header, name) for name in further}
+    model, header = empty(config)[1], header.without(further)
     check_model(source, model, header)
-    weights = tensors if origin else _stored(model, header)
+    weights = {name: tensors[name] for name in header.shapes} if origin else _stored(model, header)
     count, sampling = header.elements, _sampling(source, folder)
-    return Checkpoint(source, folder, config, files, count, weights, tokenizer, ends, stamps, sampling, origin)
+    return Checkpoint(source, folder, config, files, count, weights, tokenizer, ends, stamps, sampling, mtp, origin)
 
 
 def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
@@ -189,7 +194,11 @@ def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     if header.shapes != wanted:
         return None
-    return {name: Stored(header.files[name], name, shape) for name, shape in header.shapes.items()}
+    return {name: _of_header(header, name) for name in header.shapes}
+
+
+def _of_header(header: Header, name: str) -> Weight:
+    return Stored(header.files[name], name, header.shapes[name])
 
 
 def _read_files(source: str, folder: Path) -> dict[str, Any]:
@@ -388,10 +397,11 @@ def _from_files(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
     except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{checkpoint.source} does not load: {one_line(error)}") from None
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if info.get(problem):
-            first = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])[0]
+        keys = {str(key[0] if isinstance(key, tuple) else key) for key in info.get(problem) or ()}
+        if keys := keys - mtp_names(keys, checkpoint.config.num_hidden_layers):
             raise CheckpointError(
-                f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, the first is {first}"
+                f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, "
+                f"the first is {min(keys)}"
             )
     loaded: PreTrainedModel = model
     return loaded

@@ -27,8 +27,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a g
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import CheckpointError, one_line
 
+from .attention_layout import Layout
 from .checkpoint import Checkpoint, locate, read_config
-from .hidden_state_taps import TAPS, read_taps
+from .hidden_state_taps import TAPS, Taps, read_taps
 from .weights import Stamp, check_stamps, read_header, sha256_files, stamps_of, weight_files
 
 
@@ -111,6 +112,11 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
         places: Tensor = self.d2t
         return torch.arange(len(places), device=places.device) + places
 
+    @property
+    def taps(self) -> Taps:
+        """The hidden states that it reads from the target."""
+        return Taps(tuple(self.config.taps), self.fc)
+
     def fuse(self, taps: Tensor) -> Tensor:
         """Fuse the concatenated hidden states of n target layers `[B, N, n · target H]` into one `[B, N, H]`."""
         return self.fc(taps)  # type: ignore[no-any-return]
@@ -158,6 +164,10 @@ class EagleCheckpoint:
     def sha256(self) -> str:
         """Return the sha256 of the weights; raise CheckpointError if they changed since they were checked."""
         return sha256_files(self.weights, self.stamps)
+
+    def layout(self, positions: int) -> Layout:
+        """Return the head's attention layout, which is the same for texts of any number of `positions`."""
+        return Layout.alike(self.config.num_key_value_heads, self.config.head_dim, (0,))
 
     @property
     def taps(self) -> tuple[int, ...]:

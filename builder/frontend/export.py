@@ -9,8 +9,8 @@ cache_len, tree_offset `int32[B]`, the numbers of committed rows and of tree nod
 logit_nodes `int64[L]`, the nodes whose logits are computed; past_key.i, past_value.i `[B, Hkv, S, D]`. Outputs: logits
 `[B, L, V]`, present_key.i, present_value.i.
 
-A target for an EAGLE-3 head also has the output hidden `[B, N, H]`, which the head's `fc` fuses from the hidden states
-of some layers. The head has that output too, and the input hidden_in `[B, N, H]`.
+A target for a head also has the output hidden `[B, N, H]`: what EAGLE-3's `fc` fuses from the hidden states of some
+layers, or MTP's last hidden state. The head has that output too, and the input hidden_in `[B, N, H]`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specbuild.runtime.errors import CheckpointError
 
 from . import portable_rotary
 from .attention_layout import Layout, set_experts, take_sinks
-from .eagle3_head import EagleHead
+from .draft_head import DraftHead
 from .experts import EXPERTS
 from .hidden_state_taps import Taps
 from .lazy_weights import Weight, of_model
@@ -115,7 +115,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 class PortableModel(nn.Module):
-    """A causal LM or an EAGLE-3 head with the portable graph's inputs and outputs; `taps` are those of a target."""
+    """A causal LM or a head with the portable graph's inputs and outputs; `taps` are those of a target."""
 
     def __init__(self, model: PreTrainedModel, layout: Layout, taps: Taps | None = None) -> None:
         super().__init__()
@@ -179,11 +179,11 @@ def export(
     """Export a model to the portable graph, whose initializers are recipes: weights are read when they are written.
 
     Args:
-        model: A causal LM, or an EAGLE-3 head.
+        model: A causal LM, or a head.
         layout: The model's attention layout.
         positions: Maximum number of tokens in a text.
         capacity: Rows of a KV cache, at least `positions`.
-        taps: The hidden states that an EAGLE-3 head reads from this target; None without a head.
+        taps: The hidden states that a head reads from this target; None without a head.
         weights: The model's weights by name; None: those that it holds.
 
     Raises:
@@ -219,7 +219,7 @@ def _traced(module: PortableModel) -> ir.Model:
     dim = torch.export.Dim
     b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     dynamic: Any = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
-    head = isinstance(model, EagleHead)
+    head = isinstance(model, DraftHead)
     if head:
         state = torch.zeros(*example[0].shape, model.config.hidden_size)
         example, dynamic = (*example, state), (*dynamic, {0: b, 1: n})

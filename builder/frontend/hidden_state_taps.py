@@ -15,14 +15,15 @@ from transformers.pytorch_utils import Conv1D
 from specbuild.runtime.errors import CheckpointError, shown
 
 TAPS = "eagle_aux_hidden_state_layer_ids"  # their field in a head's config.json
+OUTPUT = -1  # the place of what the model's head reads: the last layer's output after the norm
 
 
 @dataclass
 class Taps:
     """The n hidden states that a head reads from its target.
 
-    `places` are the layers whose inputs are read; the number of layers stands for the last one's output. `fuse` maps
-    the concatenated states `[.., n · H]` to one hidden state `[.., H]`.
+    `places` are the layers whose inputs are read; the number of layers stands for the last one's output, OUTPUT for
+    the model's. `fuse` maps the concatenated states `[.., n · H]` to one hidden state `[.., H]`.
     """
 
     places: tuple[int, ...]
@@ -46,15 +47,19 @@ class Taps:
 
             return hook
 
-        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            self._seen[len(layers)] = output[0] if isinstance(output, tuple) else output
+        def after(place: int) -> Any:
+            def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+                self._seen[place] = output if isinstance(output, Tensor) else output[0]
+
+            return hook
 
         with ExitStack() as undo:
             for place in self.places:
-                if place < len(layers):
+                if 0 <= place < len(layers):
                     handle = layers[place].register_forward_pre_hook(before(place), with_kwargs=True)
                 else:
-                    handle = layers[-1].register_forward_hook(after)
+                    module = model.get_decoder() if place == OUTPUT else layers[-1]
+                    handle = module.register_forward_hook(after(place))
                 undo.callback(handle.remove)
             yield
         self._seen.clear()

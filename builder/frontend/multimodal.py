@@ -16,7 +16,7 @@ from specbuild.builder.strict_json import read_object
 from .attention_layout import empty
 from .lazy_weights import Stored, Weight
 from .packed import CONFIG, save_texts
-from .weights import Header, Stamp, check_sizes, read_header, sha256_files, stamps_of, weight_files
+from .weights import Header, Stamp, check_sizes, mtp_names, read_header, sha256_files, stamps_of, weight_files
 
 AS_TEXT = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}  # families whose text model is another's, for text alone
 _SHARED = "tie_word_embeddings", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype"
@@ -42,8 +42,9 @@ class TextModel:
         return {"text_model_of": self.family}
 
     def weights(self, source: str, config: PreTrainedConfig) -> dict[str, Weight]:
-        """Return the weights of the text model that `config` describes, by its names; others are left out."""
+        """Return the weights of the text model that `config` describes and of its MTP layers; others are left out."""
         wanted = {name for name, _ in empty(config)[1].named_parameters()}
+        wanted |= mtp_names(map(_name, self.header.shapes), config.num_hidden_layers)
         found = dict[str, Weight]()
         for stored, shape in self.header.shapes.items():
             if (name := _name(stored)) in wanted:

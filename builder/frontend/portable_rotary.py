@@ -13,6 +13,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,6 +50,12 @@ class RotaryTable(nn.Module):
         cos, sin = (self.get_buffer(f"{name}_{layer_type}") for name in ("cos", "sin"))
         found = nn.functional.embedding(position_ids, cos), nn.functional.embedding(position_ids, sin)
         return torch.stack(found, -1) if self._complex else found
+
+
+def modeling_of(model: PreTrainedModel) -> ModuleType:
+    """Return the modeling file of a model's layers, which a head of another file's layers has as `modeling`."""
+    found: ModuleType = getattr(model, "modeling", sys.modules[type(model).__module__])
+    return found
 
 
 def _is_rotary(module: nn.Module) -> bool:
@@ -107,7 +114,7 @@ def check(model: PreTrainedModel, positions: int) -> None:
                 continue  # it has another constructor: the export checks it
             for layer_type in _layer_types(embedding):
                 _, complex_ = _tables(embedding, positions, layer_type)
-                if complex_ and not _rotations(sys.modules[type(model).__module__], complex_):
+                if complex_ and not _rotations(modeling_of(model), complex_):
                     raise CheckpointError("the model's rotation by complex numbers is not supported")
             module.forward = functools.partial(_meta, embedding)
 
@@ -127,7 +134,7 @@ def swap(model: PreTrainedModel, positions: int, rows: int, undo: contextlib.Exi
         rows: Rows of each table, at least `positions`.
         undo: Receives the callbacks that restore the model.
     """
-    modeling, embeddings = sys.modules[type(model).__module__], _embeddings(model)
+    modeling, embeddings = modeling_of(model), _embeddings(model)
     complex_ = any(_tables(each, 1, layer_type)[1] for each in embeddings.values() for layer_type in _layer_types(each))
     replaced = _rotations(modeling, complex_)
     for path, module in embeddings.items():

@@ -7,7 +7,6 @@ made. So a tree needs no states in the graph, and rows that were rejected are fo
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -20,6 +19,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from specbuild.runtime.errors import CheckpointError
+
+from .portable_rotary import modeling_of
 
 # `transformers`' names of functions whose states decay otherwise than by whole rows.
 REFUSED = ("mamba_selective_scan",)
@@ -46,7 +47,7 @@ def replaced(model: PreTrainedModel, convolve: Convolve, recur: Recur) -> Iterat
         convolve: Takes the tokens' numbers `[B, N, C]`, weights `[C, L]` and biases `[C]`, and returns `[B, N, C]`.
         recur: Takes what `portable_ops.tree_recurrence` takes beside the caches, and returns its output.
     """
-    modeling = sys.modules[type(model).__module__]
+    modeling = modeling_of(model)
     functions: dict[str, Callable[..., Any]] = {
         "causal_conv1d_fn": partial(_convolution, convolve),
         "torch_chunk_gated_delta_rule": partial(_delta_rule, modeling, recur),

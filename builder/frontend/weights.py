@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -66,10 +66,30 @@ class Header:
         """Number of elements of all tensors together."""
         return sum(map(prod, self.shapes.values()))
 
+    def without(self, names: Set[str]) -> Header:
+        """Return the header without some tensors."""
+        return Header({name: shape for name, shape in self.shapes.items() if name not in names}, self.files)
+
     def layer(self, number: int) -> str:
         """Return the prefix of the names of a layer's tensors."""
         first = next((name for name in self.shapes if re.search(r"(?:^|\.)0\.", name)), "0.")
         return re.sub(r"(^|\.)0\..*", rf"\g<1>{number}.", first)
+
+
+def mtp_names(names: Iterable[str], layers: int) -> set[str]:
+    """Return which weights are of MTP layers: those under `mtp.`, and layers past the last one that have an `eh_proj`.
+
+    `layers` is the number of the target's own layers.
+    """
+    own = {f"model.layers.{number}." for number in range(layers)}
+    every = set(names)
+    prefixes = {name.removesuffix("eh_proj.weight") for name in every if name.endswith(".eh_proj.weight")} - own
+    return {name for name in every if name.startswith(("mtp.", "model.mtp.", *prefixes))}
+
+
+def has_mtp(names: Iterable[str]) -> bool:
+    """Return whether weights are of an MTP layer, in Qwen's or DeepSeek's form."""
+    return any(name.endswith((".eh_proj.weight", "mtp.fc.weight")) for name in names)
 
 
 def weight_files(source: str, folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.quantize_options import MTP
 from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.builder.frontend.eagle3_head import is_eagle
 from specbuild.builder.frontend.vocabulary import Vocabulary, reconcile
@@ -61,7 +62,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
 
     Args:
         target: The target's folder, GGUF file or hub id.
-        draft: The draft's, or an EAGLE-3 head's.
+        draft: The draft's, an EAGLE-3 head's, or "mtp".
         asked: What to measure with.
         progress: Called with what is being done, how much of it is done, and of how much (0 if unknown).
 
@@ -71,7 +72,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
     """
     progress("vocabularies", 0, 0)
     own = checkpoints.find(target)
-    head = is_eagle(checkpoints.read_config(draft))
+    head = draft == MTP or is_eagle(checkpoints.read_config(draft))
     vocabulary = None if head else reconcile(own, checkpoints.find(draft))
     with tempfile.TemporaryDirectory(prefix="specbuild-pair-") as folder:
         bundle = Path(folder) / "pair.bundle"
@@ -109,7 +110,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
 
 
 def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
-    """Return the vocabulary of an EAGLE-3 head, whose tokens are the target's."""
+    """Return the vocabulary of a head, whose tokens are the target's."""
     model, size = manifest.models["draft"], manifest.models["target"].vocab_size
     tokens = json.loads((bundle / model.tokens).read_text(encoding="utf-8")) if model.tokens else None
     return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)

@@ -32,9 +32,7 @@ class QuantizeExperts(FusionPass):
 
     def __init__(self, scheme: Scheme) -> None:
         super().__init__()
-        activations = "dynamic" if scheme.activations == "static" else scheme.activations
-        block = scheme.block or BLOCK
-        self.scheme = replace(scheme, method="rtn", activations=activations, per_tensor=False, block=block)
+        self.scheme = replace(scheme.to_nearest, block=scheme.block or BLOCK)
 
     def find(self, node: ir.Node) -> tuple[ir.Value, Scheme] | None:
         """Return the experts' weight and its scheme; None for other nodes, and where no block size fits."""

@@ -133,6 +133,6 @@ def spec_of(manifest: Manifest, name: str) -> ModelSpec:
         windows=tuple(model.windows),
         max_positions=model.max_positions,
         hidden=model.hidden,
-        reads_hidden=model.kind == "eagle3",
+        reads_hidden=model.is_head,
         caches=tuple(model.caches),
     )

@@ -28,7 +28,8 @@ GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling pa
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out
 # defaults that a model's JSON leaves out
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None, "caches": []}
-KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # has a mask token, is a head
+# has a mask token, is a head
+KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True), "mtp": (False, True)}
 MANIFEST_BYTES = 4 << 20
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]  # of bytes, or of a model's parameters
 Size = Annotated[int, Meta(ge=1, le=1 << 24)]  # of a sequence or a vocabulary
@@ -70,10 +71,10 @@ class ModelRecord:
     graph's inputs and outputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
 
     Fields that only some models have, and that the JSON of the others leaves out: `kind`, how a draft drafts ("model",
-    token by token; "parallel", all levels in one pass, after `mask_token`; "eagle3", from the target's hidden states);
-    `hidden`, the width of the hidden states that a target writes and a head reads; `tokens`, the JSON file with the
-    token id of each column of the logits, None if the column's number is the id; `caches`, each layer's cache, if they
-    are not all of `kv_heads` and `head_dim`.
+    token by token; "parallel", all levels in one pass, after `mask_token`; "eagle3" and "mtp", from the target's
+    hidden states); `hidden`, the width of the hidden states that a target writes and a head reads; `tokens`, the JSON
+    file with the token id of each column of the logits, None if the column's number is the id; `caches`, each layer's
+    cache, if they are not all of `kv_heads` and `head_dim`.
     """
 
     source: Text
@@ -96,6 +97,11 @@ class ModelRecord:
     mask_token: Token | None = None
     tokens: Name | None = None
     caches: Annotated[list[CacheShape], Meta(max_length=1 << 12)] = field(default_factory=list)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it drafts from the target's hidden states."""
+        return KINDS[self.kind][1]
 
     @property
     def shapes(self) -> tuple[CacheShape, ...]:

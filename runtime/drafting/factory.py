@@ -33,7 +33,7 @@ def drafter_of(
         BundleError: If the token ids of the draft's columns are invalid.
     """
     record, tokens = bundle.manifest.models["draft"], _tokens(bundle)
-    if record.kind == "eagle3":
+    if record.is_head:
         return EagleDrafter(draft, chunk, target, tokens=tokens, cost=cost)
     if record.mask_token is not None:
         return PardDrafter(draft, chunk, record.mask_token, tokens=tokens, cost=cost)

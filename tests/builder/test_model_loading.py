@@ -52,7 +52,7 @@ def test_a_trimmed_draft_has_but_its_tokens(make_checkpoint, context, tmp_path, 
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"draft_tokens": KNOWN[::-1]}))
     work, whole = context(draft, backend=backend, precision="fp32"), load(find(str(draft)), "eager")
-    loaded = load_draft(work.source, None)
+    loaded = load_draft(work.source)
     assert loaded.parameters == whole.num_parameters()  # as on disk
     assert torch.equal(loaded.weights["lm_head.weight"].read(), whole.get_output_embeddings().weight[KNOWN])
     assert (loaded.name, loaded.tokens, loaded.head, loaded.taps) == ("draft", KNOWN, None, None)
@@ -63,7 +63,7 @@ def test_a_trimmed_draft_has_but_its_tokens(make_checkpoint, context, tmp_path, 
 
 def test_a_draft_may_be_the_targets_own_weights(context):
     work = context("self:int8")
-    target, draft = load_target(work.source), load_draft(work.source, None)
+    target, draft = load_target(work.source), load_draft(work.source)
     assert draft.net is not target.net
     assert target.weights.keys() == draft.weights.keys()
     assert all(torch.equal(each.read(), draft.weights[name].read()) for name, each in target.weights.items())
@@ -74,10 +74,10 @@ def test_a_head_is_read_with_its_target(context, head, tmp_path):
     """Its embedding is the target's, and counts there alone."""
     work = context(head(KNOWN))
     target = load_target(work.source)
-    found = target.head
-    assert found is not None
-    draft = load_draft(work.source, found)
-    assert draft.net is draft.head is found
+    draft = target.head
+    assert draft is not None
+    found = draft.net
+    assert (draft.is_head, target.is_head) == (True, False)
     assert torch.equal(found.embed_tokens.weight, target.weights["model.embed_tokens.weight"].read())
     own = [weight for name, weight in found.named_parameters() if not name.startswith("embed_tokens")]
     assert draft.parameters == sum(weight.numel() for weight in own)

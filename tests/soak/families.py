@@ -66,7 +66,9 @@ def outcome(model_type):
 def write_list(results):
     """Write the families into the page, between its marks."""
     built = [name for name, reason in results.items() if not reason]
-    lines = textwrap.wrap(f"{len(built)} build: " + ", ".join(f"`{name}`" for name in built) + ".", 100, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        f"{len(built)} build: " + ", ".join(f"`{name}`" for name in built) + ".", 100, break_on_hyphens=False
+    )
     refused = {name: reason for name, reason in results.items() if reason}
     lines += ["", "| refused | why |", "| --- | --- |"]
     by_reason = {}

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from specbuild.builder.frontend.eagle3_head import EagleHead, head_config
-from specbuild.builder.frontend.hidden_state_taps import Taps
 from specbuild.runtime.speculation.tree import Tree
 
 LLAMA3 = {
@@ -118,15 +117,15 @@ def random_head(config, known):
     return head
 
 
-def head_chain(model, head, places):
-    """A head's greedy drafting in PyTorch: each step from the text's beginning on, without a cache."""
-    taps, known = Taps(places, nn.Identity()), head.tokens.tolist()
+def head_chain(model, head, known):
+    """A head's greedy drafting in PyTorch, of `known` tokens: each step from the text's beginning on, uncached."""
+    taps = head.taps
 
     @torch.no_grad()
     def chain(text, depth):
         with taps.watching(model):
             model(torch.tensor([text]))
-            hidden = head.fuse(taps.states())[:, :-1]
+            hidden = taps.fuse(taps.states())[:, :-1]
         tokens = text[1:]
         for _ in range(depth):
             positions = torch.arange(len(tokens))[None]

@@ -129,7 +129,7 @@ def expected(loops):
 @functools.cache
 def chain_of(kind):
     if kind == "eagle3":
-        return head_chain(torch_model("target"), head(), PLACES)
+        return head_chain(torch_model("target"), head(), KNOWN)
     return parallel_chain(torch_model("draft"), MASK)
 
 

@@ -1,0 +1,105 @@
+"""A checkpoint's own MTP layer as its draft, built and run: its chains against PyTorch, and equal texts."""
+
+from dataclasses import replace
+
+import pytest
+from mtp_checkpoints import make_mtp
+from small_models import head_chain
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.mtp_head import find_mtp, load_mtp
+from specbuild.builder.prepare import prepare, with_own_draft
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.errors import CheckpointError
+
+TEXTS = ([5, 17, 300], [1001], [2, 3, 5, 7, 11, 13, 17, 19, 23])
+NEW_TOKENS, DEPTH = 16, 3
+FEW = {"max_batch_size": 2, "max_seq_len": 96}
+
+
+@pytest.fixture(scope="module", params=["qwen3_5_text", "qwen3_next", "deepseek_v3", "glm4_moe"])
+def built(request, tmp_path_factory, build_shared):
+    """A checkpoint with an MTP layer, and its bundle, for which no draft was named."""
+    folder = tmp_path_factory.mktemp(request.param)
+    target = make_mtp(folder / "target", request.param)
+    build_shared(target=str(target), output=folder / "bundle", **FEW)
+    return target, folder / "bundle"
+
+
+@pytest.mark.nightly(but=("qwen3_5_text",))
+def test_the_layer_drafts_by_default(built):
+    draft = Bundle.open(built[1]).manifest.models["draft"]
+    assert (draft.kind, draft.hidden, draft.layers) == ("mtp", 64, 1)
+    assert draft.inputs["hidden"] == "hidden_in"
+
+
+@pytest.mark.nightly(but=("qwen3_5_text",))
+def test_texts_are_plain_decodings(built):
+    for batch in (1, 2):
+        with Engine.load(built[1], batch_size=batch, threads=1) as engine:
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=3, ignore_eos=True, speculation="off")
+                expected = [result.token_ids for result in engine.generate(list(TEXTS), params)]
+                for tree in ("chain:3", "topk:2,3", "best:16", "auto"):
+                    each = engine.generate(list(TEXTS), replace(params, speculation=tree))
+                    assert [result.token_ids for result in each] == expected, (batch, temperature, tree)
+
+
+@pytest.mark.nightly(but=("qwen3_5_text",))
+def test_chains_are_what_the_layer_says(built):
+    target, bundle = built
+    found = find(str(target))
+    model = load(found, "eager")
+    chain = head_chain(model, load_mtp(find_mtp(found), model), found.token_ids)
+    seen = []
+    with Engine.load(bundle, drafter="model", batch_size=2, threads=1) as engine:
+        with engine.scheduler.exclusive() as loop:
+            proposer = loop.proposer
+        propose = proposer.propose
+
+        def noted(sequences, *more):
+            proposals = propose(sequences, *more)
+            seen.extend((list(s.tokens), each.tree) for s, each in zip(sequences, proposals, strict=True))
+            return proposals
+
+        proposer.propose = noted
+        params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=f"chain:{DEPTH}", ignore_eos=True)
+        engine.generate([*TEXTS, [*TEXTS[2], 29]], params)
+    drafted = [(text, tree.tokens[1:]) for text, tree in seen if len(tree) > 1]
+    assert len(drafted) >= NEW_TOKENS
+    for text, tokens in drafted[::3]:
+        assert tokens == chain(text, len(tokens)), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_layer_that_agrees_has_its_drafts_accepted(tmp_path, build_shared, precision):
+    target = make_mtp(tmp_path / "target", "qwen3_5_text", agrees=True)
+    asked = {"precision": precision}
+    if precision == "int8":
+        asked["quantize"] = QuantizeOptions(max_kl=1e3, calib_size=4)
+    build_shared(target=str(target), output=tmp_path / "bundle", draft="mtp", **FEW, **asked)
+    params = SamplingParams(max_new_tokens=1 + 10 * (DEPTH + 1), speculation=f"chain:{DEPTH}", ignore_eos=True)
+    with Engine.load(tmp_path / "bundle", drafter="model", batch_size=1, threads=1) as engine:
+        result = engine.generate([TEXTS[0]], params)[0]
+        assert result.token_ids == engine.generate([TEXTS[0]], replace(params, speculation="off"))[0].token_ids
+    assert result.metrics.speculative_decoding.draft_acceptance_rate == 1
+    assert Bundle.open(tmp_path / "bundle").manifest.models["draft"].precision == precision
+
+
+def test_none_means_none(tmp_path):
+    make_mtp(tmp_path, "qwen3_5_text")
+    config = BuildConfig(str(tmp_path), tmp_path / "b", draft="none")
+    assert with_own_draft(config) is config
+    assert list(prepare(config).models) == ["target"]
+    assert with_own_draft(replace(config, draft=None)).draft == "mtp"
+    assert with_own_draft(replace(config, draft="self:int4")).draft == "self:int4"
+
+
+def test_a_checkpoint_without_a_layer_is_refused(make_checkpoint, tmp_path):
+    config = BuildConfig(str(make_checkpoint(tmp_path / "target")), tmp_path / "b")
+    assert with_own_draft(config) is config
+    with pytest.raises(CheckpointError, match="has no MTP layer"):
+        prepare(replace(config, draft="mtp"))
