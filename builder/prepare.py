@@ -18,7 +18,7 @@ from specbuild.runtime.errors import OptionError
 from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory, held_out_tokens
 from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
-from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
+from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, NO_MODEL, BuildConfig
 from .config.quantize_options import AUTO, MTP, chooses
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
@@ -103,6 +103,8 @@ class Sources:
         """The source of each model, and how a GGUF file or a packed checkpoint had quantized it."""
         origins = {name: model.origin for name, model in self.models.items() if isinstance(model, Checkpoint)}
         told = {name: origin.to_dict() for name, origin in origins.items() if origin}
+        adapters = {name: getattr(model, "adapter", None) for name, model in self.models.items()}
+        told |= {name: told.get(name, {}) | {"adapter": each.source} for name, each in adapters.items() if each}
         return {name: {"source": model.source} | told.get(name, {}) for name, model in self.models.items()}
 
     @property
@@ -126,7 +128,7 @@ def prepare(config: BuildConfig) -> Sources:
         CheckpointError: A checkpoint cannot be used.
         OptionError: The options do not fit the checkpoints.
     """
-    target, draft, vocabulary = checkpoints.find(config.target), None, None
+    target, draft, vocabulary = checkpoints.find(config.target, config.adapter), None, None
     head: HeadCheckpoint | None = None
     if config.own_draft:
         draft = target
@@ -135,7 +137,7 @@ def prepare(config: BuildConfig) -> Sources:
     elif config.draft and config.drafts and is_eagle(checkpoints.read_config(config.draft)):
         head = find_head(config.draft, target)
     elif config.draft and config.drafts:
-        draft = checkpoints.find(config.draft)
+        draft = checkpoints.find(config.draft, config.draft_adapter)
         vocabulary = reconcile(target, draft, config.draft_vocab_size or MAX_DRAFTED)
     if head:
         _check_head_types(config)
@@ -273,13 +275,19 @@ def _calibration(config: BuildConfig, name: str, weights: WeightShapes | None) -
 def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | HeadCheckpoint | None]) -> None:
     """Raise OptionError if a model that has no blocks of its own is to keep them."""
     for name, model in models.items():
-        if model and config.keeps(name) and not isinstance(getattr(model, "origin", None), Gguf):
-            option = "--precision" if name == "target" else "--draft-precision"
+        if not model or not config.keeps(name):
+            continue
+        option = "--precision" if name == "target" else "--draft-precision"
+        if not isinstance(getattr(model, "origin", None), Gguf):
             raise OptionError(f"keep is for a GGUF file, and {model.source} is none: give another {option}")
+        if isinstance(model, Checkpoint) and model.adapter:
+            raise OptionError(f"keep is for a file's own numbers, which an adapter changes: give another {option}")
 
 
 def _check_head_types(config: BuildConfig) -> None:
-    """Raise OptionError for quantization on a GPU and FP8 caches, which heads do not support yet."""
+    """Raise OptionError for an adapter, quantization on a GPU and FP8 caches, which heads do not support yet."""
+    if config.draft_adapter:
+        raise OptionError(NO_MODEL)
     scheme = config.scheme_of("draft")
     if config.descriptor.on_gpu and (scheme is None or scheme.quantized):
         raise OptionError("a head is not quantized on a GPU yet: give --draft-precision fp16")

@@ -77,6 +77,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help="A small model, an EAGLE-3 head, mtp (the target's own MTP layer, the default on a CPU if it has one), "
     "self:int4 (its own weights), or none: lookup alone drafts.",
 )
+@click.option("--adapter", metavar="DIR", help="A LoRA adapter (PEFT), merged into the target.")
+@click.option("--draft-adapter", metavar="DIR", help="A LoRA adapter, merged into the draft.")
 @click.option(
     "-o",
     "--output",

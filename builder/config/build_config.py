@@ -18,6 +18,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest al
 MAX_BATCH_SIZE = 64
 CHECK_SLOTS = 2  # sequences at once in a CPU's check: enough to see that they do not mix, and caches are large
 LONGEST_DEFAULT = 4096  # default of max_seq_len for models that support more
+NO_MODEL = "--draft-adapter is for a draft model of its own: give one with --draft, or drop it"
 DEFAULT_TREE = "best:5"  # six nodes with the root: on a CPU the largest step that costs little more than one node
 
 
@@ -44,6 +45,8 @@ class BuildConfig:
         quantize: How weights are quantized.
         tune: Tune the bundle on this machine as `specbuild tune` does; only for a CPU.
         force: Replace an existing bundle.
+        adapter: A LoRA adapter's folder or hub id, which is merged into the target; None: none.
+        draft_adapter: The draft's.
     """
 
     target: str
@@ -62,6 +65,8 @@ class BuildConfig:
     quantize: QuantizeOptions = field(default_factory=QuantizeOptions)
     tune: bool = False
     force: bool = False
+    adapter: str | None = None
+    draft_adapter: str | None = None
 
     def __post_init__(self) -> None:
         """Check the options; raise OptionError or OutputError."""
@@ -97,6 +102,8 @@ class BuildConfig:
             self.scheme_of(name)
         if self.draft_precision and not self.drafts:
             raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
+        if self.draft_adapter and (self.own_draft or not self.drafts):
+            raise OptionError(NO_MODEL)
         if self.own_draft and self.draft_precision:
             raise OptionError(f"--draft {self.draft} says its precision: drop --draft-precision")
         target, draft = self.scheme_of("target"), self.scheme_of("draft")
@@ -173,12 +180,13 @@ class BuildConfig:
         asked = self.draft_precision if model == "draft" else None
         if model == "draft" and self.own_draft:
             asked = str(self.draft).removeprefix(SELF)
-        asked = asked or self.precision or self._default(self.target if model == "target" else str(self.draft))
+        asked = asked or self.precision or self._default(model)
         return asked.lower() if asked.lower().startswith("best:") else asked
 
-    def _default(self, source: str) -> str:
+    def _default(self, model: str) -> str:
         """Return the precision of a model that none was given for."""
-        keeps = KEEP in self.descriptor.precisions and not self.quantize.all_types
+        source, adapter = (self.target, self.adapter) if model == "target" else (str(self.draft), self.draft_adapter)
+        keeps = KEEP in self.descriptor.precisions and not self.quantize.all_types and not adapter
         return KEEP if keeps and Path(source).expanduser().is_file() else self.descriptor.precisions[0]
 
     def keeps(self, model: str) -> bool:

@@ -21,7 +21,7 @@ else:
 
 RECIPE_BYTES = 1 << 20
 SAYS = ("description", "gpu")
-_FOLDERS = ("target", "draft")
+_FOLDERS = ("target", "draft", "adapter", "draft_adapter")
 
 
 def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> dict[str, Any]:

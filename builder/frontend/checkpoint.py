@@ -5,6 +5,7 @@ Weights are read from safetensors only, never from pickle, and code in a checkpo
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import shutil
@@ -26,6 +27,7 @@ from specbuild.runtime.errors import CheckpointError, OptionError, one_line, sho
 from specbuild.runtime.requests.tokenizer import check_merges
 from specbuild.runtime.sampling.parameters import SamplingParams
 
+from .adapter import Adapter, find_adapter
 from .attention_layout import check_decoder, empty
 from .gguf import Gguf, describe
 from .lazy_weights import Stored, Weight, fill, of_model, of_names, skeleton
@@ -78,6 +80,7 @@ class Checkpoint:
         stamps: The weight files' stamps when they were checked.
         sampling: generation_config.json's parameters.
         mtp: The weights of its MTP layers, by their names in the files.
+        adapter: What is added to its weights when they are read.
         origin: What the weights come from if that is no plain checkpoint; `folder` is then deleted with this object.
     """
 
@@ -92,6 +95,7 @@ class Checkpoint:
     stamps: list[Stamp]
     sampling: Mapping[str, float] = field(default_factory=dict)
     mtp: Mapping[str, Weight] = field(default_factory=dict, repr=False)
+    adapter: Adapter | None = None
     origin: Origin | None = None
 
     @property
@@ -128,25 +132,27 @@ class Checkpoint:
 
     def sha256(self) -> str:
         """Return the sha256 of the weights; raise CheckpointError if they changed since they were checked."""
-        return self.origin.sha256 if self.origin else sha256_files(self.weights, self.stamps)
+        own = self.origin.sha256 if self.origin else sha256_files(self.weights, self.stamps)
+        return hashlib.sha256(f"{own}{self.adapter.sha256}".encode()).hexdigest() if self.adapter else own
 
 
 @quiet()
-def find(source: str) -> Checkpoint:
+def find(source: str, adapter: str | None = None) -> Checkpoint:
     """Find and check a checkpoint without reading its weights.
 
-    `source` is a folder, a hub id or a GGUF file. Raises CheckpointError.
+    `source` is a folder, a hub id or a GGUF file, `adapter` a LoRA adapter's folder or hub id. Raises CheckpointError.
     """
+    added = find_adapter(adapter, locate(adapter)) if adapter else None
     path, settings, text = _file(source), None, None
     if path is None:
         path = locate(source)
         settings, text = packing(path), text_config(path)
         if settings is None and text is None:
-            return _look(source, path, f"{source}/config.json")
+            return _look(source, path, f"{source}/config.json", adapter=added)
     folder = Path(tempfile.mkdtemp(prefix="specbuild-checkpoint-"))
     try:
         origin = _origin(source, path, settings, text, folder)
-        checkpoint = _look(source, folder, source, origin)
+        checkpoint = _look(source, folder, source, origin, added)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -163,7 +169,9 @@ def _origin(
     return take_text(source, path, text, folder) if text else describe(source, path, folder)
 
 
-def _look(source: str, folder: Path, where: str, origin: Origin | None = None) -> Checkpoint:
+def _look(
+    source: str, folder: Path, where: str, origin: Origin | None = None, adapter: Adapter | None = None
+) -> Checkpoint:
     """Check a checkpoint's folder; `where` names its configuration in error messages."""
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
@@ -185,8 +193,12 @@ def _look(source: str, folder: Path, where: str, origin: Origin | None = None) -
     model, header = empty(config)[1], header.without(further)
     check_model(source, model, header)
     weights = {name: tensors[name] for name in header.shapes} if origin else _stored(model, header)
+    if adapter:
+        adapter.check(model)
+        weights = adapter.merged(weights) if weights else None
     count, sampling = header.elements, _sampling(source, folder)
-    return Checkpoint(source, folder, config, files, count, weights, tokenizer, ends, stamps, sampling, mtp, origin)
+    read = (config, files, count, weights, tokenizer, ends, stamps, sampling, mtp)
+    return Checkpoint(source, folder, *read, adapter, origin)
 
 
 def _stored(model: PreTrainedModel, header: Header) -> dict[str, Weight] | None:
@@ -372,6 +384,8 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
         fill(model, checkpoint.tensors)
     else:
         model = _from_files(checkpoint, attention)
+        if checkpoint.adapter:
+            checkpoint.adapter.merge_into(model)
     check_stamps(checkpoint.weights, checkpoint.stamps)
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
