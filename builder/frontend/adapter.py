@@ -114,8 +114,8 @@ class Adapter:
                 raise CheckpointError(f"{self.source} adapts {module}, which is embedding and head in one: unsupported")
             if tuple(named[name].shape) != factors.shape:
                 raise CheckpointError(
-                    f"{self.source} adapts {module} as {list(factors.shape)}, the model's is {list(named[name].shape)}: "
-                    "give its own model"
+                    f"{self.source} adapts {module} as {list(factors.shape)}, the model's is "
+                    f"{list(named[name].shape)}: give its own model"
                 )
 
     def merged(self, tensors: Mapping[str, Weight]) -> dict[str, Weight]:
