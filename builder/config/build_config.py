@@ -120,7 +120,7 @@ class BuildConfig:
     def _check_draft_vocabulary(self) -> None:
         if self.draft_vocab_size is None:
             return
-        if not self.draft or self.own_draft:
+        if not self.drafts or self.own_draft:
             raise OptionError("--draft-vocab-size is for a draft model of its own: give one with --draft, or drop it")
         if self.draft_vocab_size < 1:
             raise OptionError(f"draft-vocab-size must be at least 1, not {self.draft_vocab_size}")

@@ -90,7 +90,8 @@ def test_weights_take_what_was_said(precision, make_checkpoint, tmp_path):
 def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target, eagle, tmp_path):
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
     graphs = {"backend": "tensorrt", "engine": EngineOptions(attention="native")}
-    for wrong in (graphs | {"precision": "int8"}, graphs | {"precision": "fp16", "draft_precision": "int8"}, plugin):
+    quantized = [graphs | {"precision": "int8"}, graphs | {"precision": "fp16", "draft_precision": "int8"}]
+    for wrong in (*quantized, plugin, {"draft_vocab_size": 9}):
         with pytest.raises(OptionError, match="a head is not"):
             prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(eagle), **wrong))
 

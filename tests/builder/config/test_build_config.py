@@ -30,7 +30,8 @@ def test_the_drafts_precision_is_the_targets_unless_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("draft", "size", "wrong"), [(None, 9, "of its own"), ("self:int4", 9, "of its own"), ("d", 0, "not 0")]
+    ("draft", "size", "wrong"),
+    [(None, 9, "of its own"), ("none", 9, "of its own"), ("self:int4", 9, "of its own"), ("d", 0, "not 0")],
 )
 def test_a_drafts_vocabulary_is_a_draft_models(draft, size, wrong):
     assert config(draft="d", draft_vocab_size=9).draft_vocab_size == 9
