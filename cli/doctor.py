@@ -84,7 +84,10 @@ def _kernels(nvrtc: str | None, library: Path | None) -> str:
 
 
 def _importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def _version(distribution: str) -> str:

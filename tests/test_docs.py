@@ -41,7 +41,7 @@ def test_a_page_is_read_in_one_go(page):
 
 
 def test_the_pages_are_no_more_than_somebody_reads():
-    assert sum(bool(line.strip()) for page in PAGES for line in unfenced(page)) <= 3500
+    assert sum(bool(line.strip()) for page in PAGES for line in prose(page)) <= 3500
 
 
 @pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=lambda page: page.name)
