@@ -18,7 +18,7 @@ from specbuild.runtime.errors import OptionError
 from .build_memory import BASE_BYTES, CHECK_TOKENS, building_memory, held_out_tokens
 from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
-from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, NO_MODEL, BuildConfig
+from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
 from .config.quantize_options import AUTO, MTP, chooses
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
@@ -286,8 +286,6 @@ def _check_kept(config: BuildConfig, models: Mapping[str, Checkpoint | HeadCheck
 
 def _check_head_types(config: BuildConfig) -> None:
     """Raise OptionError for an adapter, quantization on a GPU and FP8 caches, which heads do not support yet."""
-    if config.draft_adapter:
-        raise OptionError(NO_MODEL)
     scheme = config.scheme_of("draft")
     if config.descriptor.on_gpu and (scheme is None or scheme.quantized):
         raise OptionError("a head is not quantized on a GPU yet: give --draft-precision fp16")
@@ -295,6 +293,7 @@ def _check_head_types(config: BuildConfig) -> None:
         raise OptionError("a head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
     if config.draft_vocab_size is not None:
         raise OptionError("a head is not trimmed, it has the tokens that it was trained for: drop --draft-vocab-size")
+    config.check_draft_model(False)
 
 
 def _check_layout(config: BuildConfig, name: str, layout: Layout) -> None:

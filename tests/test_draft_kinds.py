@@ -7,6 +7,7 @@ from dataclasses import replace
 import onnx
 import pytest
 import torch
+from proposed_trees import proposed_trees
 from small_models import head_chain, parallel_chain, random_head
 
 from specbuild.builder.config.build_config import BuildConfig
@@ -74,18 +75,9 @@ def trimmed(model):
 @pytest.fixture
 def proposals(drafted):
     """An engine of two slots, and what its draft proposes from now on: the text, and the tree after it."""
-    seen = []
     with Engine.load(drafted[0], drafter="model", batch_size=2, threads=1) as engine:
         with engine.scheduler.exclusive() as loop:
-            proposer = loop.proposer
-        propose = proposer.propose
-
-        def noted(sequences, *more):
-            found = propose(sequences, *more)
-            seen.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
-            return found
-
-        proposer.propose = noted
+            seen = proposed_trees(loop.proposer)
         yield engine, seen
 
 

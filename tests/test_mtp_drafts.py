@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from mtp_checkpoints import make_mtp
+from proposed_trees import proposed_trees
 from small_models import head_chain
 
 from specbuild.builder.config.build_config import BuildConfig
@@ -53,18 +54,9 @@ def test_chains_are_what_the_layer_says(built):
     found = find(str(target))
     model = load(found, "eager")
     chain = head_chain(model, load_mtp(find_mtp(found), model), found.token_ids)
-    seen = []
     with Engine.load(bundle, drafter="model", batch_size=2, threads=1) as engine:
         with engine.scheduler.exclusive() as loop:
-            proposer = loop.proposer
-        propose = proposer.propose
-
-        def noted(sequences, *more):
-            proposals = propose(sequences, *more)
-            seen.extend((list(s.tokens), each.tree) for s, each in zip(sequences, proposals, strict=True))
-            return proposals
-
-        proposer.propose = noted
+            seen = proposed_trees(loop.proposer)
         params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=f"chain:{DEPTH}", ignore_eos=True)
         engine.generate([*TEXTS, [*TEXTS[2], 29]], params)
     drafted = [(text, tree.tokens[1:]) for text, tree in seen if len(tree) > 1]

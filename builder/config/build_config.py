@@ -18,7 +18,6 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest al
 MAX_BATCH_SIZE = 64
 CHECK_SLOTS = 2  # sequences at once in a CPU's check: enough to see that they do not mix, and caches are large
 LONGEST_DEFAULT = 4096  # default of max_seq_len for models that support more
-NO_MODEL = "--draft-adapter is for a draft model of its own: give one with --draft, or drop it"
 DEFAULT_TREE = "best:5"  # six nodes with the root: on a CPU the largest step that costs little more than one node
 
 
@@ -73,7 +72,7 @@ class BuildConfig:
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         self._check_precisions()
-        self._check_draft_vocabulary()
+        self.check_draft_model(self.drafts and not self.own_draft)
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
@@ -102,8 +101,6 @@ class BuildConfig:
             self.scheme_of(name)
         if self.draft_precision and not self.drafts:
             raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
-        if self.draft_adapter and (self.own_draft or not self.drafts):
-            raise OptionError(NO_MODEL)
         if self.own_draft and self.draft_precision:
             raise OptionError(f"--draft {self.draft} says its precision: drop --draft-precision")
         target, draft = self.scheme_of("target"), self.scheme_of("draft")
@@ -117,12 +114,13 @@ class BuildConfig:
         self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
         self.engine.check_types(self.descriptor, self.types)
 
-    def _check_draft_vocabulary(self) -> None:
-        if self.draft_vocab_size is None:
-            return
-        if not self.drafts or self.own_draft:
-            raise OptionError("--draft-vocab-size is for a draft model of its own: give one with --draft, or drop it")
-        if self.draft_vocab_size < 1:
+    def check_draft_model(self, exists: bool) -> None:
+        """Raise OptionError for a wrong option of a draft model of its own, or one without such a model."""
+        options = {"--draft-adapter": self.draft_adapter, "--draft-vocab-size": self.draft_vocab_size}
+        for option, value in options.items():
+            if value not in (None, "") and not exists:
+                raise OptionError(f"{option} is for a draft model of its own: give one with --draft, or drop it")
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
             raise OptionError(f"draft-vocab-size must be at least 1, not {self.draft_vocab_size}")
 
     @property

@@ -49,7 +49,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What an adapter adds to one weight: `scale · B · A`, or its transpose."""
+    """The two factors of the matrix `scale · B · A`, or its transpose, that an adapter adds to a weight."""
 
     a: Weight
     b: Weight

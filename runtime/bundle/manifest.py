@@ -100,7 +100,7 @@ class ModelRecord:
 
     @property
     def is_head(self) -> bool:
-        """Whether it drafts from the target's hidden states."""
+        """Return whether the draft reads the target's hidden states."""
         return KINDS[self.kind][1]
 
     @property

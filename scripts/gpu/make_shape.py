@@ -72,7 +72,7 @@ LIKE = {
 
 @dataclass(frozen=True)
 class Hole:
-    """What a weight is written as: nothing, so that its place in the file stays empty."""
+    """A weight without numbers, whose place in the file stays empty."""
 
     name: str
 

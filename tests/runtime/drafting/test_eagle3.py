@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from device_requests import run
 from hash_models import VOCAB, HashExecutor, HashModel, growths, plain_text, sequence_of
+from proposed_trees import proposed_trees
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
@@ -127,15 +128,8 @@ def test_a_common_beginning_keeps_a_row_less(make, common, kept):
 def test_a_loop_decodes_as_without_it(make, shape, params):
     """Every greedy tree is the head's own, however many chunks its text takes, in slots that were used before."""
     target, head, drafter = make(slots=3)
-    proposer, trees = Proposer(drafter, looks_up=False), list[tuple[list[int], Tree]]()
-    loop, propose = HostLoop(target, proposer, 4, frozenset()), proposer.propose
-
-    def noted(sequences, *more):
-        found = propose(sequences, *more)
-        trees.extend((list(s.tokens), each.tree) for s, each in zip(sequences, found, strict=True))
-        return found
-
-    proposer.propose = noted
+    proposer = Proposer(drafter, looks_up=False)
+    loop, trees = HostLoop(target, proposer, 4, frozenset()), proposed_trees(proposer)
     chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)
     for prompts in ([[5], [1, 2], [*range(12)] * 3], [[*range(12), 4, 9], [5, 5], [1, 2]]):
         for prompt, sequence in zip(prompts, run(loop, [sequence_of(each, chosen) for each in prompts]), strict=True):
