@@ -1,6 +1,7 @@
 // AVX2, FMA and F16C: 16 lanes are two vectors.
 #include <immintrin.h>
 
+#include "processor.h"
 #include "tiles.h"
 
 namespace specbuild {
@@ -60,10 +61,8 @@ struct Avx2 {
   }
 };
 
-bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
-
 }  // namespace
 
-extern const Instructions kAvx2 = instructions<Avx2>("avx2", usable);
+extern const Instructions kAvx2 = instructions<Avx2>("avx2", has_avx2);
 
 }  // namespace specbuild

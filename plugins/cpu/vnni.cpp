@@ -1,6 +1,7 @@
 // AVX-512 with VNNI: 16 lanes are one vector; one instruction adds four products of bytes, or two of 16 bits, to a lane.
 #include <immintrin.h>
 
+#include "processor.h"
 #include "tiles.h"
 
 namespace specbuild {
@@ -41,12 +42,8 @@ struct Vnni {
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
 };
 
-bool usable() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni");
-}
-
 }  // namespace
 
-extern const Instructions kVnni = instructions<Vnni>("avx512-vnni", usable);
+extern const Instructions kVnni = instructions<Vnni>("avx512-vnni", has_avx512_vnni);
 
 }  // namespace specbuild

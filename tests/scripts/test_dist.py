@@ -3,6 +3,7 @@
 import json
 import subprocess
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ def test_a_release_installs_offline(tmp_path, bundle):
     run("git", "clone", "--quiet", ROOT, source)
     run("sh", "scripts/release/dist.sh", cwd=source, stdout=subprocess.DEVNULL)
     run("sha256sum", "--check", "--quiet", "SHA256SUMS", cwd=dist)
+    for wheel in (*dist.glob("*manylinux_2_17_x86_64.whl"), *dist.glob("*manylinux_2_17_aarch64.whl")):
+        assert "specbuild/runtime/lib/libspecbuild_cpu.so" in zipfile.ZipFile(wheel).namelist()
+    assert len([*dist.glob("*.whl")]) == 2
     pinned = {line.partition("==")[0].lower() for line in (dist / "requirements.txt").read_text().splitlines()}
     listed = {each["name"].lower() for each in json.loads((dist / "sbom.cdx.json").read_text())["components"]}
     assert {*pinned, "specbuild-trt"} <= listed
