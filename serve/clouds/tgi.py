@@ -91,7 +91,7 @@ class TgiFormat(Format):
         """See `Format.last`."""
         if self.failed:
             yield event(error_body(api_error(self.failed)))
-        elif self._all:
+        else:
             details = self._details() | {"input_length": self.prompt_tokens}
             yield event(self._event() | {"generated_text": self._generated(), "details": details})
 

@@ -99,10 +99,13 @@ def test_a_fault_before_the_first_token_is_a_status(client, fails_after):
     assert client.admission.requests == 0
 
 
-def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(client, log, span, fails_after):
-    fails_after(3)
-    events = client.events(**PLAIN)
-    assert "planted" in events[-1]["error"]["message"]
+@pytest.mark.parametrize(
+    ("path", "fields"), [(COMPLETIONS, {"max_tokens": 40}), ("/generate_stream", {"inputs": "def main("})]
+)
+def test_a_fault_amid_a_stream_is_an_event_and_is_logged_and_traced(client, log, span, fails_after, path, fields):
+    fails_after(20)
+    *_, last = client.events(path, **fields)
+    assert "planted" in str(last["error"])
     assert (log.lines[-1]["status"], "planted" in log.lines[-1]["error"]) == (200, True)
     assert (span.ends, rejections(client)) == ([(3, "500")], [])
 

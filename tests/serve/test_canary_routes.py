@@ -5,7 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from specbuild.serve.canary.assignment import CanaryOptions
-from specbuild.serve.http.app import make_operators_app
+from specbuild.serve.http.app import make_app, make_operators_app
 
 SAMPLED = {"prompt": "def main(", "max_tokens": 12, "temperature": 0.8, "seed": 3}
 
@@ -61,7 +61,7 @@ def test_orders(client, operator):
     assert operator.post("/canary/delete").status_code == 404
 
 
-def test_a_tenant_and_a_web_page_give_no_orders(client, operator):
+def test_a_tenant_and_a_web_page_give_no_orders(client, operator, log):
     """Those are the operator's, by a key and a listener of their own."""
     assert [client.post("/canary/promote", headers={"Authorization": f"Bearer {key}"}).status_code for key in "ka"] == [
         401,
@@ -71,6 +71,8 @@ def test_a_tenant_and_a_web_page_give_no_orders(client, operator):
         assert operator.post("/canary/promote", headers={"Authorization": f"Bearer {key}"}).status_code == 401
         assert operator.get("/canary", headers={"Authorization": f"Bearer {key}"}).status_code == 401
     assert operator.get("/canary").json()["phase"] == "running"
+    replica = TestClient(make_app(client.service, log, operators=True), headers=operator.headers)
+    assert replica.get("/canary").json()["phase"] == "running"
     assert {
         operator.get(path, headers={"Authorization": ""}).status_code for path in ("/metrics", "/health", "/load")
     } == {200}

@@ -26,8 +26,13 @@ class Hasty(Connection):
     max_connections = 2
 
 
+async def answered(*readers):
+    for each in readers:
+        assert (await each.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+
+
 def test_idle_connections_make_way_for_others():
-    """The one that has been idle longest; a request under way goes on."""
+    """The one that has been idle longest; a request under way goes on, also where there is nothing else."""
 
     async def client(reader, writer):
         address = writer.get_extra_info("peername")[:2]
@@ -36,9 +41,14 @@ def test_idle_connections_make_way_for_others():
         (first, idle), (second, asking) = [await asyncio.open_connection(*address) for _ in range(2)]
         assert await asyncio.wait_for(first.read(), 5) == b""
         asking.write(REQUEST)
-        for each in (second, reader):
-            assert (await each.readuntil(b"here")).startswith(b"HTTP/1.1 200")
-        for each in (idle, asking):
+        await answered(second, reader)
+        for each in (asking, writer):
+            each.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.2\r\n"))
+        await asyncio.sleep(0.05)
+        third, last = await asyncio.open_connection(*address)
+        last.write(REQUEST)
+        await answered(second, reader, third)
+        for each in (idle, asking, last):
             each.close()
 
     serve(client)
@@ -63,8 +73,7 @@ def test_headers_that_trickle_are_ended(before):
 
     async def client(reader, writer):
         writer.write(before)
-        if before:
-            assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        await answered(*[reader] * bool(before))
         began = time.monotonic()
         for byte in REQUEST * 20:
             writer.write(bytes([byte]))
@@ -85,6 +94,6 @@ def test_what_is_asked_for_in_time_may_take_longer():
     async def client(reader, writer):
         for _ in range(2):
             writer.write(REQUEST.replace(b"x\r\n", b"x\r\nWait: 0.5\r\n"))
-            assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+            await answered(reader)
 
     serve(client)

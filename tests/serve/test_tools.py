@@ -94,3 +94,6 @@ def test_the_reasoning_of_a_parser_is_apart(make_client, engine):
         assert told["reasoning"]
         assert "return" not in told["reasoning"]
         assert told["text"] or told["calls"]
+    begin = {str(engine.tokenizer.token_id("def")): 100}
+    told = choice(client, tools=None, max_tokens=2, chat_template_kwargs={"prefix": "return"}, logit_bias=begin)
+    assert (told["reasoning"], told["text"]) == ("", "defdef"), "the prompt has ended it"
