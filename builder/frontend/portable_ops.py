@@ -44,8 +44,6 @@ def _register(
         attributes: `OpSchema.Attribute`s.
         optional: The inputs that may be missing.
     """
-    if onnx.defs.has(name, DOMAIN):
-        return
     options = OpSchema.FormalParameterOption
     schema = OpSchema(
         name,

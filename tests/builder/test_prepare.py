@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from other_tokenizers import edit
 from small_models import random_head
+from tiny_families import tiny
+from transformers import AutoModelForCausalLM
 
 from specbuild.builder.codegen.nvrtc import Shape
 from specbuild.builder.config.build_config import BuildConfig
@@ -86,14 +88,17 @@ def test_weights_take_what_was_said(precision, make_checkpoint, tmp_path):
     assert said / 1.05 < sum(path.stat().st_size for path in (tmp_path / "b").rglob("*.bin")) < said
 
 
-@pytest.mark.nightly
-def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target, eagle, tmp_path):
+def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target, eagle, make_checkpoint, tmp_path):
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
     graphs = {"backend": "tensorrt", "engine": EngineOptions(attention="native")}
     quantized = [graphs | {"precision": "int8"}, graphs | {"precision": "fp16", "draft_precision": "int8"}]
     for wrong in (*quantized, plugin, {"draft_vocab_size": 9}):
         with pytest.raises(OptionError, match="a head is not"):
             prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(eagle), **wrong))
+    sinks = make_checkpoint(tmp_path / "sinks")
+    AutoModelForCausalLM.from_config(tiny("gpt_oss")).save_pretrained(sinks)
+    with pytest.raises(OptionError, match="the target has attention sinks, which a GPU's attention does not have yet"):
+        prepare(config(sinks, backend="onnxruntime-cuda"))
 
 
 @pytest.mark.parametrize(("asked", "least"), [(97, "draft's 96"), (129, "target's 128")])

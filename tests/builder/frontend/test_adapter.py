@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_gguf import write_gguf
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend.checkpoint import find, load, model_of
+from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import CheckpointError, OptionError
 
@@ -190,9 +192,10 @@ def test_a_drafts_adapter_needs_a_draft(base, tmp_path):
             BuildConfig(str(base), tmp_path / "b", draft, draft_adapter="a")
 
 
-def test_an_adapted_gguf_does_not_keep_its_numbers(tmp_path):
+def test_an_adapted_gguf_does_not_keep_its_numbers(base, tmp_path):
     """They are others then."""
-    (tmp_path / "m.gguf").touch()
-    plain = BuildConfig(str(tmp_path / "m.gguf"), tmp_path / "b")
-    assert plain.precision_of("target") == "keep"
-    assert replace(plain, adapter="a").precision_of("target") == "fp32"
+    plain = BuildConfig(str(write_gguf(base, tmp_path / "m.gguf")), tmp_path / "b")
+    adapted = replace(plain, adapter=str(make_adapter(tmp_path / "a")[0]))
+    assert (plain.precision_of("target"), adapted.precision_of("target")) == ("keep", "fp32")
+    with pytest.raises(OptionError, match=r"which an adapter changes: give another --precision$"):
+        prepare(replace(adapted, precision="keep"))
