@@ -65,11 +65,11 @@ class PartsModel(OrtModel):
         """Open the graphs on the stream; return the dtype of the caches' memory, which is the queries'."""
         graph, names = self._graph, {part.graph for part in self._file.parts}
         assert isinstance(graph, GraphFile)
-        parts = {n: GraphFile(graph.path.with_name(PurePath(n).name), graph.beside(n)[:], graph.beside) for n in names}
-        self._session = {name: open_on(part, self._provider, self.stream) for name, part in parts.items()}
         self._dtype = self._file.values[self._file.attentions[0].output].dtype
         if self._dtype not in _KERNELS and self._provider == "cuda":
             raise BundleError(f"{graph.path} computes in {self._dtype}: TreeAttention has float16 and bfloat16")
+        parts = {n: GraphFile(graph.path.with_name(PurePath(n).name), graph.beside(n)[:], graph.beside) for n in names}
+        self._session = {name: open_on(part, self._provider, self.stream) for name, part in parts.items()}
         return TYPES[self._dtype][0]
 
     def _allocate(self) -> None:

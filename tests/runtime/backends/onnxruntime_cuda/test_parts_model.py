@@ -1,7 +1,9 @@
 """Graphs in turn with TreeAttention's kernel between them: the whole graph's tokens, in one graph's memory."""
 
+import copy
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -66,10 +68,19 @@ def test_layers_of_one_form_are_one_graph(folder):
     assert max(path.stat().st_size for path in target.glob("part*.onnx")) < 8192
 
 
-def test_logits_are_the_models(folder, host):
+@pytest.mark.parametrize("rotates", [True, False])
+def test_logits_are_the_models(folder, host, rotates, tmp_path):
     """A prompt in pieces, then single tokens, in one of two slots."""
-    target, text = made(folder, "target", HostDevice(), 2, host), prompt_of(3, 40)
-    expected = reference(torch_model("target"), text)
+    model, text = copy.deepcopy(torch_model("target")), prompt_of(3, 40)
+    if not rotates:
+        folder = shutil.copytree(folder, tmp_path / "still")
+        file = folder / "target" / PARTS
+        content = json.loads(file.read_text())
+        for each in content["attentions"]:
+            each.update(cos=None, sin=None)
+        file.write_text(json.dumps(content))
+        model.model.rotary_emb.inv_freq.zero_()
+    target, expected = made(folder, "target", HostDevice(), 2, host), reference(model, text)
     for start, end in ((0, CHUNK), (CHUNK, 37), (37, 38), (38, 40)):
         step = StepInput(1, start, start, text[start:end], range(start, end), None, 1)
         (rows,) = target.step([step])
@@ -104,6 +115,7 @@ def test_tokens_are_plain_decodings(folder, host, tree):
         (lambda file: file.update(more=1), "malformed"),
         (lambda file: file["attentions"][0]["inputs"].update(query="input_ids"), "reads what is not there"),
         (lambda file: file["attentions"][1].update(cos="input_ids"), "reads what is not there"),
+        (lambda file: output(file).update(dtype="float32"), "computes in float32: TreeAttention has float16 and"),
     ],
 )
 def test_a_file_that_no_build_wrote(folder, host, spoil, message):
@@ -112,8 +124,12 @@ def test_a_file_that_no_build_wrote(folder, host, spoil, message):
     spoil(content)
     parts = Parts(good._replace(data=json.dumps(content).encode()), host, PROCESSORS)
     with pytest.raises(BundleError, match=message):
-        PartsModel(parts, spec("target"), RunContext(device, device.stream(), "cpu", 1, BUCKETS, CHUNK))
+        PartsModel(parts, spec("target"), RunContext(device, device.stream(), "cuda", 1, BUCKETS, CHUNK))
 
 
 def weight(file):
     return next(iter(file["weights"].values()))
+
+
+def output(file):
+    return file["values"][file["attentions"][0]["output"]]
