@@ -4,9 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 from device_requests import Made, prompt_of, request_of
+from made_up_chances import LARGE, table_of
 from tiny_models import BUCKETS, TEXT
 
+from specbuild.runtime.decoding.device.proposals import Proposals
 from specbuild.runtime.decoding.device.room import Room
+from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.drafting.proposer import Proposer
+from specbuild.runtime.speculation.controller import Controller
+from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.tree import TreeSpec
 
 
@@ -54,6 +60,17 @@ def test_a_tree_of_which_anything_lacks_room_is_not_drafted(short):
         executor = executor_of(**needs | {short: needs[short] - missing})
         assert Room(executor, executor).fits(sequence, spec, [spec]) == (not missing)
         assert Room(executor, None).fits(sequence, spec, [spec]) == (not missing or short != "max_positions")
+
+
+def test_a_decision_for_a_tree_that_lacks_room_becomes_plain_decoding():
+    sequence, cost = ask("best:12"), CostModel(table_of(LARGE), 1, padded=True, corrected=False)
+    sequence.controller = Controller(cost, has_model=True).for_request(0.0)
+    proposer, kinds = Proposer(SimpleNamespace(backlog=lambda _: 0), looks_up=False), []
+    for rows in (100, 10):
+        proposals = Proposals(Planner(), Room(executor_of(), executor_of(rows=rows)), BUCKETS, on_host=False)
+        ((_, proposal),) = proposals.plan(proposer, [sequence])
+        kinds.append((proposal.decision.kind, proposal.shape is not None, len(proposal.tree)))
+    assert kinds == [("model", True, 1), ("plain", False, 1)]
 
 
 @pytest.mark.slow
