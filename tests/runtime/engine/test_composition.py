@@ -1,17 +1,22 @@
-"""A bundle on a CPU becomes a loop of the right graphs, drafter and limits, and a controller where it was tuned."""
+"""A bundle becomes a loop of the right graphs, drafter and limits, and a controller where it was tuned."""
 
 import json
 import logging
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import pytest
+from device_requests import check_plain, prompt_of, request_of, run
+from host_device import HostDevice, HostQueue
 from made_up_chances import LARGE, record_of
+from tiny_models import BUCKETS, VOCAB, executor
 
 from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
+from specbuild.runtime.backends import placement
 from specbuild.runtime.backends.cpu.machine import machine
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.engine.composition import cpu_loop
+from specbuild.runtime.engine.composition import cpu_loop, gpu_loop
 from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.speculation.timing_table import FILE
@@ -138,3 +143,21 @@ def test_the_text_is_asked_first_and_the_model_else_unless_told(load_with, reque
         assert used or proposal.tree.tokens == [8, 5, 6, 7, 8]
         assert loop.draft_executor
         assert (loop.draft_executor.seconds > 0) == used
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [{}, {"kind": "parallel", "mask_token": VOCAB - 1}], ids=["model", "parallel"])
+def test_a_bundle_on_a_gpu_decodes_as_plainly(draft, host, manifest_of, write_bundle, tmp_path, monkeypatch):
+    """Rounds follow each other on the device, unless the draft is of a kind whose trees the host grows."""
+    device = HostDevice()
+    models = [executor(name, device, tmp_path, 2) for name in ("target", "draft")]
+    loaded = placement.Loaded(*models, HostQueue(host, device))
+    monkeypatch.setattr(placement, "loaded", lambda *_: nullcontext(loaded))
+    manifest = manifest_of({}, draft, backend="onnxruntime-cuda", buckets=list(BUCKETS), max_seq_len=48)
+    loop, controller = gpu_loop(write_bundle(tmp_path / "bundle", manifest), LoadOptions(batch_size=2))
+    with closing(loop):
+        done = run(loop, [request_of(prompt_of(seed, 9), speculation="chain:3") for seed in range(3)])
+        check_plain(tmp_path, done, eos=frozenset(manifest.eos_token_ids))
+    assert controller is None
+    assert all(each.metrics.speculative_decoding.num_draft_tokens for each in done)
+    assert (loop.exactness is not None, device.turns > 0) == (True, not draft)

@@ -50,6 +50,14 @@ def folder(tmp_path_factory):
     return found
 
 
+def changed(folder, change):
+    """The target's file of parts, after a change."""
+    good = GraphFile.at(folder / "target" / PARTS)
+    content = json.loads(good.data)
+    change(content)
+    return good._replace(data=json.dumps(content).encode())
+
+
 def made(folder, name, device, batch_size, host):
     """The model's executor, on a stream of its own."""
     stream, file = device.stream(), GraphFile.at(folder / name / PARTS)
@@ -74,11 +82,8 @@ def test_logits_are_the_models(folder, host, rotates, tmp_path):
     model, text = copy.deepcopy(torch_model("target")), prompt_of(3, 40)
     if not rotates:
         folder = shutil.copytree(folder, tmp_path / "still")
-        file = folder / "target" / PARTS
-        content = json.loads(file.read_text())
-        for each in content["attentions"]:
-            each.update(cos=None, sin=None)
-        file.write_text(json.dumps(content))
+        file = changed(folder, lambda file: [each.update(cos=None, sin=None) for each in file["attentions"]])
+        file.path.write_bytes(file.data)
         model.model.rotary_emb.inv_freq.zero_()
     target, expected = made(folder, "target", HostDevice(), 2, host), reference(model, text)
     for start, end in ((0, CHUNK), (CHUNK, 37), (37, 38), (38, 40)):
@@ -119,10 +124,7 @@ def test_tokens_are_plain_decodings(folder, host, tree):
     ],
 )
 def test_a_file_that_no_build_wrote(folder, host, spoil, message):
-    good, device = GraphFile.at(folder / "target" / PARTS), HostDevice()
-    content = json.loads(good.data)
-    spoil(content)
-    parts = Parts(good._replace(data=json.dumps(content).encode()), host, PROCESSORS)
+    parts, device = Parts(changed(folder, spoil), host, PROCESSORS), HostDevice()
     with pytest.raises(BundleError, match=message):
         PartsModel(parts, spec("target"), RunContext(device, device.stream(), "cuda", 1, BUCKETS, CHUNK))
 
