@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from campaign import __main__ as command
-from campaign import watch
 from campaign.attack import Bench
 from campaign.bundle_copy import copied, manifest, put, sealed
 from campaign.campaign import Campaign
 from campaign.classes import CLASSES, LIMITS
+from campaign.watch import Bounds
 
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.speculation.timing_table import FILE
@@ -57,8 +57,7 @@ def test_every_class_runs(classes, bundle, campaign, tmp_path):
 )
 def test_a_planted_fault_is_found(name, kind, campaign, monkeypatch):
     monkeypatch.setitem(LIMITS, PLANTED + name, 60.0 if name == "Memory" else 0.5)
-    monkeypatch.setattr(watch, "STILL", 0.2)
-    monkeypatch.setattr(watch, "MAX_GROWTH", 64 << 20)
+    campaign.bounds = Bounds(growth=64 << 20, still=0.2)
     campaign.replay([(PLANTED + name, 3)])
     (found,) = campaign.findings.values()
     assert found[0].outcome.kind == kind

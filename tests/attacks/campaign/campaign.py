@@ -11,7 +11,7 @@ from pathlib import Path
 from .attack import Bench
 from .classes import limit
 from .outcome import PASSED, REFUSED, Outcome
-from .watch import Case, Worker
+from .watch import Bounds, Case, Worker
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Campaign:
     found: Callable[[Finding, Campaign], None] = lambda finding, campaign: None
     tried: Callable[[Campaign], None] = lambda campaign: None
     workers: int = 2
+    bounds: Bounds = field(default_factory=Bounds)
     tallies: dict[str, Tally] = field(default_factory=dict)
     findings: dict[str, list[Finding]] = field(default_factory=dict)  # by signature
     times: dict[str, int] = field(default_factory=dict)  # how often, by signature
@@ -81,7 +82,8 @@ class Campaign:
         return Case(name, number, limit(name))
 
     def _work(self, draw):
-        workers = [Worker(self.bench, self.seed, self.bench.home / f"worker{n}") for n in range(self.workers)]
+        homes = [self.bench.home / f"worker{n}" for n in range(self.workers)]
+        workers = [Worker(self.bench, self.seed, home, self.bounds) for home in homes]
         idle, busy = list(workers), self._busy
         try:
             while True:

@@ -16,11 +16,17 @@ import psutil
 from .outcome import Outcome
 from .worker import READY, work
 
-MAX_GROWTH = 2 << 30  # bytes that a case may add to its worker
 SETUP = 300.0  # seconds that preparing a class may take
-STILL = 5.0  # seconds without computing after which what is late hangs, and does not merely wait for a core
 LATE = 6  # times its limit, after which a case hangs whatever else the machine does
 _POLL = 0.05  # seconds between two looks at what a worker uses
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes that a case may add to its worker; seconds without computing, late, after which it waits for no core."""
+
+    growth: int = 2 << 30
+    still: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,8 @@ class UnpreparedError(Exception):
 class Worker:
     """One process at a time, replaced where it was ended; one case at a time."""
 
-    def __init__(self, bench, seed, home):
-        self.bench, self.seed, self.home = bench, seed, home
+    def __init__(self, bench, seed, home, bounds):
+        self.bench, self.seed, self.home, self.bounds = bench, seed, home, bounds
         self.place, self.log = home / "case", home / "log.txt"
         self.case: Case | None = None
         self.seconds = 0.0  # that the last case took, once it was prepared
@@ -159,15 +165,15 @@ class Worker:
             return None
         rss, cpu = self._used()
         grown = rss - (self._rss or rss)
-        if grown > MAX_GROWTH:
-            return self._stopped("memory", f"more than {MAX_GROWTH >> 20} MiB")
+        if grown > self.bounds.growth:
+            return self._stopped("memory", f"more than {self.bounds.growth >> 20} MiB")
         took = now - self._began
         if cpu - self._cpu_moved > 0.05:
             self._cpu_moved, self._moved = cpu, now
         if took < case.limit:
             return None
         computed, still = cpu - self._cpu, now - self._moved
-        if computed >= case.limit or still >= STILL or took >= LATE * case.limit:
+        if computed >= case.limit or still >= self.bounds.still or took >= LATE * case.limit:
             return self._stopped("hang", f"no end after {case.limit:.0f} s")
         return None
 
