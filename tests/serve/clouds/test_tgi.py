@@ -40,6 +40,9 @@ def test_the_last_tokens_of_a_prompt_count_and_a_stop_sequence_ends_it(client, e
 def test_a_grammar_that_is_none_and_a_watermark_are_refused(client):
     grammars = {"json": "x"}, {"json_schema": {"name": "a"}}, {"regex": {}}
     wrong = [{"grammar": {"type": kind, "value": value}} for each in grammars for kind, value in each.items()]
-    for parameters, field in (*((each, "grammar.value") for each in wrong), ({"watermark": True}, "parameters.watermark")):
+    for parameters, field in [
+        ({"watermark": True}, "parameters.watermark"),
+        *((each, "grammar.value") for each in wrong),
+    ]:
         status, error = client.refusal("/generate", inputs="x", parameters=parameters)
         assert (status, str(error).partition(" ")[0]) == (400, field)
