@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from mtp_checkpoints import make_mtp
-from proposed_trees import proposed_trees
+from proposed_trees import NEW_TOKENS, TEXTS, check_plain, proposed_trees
 from small_models import head_chain
 
 from specbuild.builder.config.build_config import BuildConfig
@@ -15,8 +15,7 @@ from specbuild.builder.prepare import prepare, with_own_draft
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import CheckpointError
 
-TEXTS = ([5, 17, 300], [1001], [2, 3, 5, 7, 11, 13, 17, 19, 23])
-NEW_TOKENS, DEPTH = 16, 3
+DEPTH = 3
 FEW = {"max_batch_size": 2, "max_seq_len": 96}
 
 
@@ -38,14 +37,7 @@ def test_the_layer_drafts_by_default(built):
 
 @pytest.mark.nightly(but=("qwen3_5_text",))
 def test_texts_are_plain_decodings(built):
-    for batch in (1, 2):
-        with Engine.load(built[1], batch_size=batch, threads=1) as engine:
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=3, ignore_eos=True, speculation="off")
-                expected = [result.token_ids for result in engine.generate(list(TEXTS), params)]
-                for tree in ("chain:3", "topk:2,3", "best:16", "auto"):
-                    each = engine.generate(list(TEXTS), replace(params, speculation=tree))
-                    assert [result.token_ids for result in each] == expected, (batch, temperature, tree)
+    check_plain(built[1])
 
 
 @pytest.mark.nightly(but=("qwen3_5_text",))
