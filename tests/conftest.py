@@ -150,21 +150,11 @@ def make_checkpoint():
 
     def make(folder, **fields):
         import torch
+        from tiny_models import SIZES
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        defaults = {
-            "vocab_size": 4096,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 128,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        }
+        defaults = SIZES | {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0}
         save = {"max_shard_size": fields.pop("max_shard_size")} if "max_shard_size" in fields else {}
         LlamaForCausalLM(LlamaConfig(**defaults | fields)).save_pretrained(folder, **save)
         for name in ("tokenizer.json", "tokenizer_config.json"):

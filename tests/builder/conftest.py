@@ -30,21 +30,11 @@ def make_model():
 
     def make(**fields):
         import torch
+        from tiny_models import SIZES
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        defaults = {
-            "vocab_size": 97,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 128,
-            "initializer_range": 0.2,
-            "attn_implementation": "sdpa",
-        }
+        defaults = SIZES | {"initializer_range": 0.2, "attn_implementation": "sdpa"}
         model = LlamaForCausalLM(LlamaConfig(**defaults | fields)).eval()
         with torch.no_grad():
             for weight in model.parameters():

@@ -4,19 +4,9 @@ import shutil
 
 import pytest
 from small_models import randomize
+from tiny_families import SIZES
 
-BASE = {
-    "vocab_size": 4096,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+BASE = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
 
 
 @pytest.fixture(scope="session")

@@ -7,21 +7,12 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3
+from tiny_models import SIZES
 
 CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
 PAGE = 8  # rows, less than the builder offers, for short texts over several
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
-BASE = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-}
+BASE = SIZES | {"head_dim": 64, "pad_token_id": 0}
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 LOCAL = ["sliding_attention", "full_attention"]
 # name: model type, fields, whether the plugin takes the merged product whole

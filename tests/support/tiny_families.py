@@ -49,6 +49,8 @@ MORE = {
 LATENT = {"num_key_value_heads": 4, "head_dim": None}
 DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LOCAL = ["sliding_attention", "full_attention"] * 2
+OF_LAYERS = {"layer_types": LOCAL, "num_kv_shared_layers": 2}
+OF_LAYERS |= {"vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 8}
 LINEAR = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 OWN = {
@@ -71,21 +73,8 @@ OWN = {
     "falcon": {"head_dim": None, "num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 96},
     "gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0},
     "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": LOCAL},
-    "gemma3n_text": {
-        "layer_types": LOCAL,
-        "num_kv_shared_layers": 2,
-        "vocab_size_per_layer_input": 4096,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
-    },
-    "gemma4_text": {
-        "layer_types": LOCAL,
-        "num_kv_shared_layers": 2,
-        "vocab_size_per_layer_input": 4096,
-        "hidden_size_per_layer_input": 8,
-        "global_head_dim": 32,
-    },
+    "gemma3n_text": OF_LAYERS | {"laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0]},
+    "gemma4_text": OF_LAYERS | {"global_head_dim": 32},
     "glm4_moe_lite": LATENT | DENSE_FIRST,
     "gpt_neo": {"num_layers": LAYERS, "attention_types": [[["global", "local"], 2]], "window_size": 6, "num_heads": 4},
     "gptj": {"rotary_dim": 8},

@@ -4,18 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+from tiny_models import SIZES
+
 REFERENCE = Path(__file__).resolve().parents[3] / "engines" / "pycode" / "target"
-FIELDS = {
-    "vocab_size": 4096,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+FIELDS = SIZES | {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.2}
 BUILD = ("--max-seq-len", "64", "--max-batch-size", "1", "--buckets", "1,2,4,8", "--no-tune")
 
 
@@ -25,7 +17,7 @@ def checkpoint(folder, layers=2):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(layers)
-    model = LlamaForCausalLM(LlamaConfig(**FIELDS, num_hidden_layers=layers, initializer_range=0.2))
+    model = LlamaForCausalLM(LlamaConfig(**FIELDS | {"num_hidden_layers": layers}))
     model.save_pretrained(folder, max_shard_size="600KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(REFERENCE / name, folder / name)

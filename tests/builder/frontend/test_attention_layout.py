@@ -1,24 +1,13 @@
 """What a model's attention is found to be before its weights are loaded, and what is refused."""
 
 import pytest
+from tiny_families import SIZES
 from transformers import AutoConfig
 
 from specbuild.builder.frontend.attention_layout import Layout, probe
 from specbuild.runtime.errors import CheckpointError
 
-BASE = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+BASE = SIZES | {"vocab_size": 97, "num_hidden_layers": 3, "max_position_embeddings": 128}
 
 
 def config(model_type, **fields):

@@ -8,23 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import SIZES
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.runtime.errors import CheckpointError
 
-TEXT = {
-    "vocab_size": 4096,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": 0,
-    "bos_token_id": 0,
-    "pad_token_id": 0,
-}
+TEXT = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"vocab_size": 4096}
+TEXT |= {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0}
 IMAGE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAMILIES = {
     "gemma3": {
