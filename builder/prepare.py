@@ -26,8 +26,9 @@ from .frontend.checkpoint import Checkpoint
 from .frontend.draft_head import HeadCheckpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
+from .frontend.lazy_weights import Weight, of_model
 from .frontend.mtp_head import find_mtp
-from .frontend.vocabulary import MAX_DRAFTED, Vocabulary, reconcile
+from .frontend.vocabulary import MAX_DRAFTED, Vocabulary, fit, reconcile
 from .frontend.weights import has_mtp, read_header, weight_files
 from .quantize.linears import Names
 from .quantize.own_blocks import stored_bytes
@@ -147,7 +148,7 @@ def prepare(config: BuildConfig) -> Sources:
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     if head:
         layouts["draft"] = head.layout(max_seq_len)
-    weights = {name: _weight_shapes(checkpoint) for name, checkpoint in models.items()}
+    weights = {n: _weight_shapes(each, None if each is target else vocabulary) for n, each in models.items()}
     names = {name: each.names for name, each in weights.items()}
     calibrated = False
     check_patterns(config.quantize, names, config.backend)
@@ -223,8 +224,11 @@ def memory_limit() -> int:
     return min(found)
 
 
-def _weight_shapes(checkpoint: Checkpoint) -> WeightShapes:
+def _weight_shapes(checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> WeightShapes:
+    """Return the shapes of a model's weights, whose embedding and head have a draft's rows if it is one."""
     net = empty(checkpoint.config)[1]
+    if vocabulary:
+        fit(net, vocabulary, of_model(net))
     return WeightShapes(Names.of(net), {name: tuple(weight.shape) for name, weight in net.named_parameters()})
 
 
@@ -234,9 +238,20 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, 
     if weights is None:
         return item_bytes(dtype) * model.parameters * 33 // 32
     if config.keeps(name) and isinstance(model, Checkpoint) and model.tensors:
-        return sum(stored_bytes(weight) for weight in model.tensors.values()) * 33 // 32
+        return _kept_bytes(model.tensors, weights) * 33 // 32
     schemes = assign(config.quantize, name, precision, config.backend, weights.names)
     return weight_bytes(weights.shapes, schemes, dtype, experts_scheme(config, name)) * 33 // 32
+
+
+def _kept_bytes(tensors: Mapping[str, Weight], weights: WeightShapes) -> int:
+    """Return how many bytes a file's tensors take, of the embedding and the head those rows that the model has."""
+    embedding, head = f"{weights.names.embedding}.weight", f"{weights.names.head}.weight"
+    total = sum(stored_bytes(weight) for key, weight in tensors.items() if key not in (embedding, head))
+    for key in (embedding, head):
+        whole = tensors.get(key, tensors.get(embedding))
+        if whole and key in weights.shapes:
+            total += stored_bytes(whole) * weights.shapes[key][0] // whole.shape[0]
+    return total
 
 
 def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:

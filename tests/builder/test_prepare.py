@@ -56,6 +56,8 @@ def test_a_pair_is_described(target, draft, make_checkpoint, tmp_path):
     assert found.layouts == {"target": Layout.alike(2, 16, (0, 0)), "draft": Layout.alike(1, 16, (0,))}
     ours, theirs = ((folder / "model.safetensors").stat().st_size for folder in (target, draft))
     assert found.bundle_bytes > ours + theirs
+    trimmed = prepare(config(target, draft, draft_vocab_size=64))
+    assert found.bundle_bytes - trimmed.bundle_bytes > 4 * (4096 - 64 - 9) * trimmed.draft.config.hidden_size
     wide = prepare(config(make_checkpoint(tmp_path / "wide", hidden_size=64), draft))
     assert wide.bundle_bytes - found.bundle_bytes > (tmp_path / "wide" / "model.safetensors").stat().st_size - ours
     assert wide.memory_bytes > found.memory_bytes > ours
