@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .calls import CallParser
+from .parser_base import Waits
 
 TAG = "<|python_tag|>"
 
@@ -12,45 +13,13 @@ class Llama3(CallParser):
 
     keys = ("parameters", "arguments")
 
-    def _begin(self) -> bool:
-        found = self._rest.lstrip()
-        if TAG.startswith(found) and found != TAG:
-            return False
-        gap = self._rest[: len(self._rest) - len(found)]
-        if found.startswith(TAG):
-            gap, found = gap + TAG, found[len(TAG) :]
-        if not found.lstrip():
-            return False
-        if found.lstrip()[0] != "{":
-            self._step = self._say_all
-            return True
-        self._rest = found
-        return self._expect(gap, self._reading)
-
-    def _reading(self) -> bool:
-        state = self._read()
-        if state == "whole":
-            self._step = self._between
-        elif state == "broken":
-            self._step = self._say_all
-        return state != "open"
-
-    def _between(self) -> bool:
-        found = self._rest.lstrip()
-        if not found:
-            return False
-        if found[0] != ";":
-            self._step = self._say_all
-            return True
-        after = found[1:].lstrip()
-        if not after:
-            return False
-        gap = self._rest[: len(self._rest) - len(after)]
-        self._rest = after
-        return self._expect(gap, self._reading)
-
-    def _finish(self) -> None:
-        if self._step == self._reading:
-            self._give_up()
-        elif self._step != self._between:
-            self._say(self._rest)
+    def _read(self) -> Waits[None]:
+        gap = yield from self._word(TAG)
+        gap += yield from self._space()
+        self._called = yield from self._call(gap)
+        while self._called and (gap := (yield from self._word(";"))):
+            gap += yield from self._space()
+            if not self._rest:
+                return
+            self._called = yield from self._call(gap)
+        yield from self._pass()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 Kind = Literal["reasoning", "content", "call", "arguments"]
-Step = Callable[[], bool]
+Value = TypeVar("Value")
+Waits = Generator[None, None, Value]  # yields to wait for more text
 
 
 class Piece(NamedTuple):
@@ -58,53 +59,72 @@ class Turn:
 class Parser(ABC):
     """Reads a text as it arrives. The pieces, put together, are the same however the text was cut.
 
-    A subclass's steps read `_rest`, take from it what is certain, and return whether there may be more to do.
+    A subclass's `_read` takes from `_rest` what is certain, and yields to wait for more text or for its end.
     """
 
     def __init__(self) -> None:
-        self._rest, self._pieces, self._calls = "", list[Piece](), 0
-        self._step: Step = self._begin
+        self._rest, self._ended, self._pieces = "", False, list[Piece]()
+        self._calls, self._called = 0, False  # `_called`: whether a call has just ended
+        self._reader = self._read()
 
     @abstractmethod
-    def _begin(self) -> bool:
-        """The first step; returns whether there may be more to do."""
-
-    @abstractmethod
-    def _finish(self) -> None:
-        """Emit the text that was held back, at its end."""
+    def _read(self) -> Waits[None]:
+        """Read the whole text."""
 
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that more of the text makes certain."""
         self._rest += text
-        while self._step():
-            pass
-        return self._told()
+        next(self._reader, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
     def end(self) -> list[Piece]:
         """Return the pieces that are certain because the text has ended."""
-        self._finish()
-        return self._told()
-
-    def _told(self) -> list[Piece]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        self._ended = True
+        return self.feed("")
 
     def _take(self, count: int) -> str:
         taken, self._rest = self._rest[:count], self._rest[count:]
         return taken
 
-    def _say(self, text: str) -> None:
+    def _begin_call(self, name: str) -> None:
+        self._pieces.append(Piece("call", name, self._calls))
+        self._calls += 1
+
+    def _emit(self, kind: Kind, text: str) -> None:
+        """Emit a text, unless it is empty; arguments are of the latest call."""
         if text:
-            self._pieces.append(Piece("content", text))
+            self._pieces.append(Piece(kind, text, self._calls - 1 if kind == "arguments" else 0))
 
-    def _say_all(self) -> bool:
-        """A step that emits everything as content."""
-        self._say(self._take(len(self._rest)))
-        return False
+    def _pass(self, marker: str = "", kind: Kind = "content") -> Waits[bool]:
+        """Pass a text on, up to a marker, which is taken; return False if there is none. Space after calls is dropped."""
+        while True:
+            at = self._rest.find(marker) if marker else -1
+            size = at if at >= 0 else len(self._rest) - (0 if self._ended else held(self._rest, marker))
+            if self._rest[:size].strip() or not self._called:
+                self._emit(kind, self._take(size))
+                self._called = False
+            if at >= 0:
+                self._take(self._rest.index(marker) + len(marker))
+                return True
+            if self._ended:
+                return False
+            yield
+
+    def _space(self) -> Waits[str]:
+        """Take all space and return it, once it is known where it ends."""
+        while not self._rest.strip() and not self._ended:
+            yield
+        return self._take(len(self._rest) - len(self._rest.lstrip()))
+
+    def _word(self, word: str) -> Waits[str]:
+        """Take a word with the space before it and return both; "" if the text goes on with anything else."""
+        while word.startswith(found := self._rest.lstrip()) and found != word and not self._ended:
+            yield
+        return self._take(len(self._rest) - len(found) + len(word)) if found.startswith(word) else ""
 
 
-def held(text: str, markers: Sequence[str]) -> int:
+def held(text: str, marker: str) -> int:
     """Return how many of a text's last characters may be the beginning of a marker."""
-    longest = max(map(len, markers), default=1) - 1
-    sizes = range(min(longest, len(text)), 0, -1)
-    return next((size for size in sizes if any(each.startswith(text[-size:]) for each in markers)), 0)
+    sizes = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if marker.startswith(text[-size:])), 0)

@@ -7,7 +7,7 @@ import re
 
 from specbuild.runtime.errors import OptionError, shown
 
-from .parser_base import Parser, Piece, held
+from .parser_base import Parser, Waits
 
 _SPECIAL = ".^$*+?{}[]|()"
 _LONGEST = 1024  # characters of an expression
@@ -25,24 +25,22 @@ class Pattern(Parser):
         self._expression, self._literal = expression, literal(expression.pattern)
         super().__init__()
 
-    def _begin(self) -> bool:
-        at = self._rest.find(self._literal)
-        self._say(self._take(at if at >= 0 else len(self._rest) - held(self._rest, (self._literal,))))
-        return False
-
-    def _finish(self) -> None:
-        text, place = self._rest, 0
+    def _read(self) -> Waits[None]:
+        if not (yield from self._pass(self._literal)):
+            return
+        while not self._ended:
+            yield
+        text, place = self._literal + self._rest, 0
         for match in self._expression.finditer(text):
             if _is_object(match["arguments"]) and match["name"]:
                 self._between(text[place : match.start()])
-                self._pieces.append(Piece("call", match["name"], self._calls))
-                self._pieces.append(Piece("arguments", match["arguments"], self._calls))
-                self._calls += 1
+                self._begin_call(match["name"])
+                self._emit("arguments", match["arguments"])
                 place = match.end()
         self._between(text[place:])
 
     def _between(self, text: str) -> None:
-        self._say(text if text.strip() or not self._calls else "")
+        self._emit("content", text if text.strip() or not self._calls else "")
 
 
 def expression(given: str) -> re.Pattern[str]:

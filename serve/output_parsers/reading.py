@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specbuild.runtime.errors import OptionError, shown
 
 from . import hermes, llama3, mistral, pattern
-from .parser_base import Parser, Piece, Turn
+from .parser_base import Parser, Piece, Turn, Waits
 from .reasoning import Reasoning
 
 _EXPRESSION = "regex:"
@@ -19,11 +19,8 @@ _MARKERS = {"mistral": (mistral.OPEN, "[ARGS]", "[CALL_ID]")}  # markers that a 
 class Plain(Parser):
     """Reads a text that is content only."""
 
-    def _begin(self) -> bool:
-        return self._say_all()
-
-    def _finish(self) -> None:
-        pass
+    def _read(self) -> Waits[None]:
+        yield from self._pass()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from specbuild.runtime.errors import OptionError, shown
 
-from .parser_base import Kind, Parser, Piece, held
+from .parser_base import Kind, Parser, Waits
 
 TAIL = 16  # last tokens of a prompt, in which its template may begin or end a reasoning
 
@@ -67,39 +67,15 @@ class ReasoningParser(Parser):
         self._how, self._inside, self._after, self._kind = how, inside, after, shown_as
         super().__init__()
 
-    def _begin(self) -> bool:
-        found, start = self._rest.lstrip(), self._how.start
-        if start and start.startswith(found) and found != start:
-            return False
-        if start and found.startswith(start):
-            self._rest = found[len(start) :]
-        elif not self._inside:
-            self._step = self._pass
-            return True
-        self._step = self._reason
-        return True
-
-    def _reason(self) -> bool:
-        end = self._how.end
-        at = self._rest.find(end)
-        said = self._take(at if at >= 0 else len(self._rest) - held(self._rest, (end,)))
-        if at >= 0:
-            self._take(len(end))
-            said += end if self._kind == "content" else ""
-            self._step = self._pass
-        if said:
-            self._pieces.append(Piece(self._kind, said))
-        return at >= 0
-
-    def _pass(self) -> bool:
-        self._pieces += self._after.feed(self._take(len(self._rest)))
-        return False
-
-    def _finish(self) -> None:
-        if self._step == self._begin and not self._inside:
-            self._step = self._pass
-            self._pass()
-        elif self._rest:
-            self._pieces.append(Piece(self._kind, self._rest))
-        if self._step == self._pass:
-            self._pieces += self._after.end()
+    def _read(self) -> Waits[None]:
+        start, end = self._how.start, self._how.end
+        begun = (yield from self._word(start)) if start else ""
+        if begun or self._inside:
+            if not (yield from self._pass(end, self._kind)):
+                return
+            if self._kind == "content":
+                self._emit("content", end)
+        while not self._ended:
+            self._pieces += self._after.feed(self._take(len(self._rest)))
+            yield
+        self._pieces += self._after.feed(self._rest) + self._after.end()

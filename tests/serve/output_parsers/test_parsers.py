@@ -68,6 +68,7 @@ def test_arguments_come_as_they_are_written_and_what_may_begin_a_call_is_held():
     parser, said = Hermes(), ["a <too", 'l_call>\n{"name": "f", "arguments": ', '{"a"', ": 1}", "}\n</tool_call>"]
     assert [[piece.text for piece in parser.feed(each)] for each in said] == [["a "], [], ["f", '{"a"'], [": 1}"], []]
     assert parser.end() == []
+    parser = Hermes()
     parser.feed("b <too")
     assert [piece.text for piece in parser.feed("t")] == ["<toot"]
 
