@@ -8,10 +8,14 @@ from msgspec import Meta
 
 from specbuild.serve import limits
 from specbuild.serve.request.body import Body
-from specbuild.serve.request.fields import Label, Level, Stops
-from specbuild.serve.responses_api.fields import ChatFields
+from specbuild.serve.request.fields import Count, Label, Level, SharedFields, Stops, ToolName
 
-SAMPLING = (*ChatFields.__struct_fields__, "max_tokens")  # fields with the same name in a chat
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+SAMPLING = (
+    *SharedFields.__struct_fields__,
+    "chat_template_kwargs",
+    "max_tokens",
+)  # fields with the same name in a chat
 
 
 class TextBlock(Body):
@@ -20,7 +24,7 @@ class TextBlock(Body):
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
-    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    citations: Nothing | None = None
 
 
 Texts = str | list[TextBlock]
@@ -40,7 +44,7 @@ class Block(Body):
     thinking: str | None = None
     signature: str | None = None
     cache_control: dict[str, Any] | None = None
-    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    citations: Nothing | None = None
 
 
 Blocks = Annotated[list[Block], Meta(min_length=1, max_length=limits.MESSAGES)]
@@ -57,7 +61,7 @@ class MessageTool(Body, kw_only=True):
     """A function that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -83,7 +87,7 @@ class Thinking(Body):
     """Switches thinking before the answer on or off, for templates that can. No budget is enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    budget_tokens: Count | None = None
     display: Label | None = None
 
 
@@ -114,11 +118,12 @@ class ContextManagement(Body):
     edits: Annotated[list[ContextEdit], Meta(max_length=1)] | None = None
 
 
-class CountRequest(ChatFields, kw_only=True):
+class CountRequest(SharedFields, kw_only=True):
     """The body of /v1/messages/count_tokens, whose sampling parameters change nothing."""
 
     messages: Annotated[list[TurnMessage], Meta(min_length=1, max_length=limits.MESSAGES)]
     system: Texts | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: MessageChoice | None = None
     thinking: Thinking | None = None
@@ -130,6 +135,6 @@ class CountRequest(ChatFields, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    max_tokens: Count
     stop_sequences: Stops | None = None
     metadata: Metadata | None = None

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from specbuild.serve import limits
 from specbuild.serve.request.body import Body
-from specbuild.serve.request.fields import CompletionRequest, Document, Stops
+from specbuild.serve.request.fields import CompletionRequest, Count, Document, Penalty, RepetitionPenalty, Stops
 
 
 class Grammar(Body):
@@ -21,16 +21,16 @@ class Grammar(Body):
 class Parameters(Body):
     """The parameters of a text. `best_of` and the fields after it are accepted only with values that change nothing."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_new_tokens: Count | None = None
     do_sample: bool | None = None
     temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    top_k: Count | None = None
     top_p: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
     seed: Annotated[int, Meta(ge=0)] | None = None
     stop: Stops | None = None
-    truncate: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    truncate: Count | None = None
     return_full_text: bool | None = None
     details: bool | None = None
     grammar: Grammar | None = None

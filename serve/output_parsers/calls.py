@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .json_text import CallText
-from .parser_base import Parser, Piece, Waits
+from .parser_base import Parser, Waits
 
 
 class CallParser(Parser):

@@ -97,7 +97,7 @@ class Parser(ABC):
             self._pieces.append(Piece(kind, text, self._calls - 1 if kind == "arguments" else 0))
 
     def _pass(self, marker: str = "", kind: Kind = "content") -> Waits[bool]:
-        """Pass a text on, up to a marker, which is taken; return False if there is none. Space after calls is dropped."""
+        """Pass a text on up to a marker, which is taken; return whether there is one. Space behind calls is dropped."""
         while True:
             at = self._rest.find(marker) if marker else -1
             size = at if at >= 0 else len(self._rest) - (0 if self._ended else held(self._rest, marker))

@@ -11,8 +11,15 @@ from specbuild.serve import limits
 
 from .body import Body
 
+Name = Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.LABEL_CHARACTERS)]
+Level = Annotated[str, Meta(min_length=1, max_length=32)]  # such as low
+ToolName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-100, le=100)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+Likeliest = Annotated[int, Meta(ge=0, le=20)]  # tokens whose log-probabilities are asked for
 Tokens = Annotated[list[Token], Meta(max_length=limits.TOKENS)]
 Document = str | dict[str, Any]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=limits.METADATA)]
@@ -36,7 +43,7 @@ class StreamOptions(Body):
 class Schema(Body):
     """A JSON schema with a name. The text follows it whether `strict` is set or not."""
 
-    name: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
+    name: Name | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -90,51 +97,56 @@ class Prediction(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class Sampling(Body):
-    """Fields that completions and chats have in common."""
+class SharedFields(Body):
+    """Fields that all APIs have by the same names."""
 
-    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: Bias | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=limits.SAMPLES)] | None = None
+    model: Name | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: int | None = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[Token], Meta(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    user: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
     safety_identifier: Label | None = None
-    metadata: Metadata | None = None
-    store: bool | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     session: Label | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Meta(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
     cache_salt: Label | None = None
     deadline: Annotated[float, Meta(ge=0.001, le=1e9)] | None = None
+    speculation: Level | None = None
+    reasoning_end: Name | None = None
+
+
+class Sampling(SharedFields):
+    """Fields that completions and chats have in common."""
+
+    logit_bias: Bias | None = None
+    max_tokens: Count | None = None
+    truncate_prompt_tokens: Count | None = None
+    min_tokens: Token | None = None
+    n: Annotated[int, Meta(ge=1, le=limits.SAMPLES)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    request_id: Annotated[str, Meta(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
     return_token_ids: bool | None = None
     return_token_sources: bool | None = None
-    speculation: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
     prediction: Prediction | None = None
     disable_spec_decode: bool | None = None
     num_speculative_tokens: Annotated[int, Meta(ge=0, le=4096)] | None = None
     receipt: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
-    reasoning_end: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
 
 
 Prompt = str | Annotated[list[Token | str | Tokens], Meta(max_length=limits.TOKENS)]  # `prompts_of` checks the mixture
@@ -145,7 +157,7 @@ class CompletionRequest(Sampling, kw_only=True):
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Likeliest | None = None
     suffix: str | None = None
     best_of: int | None = None
 
@@ -165,10 +177,13 @@ class Message(Body):
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)]
+
+
 class Function(Body):
     """A function that the model may call. With `strict`, its arguments always follow the schema."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -184,7 +199,7 @@ class Tool(Body):
 class FunctionName(Body):
     """The function's name."""
 
-    name: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)]
+    name: Name
 
 
 class NamedTool(Body, tag_field="type", tag="function"):
@@ -208,16 +223,15 @@ class AllowedTools(Body, tag_field="type", tag="allowed_tools"):
 
 Choice = Literal["none", "auto", "required"]
 ToolChoice = Choice | NamedTool | AllowedTools
-Level = Annotated[str, Meta(min_length=1, max_length=32)]  # such as low
 
 
 class ChatRequest(Sampling, kw_only=True):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    messages: Messages
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Likeliest | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
@@ -232,9 +246,9 @@ class ChatRequest(Sampling, kw_only=True):
 class TokenizeRequest(Body):
     """The body of /tokenize: a text, or a chat."""
 
-    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)] | None = None
+    messages: Messages | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -243,5 +257,5 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body, kw_only=True):
     """The body of /detokenize."""
 
-    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
+    model: Name | None = None
     tokens: Tokens

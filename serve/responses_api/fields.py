@@ -8,36 +8,12 @@ from msgspec import Meta
 
 from specbuild.serve import limits
 from specbuild.serve.request.body import Body
-from specbuild.serve.request.fields import Choice, Label, Level, Metadata, Stop
+from specbuild.serve.request.fields import Choice, Count, Function, Label, Level, Metadata, Schema, SharedFields, Stop
 
-
-class ChatFields(Body):
-    """Fields that the chat has by the same names; the chat checks their bounds."""
-
-    model: Annotated[str, Meta(max_length=limits.LABEL_CHARACTERS)] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    speculation: str | None = None
-    priority: int | None = None
-    cache_salt: Label | None = None
-    session: Label | None = None
-    deadline: float | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_end: str | None = None
-    service_tier: Label | None = None
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Label | None = None
-    safety_identifier: Label | None = None
-
-
-SAMPLING = (*ChatFields.__struct_fields__, "stop", "user", "parallel_tool_calls")  # fields with the same name in a chat
+SAMPLING = (  # fields with the same name in a chat
+    *SharedFields.__struct_fields__,
+    *("chat_template_kwargs", "stop", "user", "parallel_tool_calls"),
+)
 
 
 class Part(Body):
@@ -75,14 +51,10 @@ class Item(Body):
     encrypted_content: None = None
 
 
-class FlatTool(Body):
+class FlatTool(Function, kw_only=True):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class FlatChoice(Body, tag_field="type", tag="function"):
@@ -91,14 +63,10 @@ class FlatChoice(Body, tag_field="type", tag="function"):
     name: Label
 
 
-class TextFormat(Body):
+class TextFormat(Schema, kw_only=True):
     """The format of the text: plain text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Label | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextOptions(Body):
@@ -131,15 +99,16 @@ class AllowedFlat(Body, tag_field="type", tag="allowed_tools"):
 Items = Annotated[list[Item], Meta(min_length=1, max_length=limits.MESSAGES)]
 
 
-class ResponsesRequest(ChatFields, kw_only=True):
+class ResponsesRequest(SharedFields, kw_only=True):
     """The body of /v1/responses."""
 
     input: str | Items
+    chat_template_kwargs: dict[str, Any] | None = None
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
     background: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Count | None = None
     tools: Annotated[list[FlatTool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: Choice | FlatChoice | AllowedFlat | None = None
     parallel_tool_calls: bool | None = None
