@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,11 @@ class ErrorBody(TypedDict):
     """The body of every error response."""
 
     error: ErrorDetail
+
+
+def faults(body: Any = ErrorBody, statuses: Sequence[int] = STATUSES) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI says of a route's error responses, which have this body."""
+    return {status: {"model": body} for status in statuses}
 
 
 class ApiError(Exception):

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from specbuild.serve.errors import ApiError, ErrorBody, json_response
+from specbuild.serve.errors import ApiError, faults, json_response
 
 from .canary import Canary, Phase
 
@@ -21,7 +21,7 @@ _PHASES: dict[str, Phase] = {"promote": "promoted", "rollback": "rolled back", "
 
 def routes(canary: Canary) -> APIRouter:
     """Return `GET /canary` and a `POST` for each order."""
-    router = APIRouter(responses={status: {"model": ErrorBody} for status in (401, 404, 405, 500)})
+    router = APIRouter(responses=faults(statuses=(401, 404, 405, 500)))
 
     @router.get("/canary", response_model=dict[str, Any])
     async def show_canary() -> Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -11,41 +13,28 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from specbuild.serve.errors import STATUSES, ApiError, json_response, renaming
-from specbuild.serve.handle_request import answer
-from specbuild.serve.openai.chat import ChatFormat
-from specbuild.serve.openai.completions import CompletionFormat
-from specbuild.serve.request.body import Body, converted, fields_of, json_of, read, takes
-from specbuild.serve.request.fields import ChatRequest, CompletionRequest
+from specbuild.serve.errors import ApiError, faults, json_response
+from specbuild.serve.openai.routes import CHATS, COMPLETIONS
+from specbuild.serve.request.body import converted, fields_of, json_of, read, takes
 from specbuild.serve.service import Service
+from specbuild.serve.text_route import TextRoute, replies
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, asked_name, completion_of
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
-_REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
-_ANY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any] | list[Any], "content": _STREAM}}
-_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} for status in STATUSES}
-_KINDS: dict[str, type[Body]] = {"inputs": GenerateRequest, "messages": ChatRequest, "prompt": CompletionRequest}
+GENERATE = TextRoute("/generate", GenerateRequest, TgiFormat, partial(completion_of, stream=False), asked_name)
+GENERATE_STREAM = replace(GENERATE, path="/generate_stream", request=partial(completion_of, stream=True))
+_ROUTES = {"inputs": GENERATE, "messages": CHATS, "prompt": COMPLETIONS}
 
 
 def routes(service: Service, predict: str | None = None) -> APIRouter:
     """Return all of them; `predict`: Vertex AI's prediction route, if it asks for one."""
-    router = APIRouter(responses=_FAULTS)
+    router = APIRouter(responses=faults(dict[str, Any]))
+    either = replies(dict[str, Any] | list[Any])
+    GENERATE.add(router, service)
+    GENERATE_STREAM.add(router, service)
 
-    @router.post("/generate", responses=_REPLY, openapi_extra=takes(GenerateRequest))
-    async def generate(request: Request) -> Response:
-        return await _generated(
-            service, request, await read(request, GenerateRequest, service.refuses_unknown), stream=False
-        )
-
-    @router.post("/generate_stream", responses=_REPLY, openapi_extra=takes(GenerateRequest))
-    async def generate_stream(request: Request) -> Response:
-        return await _generated(
-            service, request, await read(request, GenerateRequest, service.refuses_unknown), stream=True
-        )
-
-    @router.post("/", responses=_ANY, openapi_extra=takes(GenerateRequest))
+    @router.post("/", responses=either, openapi_extra=takes(GenerateRequest))
     async def generate_either(request: Request) -> Response:
         return await _either(service, request, await read(request, GenerateRequest, service.refuses_unknown))
 
@@ -56,11 +45,11 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
         told = {"model_id": served.name, "max_total_tokens": engine.max_model_len, "version": version("specbuild-trt")}
         return json_response(told | {"router": "specbuild", "max_concurrent_requests": service.options.max_waiting})
 
-    @router.post("/invocations", responses=_ANY, openapi_extra=takes())
+    @router.post("/invocations", responses=either, openapi_extra=takes())
     async def invocations(request: Request) -> Response:
         return await _any(service, request, fields_of(await json_of(request)))
 
-    @router.post(predict or "/predict", responses=_ANY, openapi_extra=takes())
+    @router.post(predict or "/predict", responses=either, openapi_extra=takes())
     async def make_predictions(request: Request) -> Response:
         fields = fields_of(await json_of(request))
         if fields.get("instances") is None:  # Vertex AI's raw prediction: a request as it is
@@ -71,37 +60,29 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
     return router
 
 
-async def _generated(service: Service, request: Request, body: GenerateRequest, stream: bool) -> Response:
-    with renaming(asked_name):
-        return await answer(service, request, completion_of(body, stream), TgiFormat)
-
-
 async def _either(service: Service, request: Request, body: GenerateRequest) -> Response:
     """Answer with a stream if asked, else with a list of one answer."""
-    reply = await _generated(service, request, body, bool(body.stream))
-    return reply if body.stream else Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
+    if body.stream:
+        return await GENERATE_STREAM.answer(service, request, body)
+    reply = await GENERATE.answer(service, request, body)
+    return Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
 
 
-def body_of(given: dict[str, Any], known: bool = False) -> Body:
-    """Return a body whose kind its `inputs`, `messages` or `prompt` tells; raises ApiError.
-
-    `known`: whether a field that no route knows is an error.
-    """
-    kind = next((kind for name, kind in _KINDS.items() if given.get(name) is not None), None)
-    if kind is None:
-        raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's", param="inputs")
-    return converted(kind, given, known)
+def route_of(given: dict[str, Any]) -> TextRoute:
+    """Return the route whose body this is, as its `inputs`, `messages` or `prompt` tells; raises ApiError."""
+    for name, route in _ROUTES.items():
+        if given.get(name) is not None:
+            return route
+    raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's", param="inputs")
 
 
 async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
-    """Answer any body of `body_of`; raises ApiError."""
-    body = body_of(given, service.refuses_unknown)
+    """Answer the body of any of these routes; raises ApiError."""
+    route = route_of(given)
+    body = converted(route.body, given, service.refuses_unknown)
     if isinstance(body, GenerateRequest):
         return await _either(service, request, body)
-    if isinstance(body, ChatRequest):
-        return await answer(service, request, body, ChatFormat)
-    assert isinstance(body, CompletionRequest)
-    return await answer(service, request, body, CompletionFormat)
+    return await route.answer(service, request, body)
 
 
 async def _predictions(service: Service, request: Request, asked: PredictRequest) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,18 +15,12 @@ from specbuild.runtime import SpecbuildError
 from specbuild.serve.anthropic import routes as message_routes
 from specbuild.serve.canary import routes as canary_routes
 from specbuild.serve.clouds import routes as clouds
-from specbuild.serve.errors import STATUSES, ApiError, ErrorBody, api_error, json_response
-from specbuild.serve.handle_request import answer
-from specbuild.serve.openai import responses
-from specbuild.serve.openai.chat import ChatFormat
-from specbuild.serve.openai.completions import CompletionFormat
+from specbuild.serve.errors import ApiError, api_error, faults, json_response
+from specbuild.serve.openai import routes as openai_routes
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.page import routes as page
-from specbuild.serve.request.body import read, schemas, takes
-from specbuild.serve.request.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specbuild.serve.request.body import schemas
 from specbuild.serve.request.generation import ClientGoneError
-from specbuild.serve.request.models import ServedModel
-from specbuild.serve.request.prepare import chat_of, encoded
 from specbuild.serve.responses_api import routes as response_routes
 from specbuild.serve.responses_api.response_registry import ResponseRegistry
 from specbuild.serve.responses_api.store import Store
@@ -37,17 +30,14 @@ from .error_shapes import refusal
 from .methods import Methods, allowed
 from .middleware import RequestLog, behind_gate, path_of
 
-_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
-
 
 def make_app(service: Service, log: RequestLog, operators: bool = False) -> ASGIApp:
     """Return the ASGI application; every request is logged in `log`. `operators`: it has the canary's routes too."""
     options, own = service.options, version("specbuild-trt")
     app = _App(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.include_router(_api(service))
-    app.include_router(response_routes.routes(service, ResponseRegistry(Store(options.response_store)), _FAULTS))
+    app.include_router(openai_routes.routes(service))
+    app.include_router(response_routes.routes(service, ResponseRegistry(Store(options.response_store))))
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
     app.include_router(clouds.routes(service, options.predict_route))
@@ -86,78 +76,9 @@ def _guarded(app: FastAPI, log: RequestLog, options: ServeOptions) -> ASGIApp:
     return behind_gate(Methods(app), log, options)
 
 
-def _api(service: Service) -> APIRouter:
-    """Return the routes that OpenAI's and vLLM's clients call."""
-    router = APIRouter(responses=_FAULTS)
-    models = service.models
-
-    @router.get("/v1/models", response_model=responses.ModelList)
-    async def list_models() -> Response:
-        cards = [_card(model, name) for model in models.all for name in model.names]
-        return json_response({"object": "list", "data": cards})
-
-    @router.get("/v1/models/{name:path}", response_model=responses.ModelCard)
-    async def retrieve_model(name: str) -> Response:
-        return json_response(_card(models.pick(name), name))
-
-    completion: dict[int | str, dict[str, Any]] = {200: {"model": responses.Completion, "content": _STREAM}}
-    chat: dict[int | str, dict[str, Any]] = {200: {"model": responses.ChatCompletion, "content": _STREAM}}
-
-    @router.post("/v1/completions", responses=completion, openapi_extra=takes(CompletionRequest))
-    async def create_completion(request: Request) -> Response:
-        return await answer(
-            service, request, await read(request, CompletionRequest, service.refuses_unknown), CompletionFormat
-        )
-
-    @router.post("/v1/chat/completions", responses=chat, openapi_extra=takes(ChatRequest))
-    async def create_chat_completion(request: Request) -> Response:
-        return await answer(service, request, await read(request, ChatRequest, service.refuses_unknown), ChatFormat)
-
-    @router.post("/tokenize", response_model=responses.Tokenized, openapi_extra=takes(TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
-        body = await read(request, TokenizeRequest, service.refuses_unknown)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give prompt, a text, or messages, a chat", param="prompt")
-        engine = models.pick(body.model).engine.engine
-
-        def work() -> dict[str, Any]:
-            if body.messages is None:
-                tokens = engine.encode(body.prompt or "")
-            else:
-                chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
-                tokens = encoded(engine, chat)
-            texts = [engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-            told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
-            return {**told, "token_strs": texts}
-
-        return json_response(await service.tokenizing(work))
-
-    @router.post("/detokenize", response_model=responses.Detokenized, openapi_extra=takes(DetokenizeRequest))
-    async def detokenize(request: Request) -> Response:
-        body = await read(request, DetokenizeRequest, service.refuses_unknown)
-        engine = models.pick(body.model).engine.engine
-        size = engine.manifest.models["target"].vocab_size
-        if any(token >= size for token in body.tokens):
-            raise ApiError(400, f"tokens has an id outside the vocabulary of {size}", param="tokens")
-        return json_response({"prompt": await service.tokenizing(partial(engine.decode, body.tokens, False))})
-
-    return router
-
-
-def _card(model: ServedModel, name: str) -> responses.ModelCard:
-    return {
-        "id": name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "specbuild",
-        "root": model.path.name,
-        "max_model_len": model.engine.engine.max_model_len,
-    }
-
-
 def _operations(service: Service) -> APIRouter:
     """Return the routes that supervisors, scrapers and people call."""
-    router = APIRouter(responses={status: _FAULTS[status] for status in (401, 405, 500)})
+    router = APIRouter(responses=faults(statuses=(401, 405, 500)))
     health: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any]}, 503: {"model": dict[str, Any]}}
 
     @router.get("/health/live", responses=health)

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from specbuild.serve.errors import ErrorBody, json_response
+from specbuild.serve.errors import faults, json_response
 from specbuild.serve.service import Service
 
 PAGE = Path(__file__).with_name("page.html")
@@ -20,7 +20,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 def routes(service: Service) -> APIRouter:
     """`GET /` and `GET /ui/models`."""
-    router = APIRouter(responses={status: {"model": ErrorBody} for status in (401, 405, 500)})
+    router = APIRouter(responses=faults(statuses=(401, 405, 500)))
     page = PAGE.read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,19 +24,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime import SpecbuildError
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.serve.anthropic import messages
-from specbuild.serve.anthropic.fields import MessagesRequest
-from specbuild.serve.clouds.fields import GenerateRequest
-from specbuild.serve.clouds.routes import body_of
-from specbuild.serve.clouds.tgi import PATHS as TGI_PATHS
-from specbuild.serve.clouds.tgi import completion_of
+from specbuild.serve.anthropic.routes import MESSAGES
+from specbuild.serve.clouds.routes import GENERATE, GENERATE_STREAM, route_of
 from specbuild.serve.errors import ApiError, json_response
 from specbuild.serve.http.methods import Methods
 from specbuild.serve.http.middleware import OPERATORS, behind_gate, below, path_of
 from specbuild.serve.openai.formats import event
+from specbuild.serve.openai.routes import CHATS, COMPLETIONS
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.body import decoded, fields_of
-from specbuild.serve.request.fields import ChatRequest, CompletionRequest
+from specbuild.serve.request.fields import ChatRequest, CompletionRequest, Sampling
 from specbuild.serve.request.generation import ClientGoneError, unless_gone
 from specbuild.serve.request.parameters import cache_key, salt_of
 from specbuild.serve.request.prepare import prompts_of, requested_chat
@@ -53,31 +49,7 @@ TRIES = 3  # attempts for a request of which nothing was sent yet
 ANY = Hint([], 0, 0)  # no known prompt: the router goes by load
 
 
-def _continued(body: bytes) -> CompletionRequest:
-    return completion_of(decoded(GenerateRequest, body), stream=False)
-
-
-def _invoked(body: bytes) -> ChatRequest | CompletionRequest:
-    read = body_of(fields_of(body))
-    assert isinstance(read, GenerateRequest | ChatRequest | CompletionRequest)
-    return completion_of(read, stream=False) if isinstance(read, GenerateRequest) else read
-
-
-def _responded(body: bytes) -> ChatRequest:
-    asked = decoded(ResponsesRequest, body)
-    if asked.previous_response_id:
-        raise ValueError("the conversation that it continues is a replica's")
-    return conversation.chat_of(asked, ())
-
-
-_READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
-    "/v1/chat/completions": partial(decoded, ChatRequest),
-    "/v1/completions": partial(decoded, CompletionRequest),
-    "/v1/messages": lambda body: messages.chat_of(decoded(MessagesRequest, body)),
-    "/v1/responses": _responded,
-    **dict.fromkeys(TGI_PATHS, _continued),
-    **dict.fromkeys(("/invocations", "/predict"), _invoked),
-}
+_ROUTES = {route.path: route for route in (CHATS, COMPLETIONS, MESSAGES, GENERATE, GENERATE_STREAM)} | {"/": GENERATE}
 _PASSED = (
     "type",
     "client",
@@ -209,12 +181,12 @@ class Front:
 
     def _hint(self, scope: Scope, body: bytes) -> Hint:
         """Return the hint of a request; an invalid request has none, since its replica reports the error."""
-        read = _READS.get(path_of(scope)) if scope["method"] == "POST" else None
         with suppress(ValueError, SpecbuildError, ApiError):
-            return self._prompt(read(body), scope["state"]["tenant"]) if read else ANY
+            if scope["method"] == "POST" and (read := _translated(path_of(scope), body)):
+                return self._prompt(read, scope["state"]["tenant"])
         return ANY
 
-    def _prompt(self, body: ChatRequest | CompletionRequest, tenant: str | None) -> Hint:
+    def _prompt(self, body: Sampling, tenant: str | None) -> Hint:
         name = body.model or next(iter(self._tokenizers))
         tokenizer = self._tokenizers.get(name)
         if tokenizer is None:
@@ -224,10 +196,20 @@ class Front:
             prompts = [tokenizer.encode(requested_chat(body))]
             asked = body.max_completion_tokens or asked
         else:
+            assert isinstance(body, CompletionRequest)
             prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]
         salt = salt_of(None if self._options.share_prefix_cache else tenant, cache_key(body))
         count = sum(map(len, prompts))
         return Hint(chain(prompts[0], scope_of(name, salt)), count, asked and asked * (body.n or 1))
+
+
+def _translated(path: str, body: bytes) -> Sampling | None:
+    """Return the chat or completion that a body becomes on a replica; None if its beginning is not known here."""
+    if path == "/v1/responses":
+        asked = decoded(ResponsesRequest, body)
+        return None if asked.previous_response_id else conversation.chat_of(asked, ())
+    route = route_of(fields_of(body)) if path in ("/invocations", "/predict") else _ROUTES.get(path)
+    return route.request(decoded(route.body, body)) if route else None
 
 
 def scope_of(model: str, salt: str | None) -> str:

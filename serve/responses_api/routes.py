@@ -10,18 +10,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from specbuild.serve.errors import ApiError, json_response, renaming
+from specbuild.serve.errors import ApiError, faults, json_response, renaming
 from specbuild.serve.handle_request import begin, respond
 from specbuild.serve.request.body import read, takes
 from specbuild.serve.request.generation import EventStream
 from specbuild.serve.service import Service
+from specbuild.serve.text_route import replies
 
 from .conversation import asked_name, chat_of
 from .fields import ResponsesRequest
 from .response import ResponseFormat
 from .response_registry import ResponseRegistry
-
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 async def _stays() -> Message:
@@ -29,13 +28,11 @@ async def _stays() -> Message:
     return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
-def routes(service: Service, registry: ResponseRegistry, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
-    """Return the routes of /v1/responses; `faults`: the error responses of the schema."""
-    router = APIRouter(responses=faults)
+def routes(service: Service, registry: ResponseRegistry) -> APIRouter:
+    """Return the routes of /v1/responses."""
+    router = APIRouter(responses=faults())
 
-    replies: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
-
-    @router.post("/v1/responses", responses=replies, openapi_extra=takes(ResponsesRequest))
+    @router.post("/v1/responses", responses=replies(), openapi_extra=takes(ResponsesRequest))
     async def create(request: Request) -> Response:
         body = await read(request, ResponsesRequest, service.refuses_unknown)
         if body.background and (body.stream or body.store is False):
