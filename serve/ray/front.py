@@ -50,18 +50,7 @@ ANY = Hint([], 0, 0)  # no known prompt: the router goes by load
 
 
 _ROUTES = {route.path: route for route in (CHATS, COMPLETIONS, MESSAGES, GENERATE, GENERATE_STREAM)} | {"/": GENERATE}
-_PASSED = (
-    "type",
-    "client",
-    "asgi",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "root_path",
-)
+_PASSED = "type client asgi http_version method scheme path raw_path query_string root_path".split()
 _SAMPLE = re.compile(r"^([\w:]+)(\{?)")  # a metric's name, and whether labels follow
 
 
@@ -87,10 +76,10 @@ class Front:
         asked = self._options.health_route
         ready = ("/health", "/health/ready", "/ping", *([asked] if asked else []))
         own = {"/health/live": _live, **dict.fromkeys(ready, self._ready)}
-        own |= {"/metrics": self._metrics, "/load": self._load}
+        own |= {"/metrics": self._metrics, "/load": self._each}
         routes = [Route(path, answer) for path, answer in own.items()]
         if self._options.canary:
-            routes += [Route("/canary", self._canary), Route("/canary/{order}", self._canary, methods=["POST"])]
+            routes += [Route("/canary", self._each), Route("/canary/{order}", self._each, methods=["POST"])]
         ours = Methods(Starlette(routes=routes, exception_handlers={ApiError: _refused}))
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,18 +109,12 @@ class Front:
         text = "".join("".join(lines) for lines in families.values())
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    async def _canary(self, request: Request) -> Response:
-        """Return every replica's canary, by its name, after an order if there is one."""
+    async def _each(self, request: Request) -> Response:
+        """Return what each replica answers, by its name: its load, or its canary after an order if there is one."""
         found = await self._all(request)
         status = max((status for status, _, _ in found.values()), default=200)
-        return json_response(
-            {"replicas": {name: msgspec.json.decode(body) for name, (*_, body) in found.items()}}, status
-        )
-
-    async def _load(self, request: Request) -> Response:
-        """Return every replica's load, by its name."""
-        told = (await self._all(request)).items()
-        return json_response({"replicas": {name: msgspec.json.decode(body) for name, (_, _, body) in told}})
+        replicas = {name: msgspec.json.decode(body) for name, (_, _, body) in found.items()}
+        return json_response({"replicas": replicas}, status)
 
     async def _all(self, request: Request) -> dict[str, tuple[int, str, bytes]]:
         """Return each replica's own answer to a request (status, content type, body), by replica name."""

@@ -6,6 +6,7 @@ Nothing here knows Ray; `ray_router` uses it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from random import Random
@@ -35,6 +36,14 @@ def chain(tokens: Sequence[int], scope: str, known: Sequence[int] = ()) -> list[
     return hashes
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is known of a replica."""
+
+    blocks: dict[int, int] = field(default_factory=dict)  # that it holds: 0 if sent since its last report, else 1
+    work: dict[str, int] = field(default_factory=dict)  # tokens left of each request in progress
+
+
 class Places:
     """The contents of each replica's cache, as far as they are known, and the tokens that it has yet to process."""
 
@@ -47,38 +56,22 @@ class Places:
             slots: Requests that a replica decodes at once; further ones wait.
         """
         self._random, self._routing, self._slots = random, routing, slots
-        self._held = dict[object, dict[int, int]]()  # by replica, by block: 0 if sent since the last report, else 1
-        self._where = dict[int, set[object]]()  # by block: the replicas that hold it
-        self._work = dict[object, dict[str, int]]()  # by replica: tokens left of each request in progress
-        self._load = dict[object, int]()  # by replica: the sum of its `_work`
+        self._known = dict[object, _Known]()
 
     def keep(self, replicas: Iterable[object]) -> None:
         """Set which replicas exist, and forget all others."""
-        now = set(replicas)
-        for gone in self._work.keys() - now:
-            self.drop(gone)
-        for new in now - self._work.keys():
-            self._work[new], self._held[new], self._load[new] = {}, {}, 0
+        self._known = {each: self._known.get(each) or _Known() for each in replicas}
 
     def drop(self, replica: object) -> None:
         """Forget a replica that has died or is about to leave."""
-        self._work.pop(replica, None)
-        self._load.pop(replica, None)
-        for block in self._held.pop(replica, {}):
-            self._forget(replica, block)
+        self._known.pop(replica, None)
 
     def report(self, replica: object, blocks: Iterable[int]) -> None:
         """Record the blocks that a replica reports as cached; blocks sent since its last report are kept once more."""
-        if replica not in self._held:
-            return
-        told, held = set(blocks), self._held[replica]
-        for block, age in list(held.items()):
-            if block not in told and age:
-                del held[block]
-                self._forget(replica, block)
-            else:
-                held[block] = 1
-        self._learn(replica, told - held.keys(), 1)
+        if known := self._known.get(replica):
+            reported = set(blocks)
+            known.blocks = {block: 1 for block, age in known.blocks.items() if block in reported or age == 0}
+            _learn(known, reported - known.blocks.keys(), 1)
 
     def sent(self, replica: object, request: str, blocks: Sequence[int], tokens: int, output: int | None) -> None:
         """Record that a request went to a replica, whose cache will hold its prompt.
@@ -90,67 +83,55 @@ class Places:
             tokens: Number of prompt tokens.
             output: Output tokens that the request asks for; None: it does not say.
         """
-        if replica in self._work:
-            rest = max(tokens - BLOCK * self.depth(replica, blocks), 1) + (OUTPUT if output is None else output)
-            self._load[replica] += rest - self._work[replica].get(request, 0)
-            self._work[replica][request] = rest
-            self._learn(replica, blocks, 0)
+        if known := self._known.get(replica):
+            unread = max(tokens - BLOCK * self.depth(replica, blocks), 1)
+            known.work[request] = unread + (OUTPUT if output is None else output)
+            _learn(known, blocks, 0)
 
     def ended(self, replica: object, request: str) -> None:
         """Record that a request has ended, successfully or not."""
-        if replica in self._work:
-            self._load[replica] -= self._work[replica].pop(request, 0)
+        if known := self._known.get(replica):
+            known.work.pop(request, None)
 
     def load(self, replica: object) -> int:
         """Return how many tokens a replica has yet to prefill and to emit."""
-        return self._load.get(replica, 0)
+        known = self._known.get(replica)
+        return sum(known.work.values()) if known else 0
 
     def queue(self, replica: object) -> int:
         """Return the part of a replica's load that belongs to requests waiting for a slot."""
-        return self.load(replica) - sum(islice(self._work.get(replica, {}).values(), self._slots))
+        known = self._known.get(replica)
+        return sum(islice(known.work.values(), self._slots, None)) if known else 0
 
     def depth(self, replica: object, blocks: Sequence[int]) -> int:
         """Return how many of a prompt's first blocks a replica holds."""
-        held = self._held.get(replica, {})
-        return next((place for place, block in enumerate(blocks) if block not in held), len(blocks))
+        known = self._known.get(replica, _Known())
+        return next((place for place, block in enumerate(blocks) if block not in known.blocks), len(blocks))
 
     def choose(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
         """Return the replicas to try for a prompt, best first; the later ones are for when the earlier take nothing."""
         if self._routing == "random" or len(replicas) < 2:
             return self._random.sample(replicas, len(replicas))
         two = sorted(self._random.sample(replicas, 2), key=self.load)
-        if self._routing == "balanced" or not (holders := self._holders(replicas, blocks)):
+        depths = {each: self.depth(each, blocks) for each in replicas}
+        deepest = max(depths.values())
+        if self._routing == "balanced" or not deepest:
             return two
-        best: Replica | None = min(holders, key=self.load)  # unless it has a queue, no replica is compared with it
-        if self.queue(best) > SLACK:
-            load, queue = self.load(least := min(replicas, key=self.load)), self.queue(least)
-            full = {h for h in holders if self.load(h) > SHARE * load and self.queue(h) - queue > SLACK}
-            best = min((each for each in holders if each not in full), key=self.load, default=None)
+        least = min(replicas, key=self.load)
+        holders = [each for each in replicas if depths[each] == deepest and not self._is_full(each, least)]
+        best = min(holders, key=self.load, default=None)
         return two if best is None else [best, *(each for each in two if each != best)]
 
-    def _holders(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
-        """Return the replicas that hold most of a prompt's beginning; none if no replica holds its first block."""
-        found = set[object]()
-        for block in blocks:
-            here = self._where.get(block)
-            both = here and (found & here if found else here.intersection(replicas))
-            if not both:
-                break
-            found = both
-        return [each for each in replicas if each in found] if found else []
+    def _is_full(self, replica: object, least: object) -> bool:
+        """Return whether a replica has too much to do beside the one with the least load."""
+        waits = self.queue(replica) - self.queue(least) > SLACK
+        return waits and self.load(replica) > SHARE * self.load(least)
 
-    def _learn(self, replica: object, blocks: Iterable[int], age: int) -> None:
-        held = self._held[replica]
-        for block in blocks:
-            held.pop(block, None)
-            held[block] = age
-            self._where.setdefault(block, set()).add(replica)
-        for oldest in [*islice(held, max(len(held) - HELD, 0))]:
-            del held[oldest]
-            self._forget(replica, oldest)
 
-    def _forget(self, replica: object, block: int) -> None:
-        here = self._where.get(block, set())
-        here.discard(replica)
-        if not here:
-            self._where.pop(block, None)
+def _learn(known: _Known, blocks: Iterable[int], age: int) -> None:
+    """Note that a replica holds these blocks, and forget the oldest beyond the limit."""
+    for block in blocks:
+        known.blocks.pop(block, None)
+        known.blocks[block] = age
+    for oldest in [*islice(known.blocks, max(len(known.blocks) - HELD, 0))]:
+        del known.blocks[oldest]
