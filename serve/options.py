@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve.canary.assignment import CanaryOptions
 from specbuild.serve.cost.options import CostOptions
 from specbuild.serve.output_parsers.reading import Reading
 
+from .option_types import Amount, Count, Port, Share, check_types
+
 API_KEYS = "SPECBUILD_API_KEY"  # environment variable: several keys are separated by commas
 ADMIN_KEY = "SPECBUILD_ADMIN_KEY"  # environment variable: the operator's key
-Extra = Literal["refuse", "ignore"]
 SpecMetrics = Literal["none", "summary", "detailed"]
-ShadowAction = Literal["log", "off"]
 
 
 def environment_keys() -> tuple[str, ...]:
@@ -75,49 +74,47 @@ class ServeOptions:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     uds: Path | None = None
     api_keys: tuple[str, ...] = ()
     admin_host: str = "127.0.0.1"
-    admin_port: int | None = None
+    admin_port: Port | None = None
     admin_uds: Path | None = None
     admin_key: str | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
-    max_num_seqs: int | None = None
-    max_waiting: int = 256
-    max_queued_tokens: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    shutdown_timeout: float = 30.0
-    request_timeout: float | None = None
+    max_num_seqs: Count | None = None
+    max_waiting: Count = 256
+    max_queued_tokens: Count | None = None
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    shutdown_timeout: Amount = 30.0
+    request_timeout: Amount | None = None
     cost: CostOptions = field(default_factory=CostOptions)
     return_token_ids: bool = False
     spec_metrics: SpecMetrics = "summary"
-    metrics_prefix: str = "specbuild:"
+    metrics_prefix: Literal["specbuild:", "vllm:"] = "specbuild:"
     log_requests: bool = False
-    extra_fields: Extra = "refuse"
+    extra_fields: Literal["refuse", "ignore"] = "refuse"
     share_prefix_cache: bool = False
-    shadow: float = 0.0
+    shadow: Share = 0.0
     shadow_dir: Path | None = None
     shadow_keep_prompts: bool = False
-    shadow_action: ShadowAction = "log"
+    shadow_action: Literal["log", "off"] = "log"
     reasoning_end: str | None = None
     reading: Reading = field(default_factory=Reading)
     response_store: Path | None = None
     canary: CanaryOptions | None = None
     text_sample: Path | None = None
-    text_sample_share: float = 0.1
+    text_sample_share: Share = 0.1
     ui: bool = False
     health_route: str | None = None
     predict_route: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("port", "admin_port"):
-            if not 0 <= (getattr(self, name) or 0) <= 65535:
-                raise OptionError(f"{name} must be 0…65535, not {shown(getattr(self, name))}")
+        check_types(self)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise OptionError("TLS needs both: give --ssl-certfile and --ssl-keyfile")
         for path in (self.ssl_certfile, self.ssl_keyfile):
@@ -128,26 +125,8 @@ class ServeOptions:
             raise OptionError("an API key, or admin_key, has printable ASCII characters, at least one: give another")
         if self.admin_key in self.api_keys:
             raise OptionError("admin_key is one of the API keys: give operators a key of their own")
-        for name in ("shutdown_timeout", "request_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise OptionError(f"{name} must be seconds from 0 on, not {shown(value)}")
         if self.request_timeout == 0:
             raise OptionError("request_timeout must be above 0: leave it out for none")
-        if self.max_waiting < 1:
-            raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
-        for name in ("max_queued_tokens", "requests_per_minute", "tokens_per_minute"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, not {shown(value)}")
-        if self.metrics_prefix not in ("specbuild:", "vllm:"):
-            raise OptionError(f"metrics_prefix is specbuild: or vllm:, not {shown(self.metrics_prefix)}")
-        kinds = (self.spec_metrics, SpecMetrics), (self.extra_fields, Extra), (self.shadow_action, ShadowAction)
-        for value, known in kinds:
-            if value not in get_args(known):
-                raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
-        for name in ("shadow", "text_sample_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"{name} is a share of texts, 0 to 1, not {shown(getattr(self, name))}")
         if self.text_sample is not None and not self.text_sample.resolve().parent.is_dir():
             raise OptionError(f"text_sample {self.text_sample} is in no folder that exists: make it")
         if self.shadow_dir is not None and not self.shadow_dir.is_dir():
@@ -160,11 +139,9 @@ class ServeOptions:
             raise OptionError("reasoning_end names a token, such as </think>: leave it out for none")
         if self.reasoning_end and self.reading.reasoning:
             raise OptionError("--reasoning-parser knows what ends a reasoning: leave --reasoning-end out")
-        for route in (self.health_route, self.predict_route):
-            if route is not None and not (route.startswith("/") and route.isprintable()):
-                raise OptionError(f"a route begins with /, unlike {shown(route)}")
-        if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
-            raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")
+        for name in ("root_path", "health_route", "predict_route"):
+            if (route := getattr(self, name)) and not (route.startswith("/") and route.isprintable()):
+                raise OptionError(f"{name} begins with /, unlike {shown(route)}")
 
     @property
     def operators(self) -> ServeOptions | None:

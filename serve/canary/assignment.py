@@ -6,15 +6,17 @@ import hashlib
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from specbuild.runtime import TreeSpec
 from specbuild.runtime.errors import OptionError, shown
+from specbuild.serve.option_types import check_types
 from specbuild.serve.request.fields import Sampling
 from specbuild.serve.request.generation import Draw
 from specbuild.serve.request.models import Models, ServedModel
 
-Action = Literal["rollback", "none"]
 METRICS = ("ttft", "tokens_per_second", "errors")
 KEYS = 16_384  # maximum keys whose first request is remembered; beyond that the oldest counts as new again
 
@@ -35,19 +37,16 @@ class CanaryOptions:
     """
 
     candidate: str
-    weight: float = 10.0
-    action: Action = "rollback"
+    weight: Annotated[float, Meta(gt=0, lt=100)] = 10.0
+    action: Literal["rollback", "none"] = "rollback"
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self)
         kind, _, value = self.candidate.partition("=")
         if kind not in ("speculation", "model") or not value:
             forms = "is speculation=auto, speculation=off, speculation=TREE or model=NAME"
             raise OptionError(f"canary {forms}, not {shown(self.candidate)}")
-        if not 0 < self.weight < 100:
-            raise OptionError(f"canary_weight is percent, above 0 and below 100, not {shown(self.weight)}")
-        if self.action not in get_args(Action):
-            raise OptionError(f"{shown(self.action)} is none of {', '.join(get_args(Action))}")
         if unknown := {*self.ignore} - {*METRICS}:
             raise OptionError(f"canary_ignore is of {', '.join(METRICS)}, not {shown(min(unknown))}")
         if not {*METRICS} - {*self.ignore}:

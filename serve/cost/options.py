@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbuild.runtime.errors import OptionError, shown
+from specbuild.serve.option_types import Amount, check_types
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"([1-9][0-9]{0,8})(KB|MB|GB)")
@@ -30,15 +30,14 @@ class CostOptions:
         OptionError: If a value is wrong.
     """
 
-    price_per_hour: float | None = None
+    price_per_hour: Amount | None = None
     currency: str = "USD"
     ledger: Path | None = None
     ledger_rotate: str | None = None
     owner: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.price_per_hour is not None and not 0 <= self.price_per_hour < math.inf:
-            raise OptionError(f"price_per_hour must be an amount from 0 on, not {shown(self.price_per_hour)}")
+        check_types(self)
         if not re.fullmatch("[A-Z]{3}", self.currency):
             raise OptionError(f"currency is three capital letters such as EUR (ISO 4217), not {shown(self.currency)}")
         if self.ledger is None and (self.ledger_rotate or self.owner):

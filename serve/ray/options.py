@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from specbuild.runtime.errors import OptionError, shown
+from specbuild.serve.option_types import Amount, Count, check_types
 from specbuild.serve.options import ServeOptions
 
 from .prefixes import Routing
@@ -34,33 +37,22 @@ class RayOptions:
         OptionError: If a value is out of range.
     """
 
-    num_replicas: int = 1
-    autoscale: tuple[int, int] | None = None
+    num_replicas: Count = 1
+    autoscale: tuple[Annotated[int, Meta(ge=0)], Count] | None = None
     address: str | None = None
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-    target_ongoing_requests: float | None = None
-    max_ongoing_requests: int | None = None
-    max_queued_requests: int = 256
-    upscale_delay_s: float | None = None
-    downscale_delay_s: float | None = None
+    num_cpus: Amount = 1.0
+    num_gpus: Amount = 0.0
+    target_ongoing_requests: Annotated[float, Meta(gt=0)] | None = None
+    max_ongoing_requests: Count | None = None
+    max_queued_requests: Annotated[int, Meta(ge=-1)] = 256
+    upscale_delay_s: Amount | None = None
+    downscale_delay_s: Amount | None = None
     routing: Routing = "prefix"
 
     def __post_init__(self) -> None:
-        if self.num_replicas < 1:
-            raise OptionError(f"num_replicas must be at least 1, not {self.num_replicas}: autoscale may go to 0")
-        if self.autoscale and not 0 <= self.autoscale[0] <= self.autoscale[1] > 0:
-            raise OptionError(f"autoscale is MIN,MAX with 0 ≤ MIN ≤ MAX and MAX > 0, not {shown(self.autoscale)}")
-        for name in ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s"):
-            if not (getattr(self, name) or 0) >= 0:
-                raise OptionError(f"{name} must not be below 0")
-        for name in ("target_ongoing_requests", "max_ongoing_requests"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise OptionError(f"{name} must be above 0, not {shown(value)}")
-        if self.max_queued_requests < -1:
-            raise OptionError("max_queued_requests is a number of requests, or -1 for any")
-        if self.routing not in get_args(Routing):
-            raise OptionError(f"routing is one of {', '.join(get_args(Routing))}, not {shown(self.routing)}")
+        check_types(self)
+        if self.autoscale and not self.autoscale[0] <= self.autoscale[1]:
+            raise OptionError(f"autoscale is MIN,MAX with MIN ≤ MAX, not {shown(self.autoscale)}")
 
     def check(self, options: ServeOptions) -> None:
         """Raise OptionError if Ray is not installed, or if an option works in a single process only."""
