@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 from specbuild.serve.cost.options import CostOptions
-from specbuild.serve.shadow.shadow_check import Outcome
 
 OURS = "specbuild:"
+Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]  # of a text that is decoded again
 MAX_POSITIONS = 32  # positions of accepted tokens in a round; later ones count as the last
 _OPENMETRICS = "application/openmetrics-text"
 _ASKED = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"  # else prometheus_client 0.26 turns ":" into "_"
@@ -50,6 +50,12 @@ _HISTOGRAMS = {
     "request_prefill_time_seconds": ("From the slot to the first token.", WHOLE),
     "request_decode_time_seconds": ("From the first token to the end.", WHOLE),
 }
+_GAUGES = {
+    "num_requests_running": "Samples that have a slot.",
+    "num_requests_waiting": "Samples without one.",
+    "kv_cache_usage_perc": "Of the caches, 0 to 1.",
+}
+_OWN_GAUGES = {f"{OURS}timing_correction": "What steps take now over what the timing table says."}
 _REASONS = {"cancelled": "abort"}  # vLLM's word
 _ENDS = ("stop", "length", "deadline", "abort", "error")
 
@@ -57,7 +63,7 @@ _ENDS = ("stop", "length", "deadline", "abort", "error")
 class Metrics:
     """Counters and histograms of requests, and gauges of engines, which are read at each scrape.
 
-    Any thread may call its methods. The series of `engines` begin at zero, so that rates include their first request.
+    Any thread may call its methods. The series of engines begin at zero, so that rates include their first request.
     """
 
     def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS, cost: CostOptions | None = None) -> None:
@@ -77,21 +83,25 @@ class Metrics:
             name: Histogram(prefix + name, told, ("model_name",), registry=self._registry, buckets=buckets)
             for name, (told, buckets) in _HISTOGRAMS.items()
         }
-        self._series = {name: self._begin(name) for name in engines}
-        self._registry.register(_Gauges(engines, prefix))
+        self._engines = dict[str, Engine]()
+        self._registry.register(_Gauges(self._engines, prefix))
+        for name, engine in engines.items():
+            self.add(name, engine)
 
     def _counter(self, prefix: str, name: str, told: str, *labels: str) -> Counter:
         return Counter(prefix + name, told, ("model_name", *labels), registry=self._registry)
 
-    def _begin(self, model: str) -> _Series:
+    def add(self, model: str, engine: Engine) -> None:
+        """Add an engine, whose series begin at zero."""
+        self._engines[model] = engine
         for reason in _ENDS:
             self._requests.labels(model, reason)
         for outcome in get_args(Outcome):
             self._shadows.labels(model, outcome)
         if self._costs:
             self._costs.labels(model, self._cost_options.currency)
-        counters = {name: each.labels(model) for name, each in self._counters.items()}
-        return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
+        for each in (*self._counters.values(), *self._histograms.values()):
+            each.labels(model)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -126,8 +136,10 @@ class Metrics:
         self._requests.labels(model, _REASONS.get(result.finish_reason, result.finish_reason)).inc()
         if result.metrics is None:
             return
-        series = self._series.get(model) or self._series.setdefault(model, self._begin(model))
-        series.finished(result.metrics)
+        for name, count in _counts(result.metrics).items():
+            self._counters[name].labels(model).inc(count)
+        for name, seconds in _seconds(result.metrics).items():
+            self._histograms[name].labels(model).observe(seconds)
         if self._costs:
             cost = max(result.metrics.busy_time, 0.0) * (self._cost_options.per_second or 0.0)
             self._costs.labels(model, self._cost_options.currency).inc(cost)
@@ -152,64 +164,53 @@ def _accepted(stats: SpeculationStats) -> list[int]:
     return [*least[: MAX_POSITIONS - 1], sum(least[MAX_POSITIONS - 1 :])] if len(least) > MAX_POSITIONS else least
 
 
-class _Series:
-    """The series of one model, to which its samples add."""
+def _counts(own: RequestMetrics) -> dict[str, float]:
+    """Return what a sample that has ended adds to each counter."""
+    stats, began = own.speculative_decoding, own.started is not None
+    return {
+        "prompt_tokens": own.num_prompt_tokens if began else 0,
+        "generation_tokens": own.num_output_tokens,
+        "prefix_cache_queries": own.num_prompt_tokens if began else 0,
+        "prefix_cache_hits": own.num_cached_tokens if began else 0,
+        "spec_decode_num_drafts": stats.num_spec_steps,
+        "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_num_accepted_tokens": stats.num_accepted_draft_tokens,
+        "promised_speedup_sum": stats.promised,
+        "busy_seconds": max(own.busy_time, 0.0),
+        "baseline_seconds": own.plain_time if own.plain_time > 0 else 0.0,
+    }
 
-    def __init__(self, counters: Mapping[str, Counter], histograms: Mapping[str, Histogram]) -> None:
-        self._counters, self._histograms = counters, histograms
 
-    def finished(self, own: RequestMetrics) -> None:
-        """Add a sample that has ended."""
-        stats, counters = own.speculative_decoding, self._counters
-        counters["generation_tokens"].inc(own.num_output_tokens)
-        if own.started is not None:
-            counters["prompt_tokens"].inc(own.num_prompt_tokens)
-            counters["prefix_cache_queries"].inc(own.num_prompt_tokens)
-            counters["prefix_cache_hits"].inc(own.num_cached_tokens)
-        counters["spec_decode_num_drafts"].inc(stats.num_spec_steps)
-        counters["spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens)
-        counters["spec_decode_num_accepted_tokens"].inc(stats.num_accepted_draft_tokens)
-        counters["promised_speedup_sum"].inc(stats.promised)
-        counters["busy_seconds"].inc(max(own.busy_time, 0.0))
-        if own.plain_time > 0:
-            counters["baseline_seconds"].inc(own.plain_time)
-        self._times(own)
-
-    def _times(self, own: RequestMetrics) -> None:
-        times = self._histograms
-        times["request_queue_time_seconds"].observe(own.queue_time)
-        times["e2e_request_latency_seconds"].observe(own.e2el)
-        if own.first_token is None or own.started is None:
-            return
-        times["time_to_first_token_seconds"].observe(own.ttft)
-        times["request_prefill_time_seconds"].observe(max(own.first_token - own.started, 0.0))
-        if own.num_output_tokens > 1:
-            times["request_time_per_output_token_seconds"].observe(own.tpot)
-            times["request_decode_time_seconds"].observe(own.tpot * (own.num_output_tokens - 1))
+def _seconds(own: RequestMetrics) -> dict[str, float]:
+    """Return the times of a sample that has ended, those that it came to have."""
+    times = {"request_queue_time_seconds": own.queue_time, "e2e_request_latency_seconds": own.e2el}
+    if own.first_token is None or own.started is None:
+        return times
+    times["time_to_first_token_seconds"] = own.ttft
+    times["request_prefill_time_seconds"] = max(own.first_token - own.started, 0.0)
+    if own.num_output_tokens > 1:
+        times["request_time_per_output_token_seconds"] = own.tpot
+        times["request_decode_time_seconds"] = own.tpot * (own.num_output_tokens - 1)
+    return times
 
 
 class _Gauges(Collector):
     """The current state of the engines."""
 
     def __init__(self, engines: Mapping[str, Engine], prefix: str) -> None:
-        self._engines, self._prefix = dict(engines), prefix
+        self._engines, self._prefix = engines, prefix
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See prometheus_client; an engine that cannot report its state is left out."""
-        labels = ("model_name",)
-        running = GaugeMetricFamily(f"{self._prefix}num_requests_running", "Samples that have a slot.", labels=labels)
-        waiting = GaugeMetricFamily(f"{self._prefix}num_requests_waiting", "Samples without one.", labels=labels)
-        cache = GaugeMetricFamily(f"{self._prefix}kv_cache_usage_perc", "Of the caches, 0 to 1.", labels=labels)
-        told = "What steps take now over what the timing table says."
-        correction = GaugeMetricFamily(f"{OURS}timing_correction", told, labels=labels)
-        for name, engine in self._engines.items():
+        about = {f"{self._prefix}{name}": told for name, told in _GAUGES.items()} | _OWN_GAUGES
+        families = [GaugeMetricFamily(name, told, labels=("model_name",)) for name, told in about.items()]
+        for model, engine in list(self._engines.items()):
             try:
-                usage, off = engine.usage, engine.correction
+                usage, correction = engine.usage, engine.correction
             except Exception:  # its worker may have died, which health reports; the other engines still have metrics
                 continue
-            running.add_metric([name], usage.running)
-            waiting.add_metric([name], usage.waiting + usage.to_come)
-            share = usage.cache_tokens / max(usage.cache_capacity_tokens, 1)
-            correction.add_metric([name], off)
-            cache.add_metric([name], min(share, 1.0))  # a page counts once for each text that shares it
-        yield from (running, waiting, cache, correction)
+            share = usage.cache_tokens / max(usage.cache_capacity_tokens, 1)  # shared pages count for each text
+            values = (usage.running, usage.waiting + usage.to_come, min(share, 1.0), correction)
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([model], value)
+        yield from families

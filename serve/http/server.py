@@ -10,14 +10,15 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
+from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions
 from specbuild.runtime.bundle.memory_plan import plan
 from specbuild.runtime.errors import OptionError, shown
 from specbuild.serve import limits
@@ -150,24 +151,21 @@ def _load(
     named: Named, options: ServeOptions, load: LoadOptions, closing: contextlib.ExitStack
 ) -> tuple[list[ServedModel], Metrics]:
     """Load every bundle in a thread of its own and warm each up; return the models and the metrics they report to."""
-    told: Future[Metrics] = Future()  # set before any request can end
+    metrics = Metrics({}, options.metrics_prefix, options.cost)
 
     def one(names: tuple[str, ...], path: Path) -> ServedModel:
-        def finished(result: Result) -> None:
-            told.result().finished(names[0], result)
-
         bundle = Bundle.open(path)
-        size = bundle.manifest.max_batch_size if options.max_num_seqs is None else options.max_num_seqs
+        size = options.max_num_seqs or bundle.manifest.max_batch_size
+        finished = partial(metrics.finished, names[0])
         engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
         closing.callback(engine.close)
         _check_reasoning(engine, options, names[0])
+        metrics.add(names[0], engine)
         admission = Admission(size, options.max_waiting, options.max_queued_tokens)
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
 
     with ThreadPoolExecutor(len(named)) as pool:
-        loaded = [each.result() for each in [pool.submit(one, *each) for each in named]]
-    metrics = Metrics({model.name: model.engine.engine for model in loaded}, options.metrics_prefix, options.cost)
-    told.set_result(metrics)
+        loaded = list(pool.map(lambda each: one(*each), named))
     return [replace(model, plain_rate=warm_up(model.engine.engine)) for model in loaded], metrics
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from specbuild.runtime import Chunk, Engine, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.errors import InputError
 from specbuild.serve.errors import ApiError, api_error, blaming
+from specbuild.serve.metrics import Metrics
 
 from .admission import Ticket
 from .fields import CompletionRequest, Sampling
@@ -27,21 +28,13 @@ from .prepare import PromptState, prepare, prompts_of
 Value = TypeVar("Value")
 
 
-class Gaps(Protocol):
-    """Is told of the time between two chunks; see `Metrics.chunk`."""
-
-    def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
-        """Record that a sample emitted `tokens` tokens `gap_seconds` after its last chunk."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Workers:
     """What requests are decoded with beside the engine: threads that prepare them, and those that compile grammars."""
 
     preparing: ThreadPoolExecutor
     grammars: GrammarCompiler
-    metrics: Gaps
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +106,18 @@ class Generation:
         with self.served.admission.room(count * self.samples, "n" if self.samples > 1 else "prompt") as ticket:
             constraint = await self._prepare(workers, ticket, structure)
             self.queued = True
-            with self._refusals():
-                async with aclosing(self._decoded()) as chunks:
-                    async for chunk in chunks:
-                        ticket.started()
-                        if chunk.result:
-                            self.results[self.choice(chunk)] = checked(chunk.result, structure)
-                        if chunk.token_ids:
-                            self._note_gap(workers.metrics, chunk, last)
-                        yield chunk
+            async with aclosing(self._decoded()) as chunks:
+                async for chunk in chunks:
+                    ticket.started()
+                    number = self.choice(chunk)
+                    if chunk.result:
+                        self.results[number] = checked(chunk.result, structure)
+                    if chunk.token_ids:
+                        now = time.perf_counter()
+                        if number in last:
+                            workers.metrics.chunk(self.served.name, now - last[number], len(chunk.token_ids))
+                        last[number] = now
+                    yield chunk
             del constraint
 
     async def _prepare(self, workers: Workers, ticket: Ticket, structure: str | None) -> object:
@@ -137,29 +133,18 @@ class Generation:
                 return await workers.grammars.constraint(self.engine, StructuredOutputs.of(outputs))
         return constraint
 
-    def _note_gap(self, metrics: Gaps, chunk: Chunk, last: dict[int, float]) -> None:
-        """Record the time since the last chunk of the same choice."""
-        now, number = time.perf_counter(), self.choice(chunk)
-        if number in last:
-            metrics.chunk(self.served.name, now - last[number], len(chunk.token_ids))
-        last[number] = now
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Turn what the engine refuses into the error of a field."""
+    async def _decoded(self) -> AsyncGenerator[Chunk, None]:
+        """Yield the engine's chunks; what it refuses is the error of a field."""
         try:
-            yield
+            if self.body.stream:
+                async with aclosing(self.served.engine.stream(self.prompts, self.params)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            results = await self.served.engine.generate(self.prompts, self.params)
         except InputError as error:
             told = str(error).removeprefix("prompt 1: ") if len(self.prompts) == 1 else str(error)
             raise ApiError(400, told, param=speculation_field(self.body) or "max_tokens") from None
-
-    async def _decoded(self) -> AsyncGenerator[Chunk, None]:
-        if self.body.stream:
-            async with aclosing(self.served.engine.stream(self.prompts, self.params)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        results = await self.served.engine.generate(self.prompts, self.params)
         for number, result in enumerate(results):
             index, sample = divmod(number, self.samples)
             own = result.token_ids, result.logprobs, result, result.drafted, result.prompt_logprobs

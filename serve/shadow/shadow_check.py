@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, SpecbuildError
 from specbuild.serve.canary.canary import Canary
+from specbuild.serve.metrics import Metrics, Outcome
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.generation import Generation
 from specbuild.serve.request.models import Models, ServedModel
@@ -31,15 +32,6 @@ from specbuild.serve.telemetry.logs import RequestLog, error_of
 WAITING = 64  # shadows per model; more are dropped and counted
 TRIES = 16  # attempts at a shadow that other requests interrupt
 KEPT = 100  # maximum files of texts that differ
-Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]
-
-
-class Counts(Protocol):
-    """Counts the outcomes of shadows; see `Metrics.shadowed`."""
-
-    def shadowed(self, model: str, outcome: Outcome) -> None:
-        """Count a settled shadow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +72,12 @@ class Oracle:
     """
 
     def __init__(
-        self, models: Models, options: ServeOptions, counts: Counts, log: RequestLog, canary: Canary | None = None
+        self, models: Models, options: ServeOptions, metrics: Metrics, log: RequestLog, canary: Canary | None = None
     ) -> None:
         """`canary`: each text of its candidate is offered, to be decoded by its baseline."""
         self.stopped = set[str]()
         self._canary = canary
-        self._options, self._counts, self._log = options, counts, log
+        self._options, self._metrics, self._log = options, metrics, log
         self._models = {model.name: model for model in models.all}
         self._waiting = {name: asyncio.Queue[Shadow](WAITING) for name in self._models}
         self._draw, self._kept = random.Random(), 0
@@ -108,7 +100,7 @@ class Oracle:
             try:
                 self._waiting[name].put_nowait(shadow)
             except asyncio.QueueFull:
-                self._counts.shadowed(name, "dropped")
+                self._metrics.shadowed(name, "dropped")
 
     async def run(self) -> None:
         """Decode shadows until cancelled or until the engines close."""
@@ -125,7 +117,7 @@ class Oracle:
                 shadow = await waiting.get()
                 outcome = await self._settle(model, shadow)
                 if not shadow.other:
-                    self._counts.shadowed(model.name, outcome)
+                    self._metrics.shadowed(model.name, outcome)
                 if shadow.canary and self._canary and outcome in ("equal", "different"):
                     self._canary.compared(outcome)
                 waiting.task_done()
