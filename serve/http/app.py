@@ -25,10 +25,11 @@ from specbuild.serve.responses_api import routes as response_routes
 from specbuild.serve.responses_api.response_registry import ResponseRegistry
 from specbuild.serve.responses_api.store import Store
 from specbuild.serve.service import Service
+from specbuild.serve.telemetry.logs import RequestLog
 
 from .error_shapes import refusal
 from .methods import Methods, allowed
-from .middleware import RequestLog, behind_gate, path_of
+from .middleware import behind_gate, path_of
 
 
 def make_app(service: Service, log: RequestLog, operators: bool = False) -> ASGIApp:
@@ -73,7 +74,7 @@ def _guarded(app: FastAPI, log: RequestLog, options: ServeOptions) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    return behind_gate(Methods(app), log, options)
+    return behind_gate(Methods(app), log.ended, options)
 
 
 def _operations(service: Service) -> APIRouter:

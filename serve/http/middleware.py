@@ -12,8 +12,8 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,25 +35,13 @@ OPERATORS = "/canary"  # this path and all below it are the operator's
 _OPEN = "/health"  # this path and all below it need no API key
 
 
-class RequestLog(Protocol):
-    """See `logs.RequestLog`."""
-
-    def ended(self, **told: Any) -> None:
-        """Log a request that has ended."""
-        ...
-
-    def event(self, level: str, message: str, **told: Any) -> None:
-        """Log an event."""
-        ...
-
-
 class Gate:
     """Wraps an app. A request's state gets `request_id`, `tenant` (None: no API keys) and `told`, its log line."""
 
     def __init__(
         self,
         app: ASGIApp,
-        log: RequestLog,
+        ended: Callable[..., None],
         api_keys: Sequence[str] = (),
         body_seconds: float = limits.BODY_SECONDS,
         send_seconds: float = limits.SEND_SECONDS,
@@ -65,7 +53,7 @@ class Gate:
 
         Args:
             app: The application behind the gate.
-            log: Gets a line for every request.
+            ended: Logs a request that has ended.
             api_keys: The keys that are accepted; without any, no key is needed.
             body_seconds: Seconds in which a request's whole body must have arrived.
             send_seconds: Seconds after which a client that reads nothing is cut off.
@@ -73,7 +61,7 @@ class Gate:
             ui: Whether the page at `/` needs no key, either.
             admin_key: The key that operators' routes need; None: they are refused.
         """
-        self._app, self._log = app, log
+        self._app, self._ended = app, ended
         self._body_seconds, self._send_seconds = body_seconds, send_seconds
         self._keys, self._admin_keys = [key.encode() for key in api_keys], [admin_key.encode()] if admin_key else []
         self._probes, self._ui = (_OPEN, "/ping", health_route), ui
@@ -109,7 +97,7 @@ class Gate:
         finally:
             self.requests -= 1
             if not (self._open(scope) and answer.status in (200, 204)):  # successful probes are not logged
-                self._log.ended(
+                self._ended(
                     request_id=scope["state"]["request_id"],
                     method=scope["method"],
                     path=scope["path"],
@@ -192,11 +180,11 @@ class _Answer:
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
 
 
-def behind_gate(app: ASGIApp, log: RequestLog, options: ServeOptions) -> ASGIApp:
+def behind_gate(app: ASGIApp, ended: Callable[..., None], options: ServeOptions) -> ASGIApp:
     """Return an application behind a gate, which pages of the allowed origins may call."""
     gate = Gate(
         app,
-        log,
+        ended,
         options.api_keys,
         health_route=options.health_route,
         ui=options.ui,

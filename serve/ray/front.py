@@ -86,7 +86,11 @@ class Front:
             passed = scope["type"] == "http" and path_of(scope) not in own and not below(path_of(scope), OPERATORS)
             await (self._pass if passed else ours)(scope, receive, send)
 
-        gate = behind_gate(app, _Quiet(self._log), self._options)
+        def ended(**told: Any) -> None:
+            if told["status"] >= 400:  # the others are logged by their replicas
+                self._log.ended(**told)
+
+        gate = behind_gate(app, ended, self._options)
 
         async def outer(scope: Scope, receive: Receive, send: Send) -> None:
             await gate(scope, receive, _without_id(send))
@@ -219,18 +223,6 @@ class _Sent:
         if not self.kind.startswith("text/event-stream"):
             raise ConnectionError("a replica was lost amid its answer")
         await self._send({"type": "http.response.body", "body": event(told.body()), "more_body": False})
-
-
-class _Quiet:
-    """A log without the requests that succeed, which their replicas log; failed requests are logged."""
-
-    def __init__(self, log: RequestLog) -> None:
-        self._log, self.event = log, log.event
-
-    def ended(self, **told: Any) -> None:
-        """See `RequestLog`."""
-        if told.get("status", 0) >= 400:
-            self._log.ended(**told)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ async def echo(scope, receive, send):
 
 
 def gate(*keys, app=echo, log=None, **more):
-    return Gate(app, log or Log(), keys, **more)
+    return Gate(app, (log or Log()).ended, keys, **more)
 
 
 def ask(gate, *messages, path="/x", send=None, **headers):
