@@ -18,7 +18,7 @@ from specbuild.serve.request.fields import ChatRequest
 from specbuild.serve.request.generation import Generation
 from specbuild.serve.responses_api.conversation import text_of
 
-from .fields import SAMPLING, Block, CountRequest, MessagesRequest, MessageTool, TurnMessage
+from .fields import SAMPLING, Block, CountRequest, MessagesRequest, MessageTool, OutputOptions, TurnMessage
 
 PATH = "/v1/messages"
 Event = dict[str, Any]
@@ -42,21 +42,19 @@ _TYPES = {  # error types by status
 
 def chat_of(asked: CountRequest) -> ChatRequest:
     """Return the chat of a request; raises ApiError."""
-    fields = {name: value for name in SAMPLING if (value := getattr(asked, name, None)) is not None}
     system = [{"role": "system", "content": text_of(asked.system)}] if asked.system else []
+    options, choice = asked.output_config or OutputOptions(), asked.tool_choice
+    fields: dict[str, Any] = {name: getattr(asked, name, None) for name in SAMPLING}
     fields["messages"] = system + [told for number, said in enumerate(asked.messages) for told in _told(said, number)]
+    fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools or ()]
+    fields["reasoning_effort"] = options.effort
     if isinstance(asked, MessagesRequest):
-        fields |= {"stop": asked.stop_sequences} if asked.stop_sequences else {}
-        fields |= {"user": asked.metadata.user_id} if asked.metadata and asked.metadata.user_id else {}
+        fields |= {"stop": asked.stop_sequences, "user": asked.metadata and asked.metadata.user_id}
     if asked.thinking and asked.thinking.type != "adaptive":
         fields["enable_thinking"] = asked.thinking.type == "enabled"
-    if options := asked.output_config:
-        fields |= {"reasoning_effort": options.effort} if options.effort else {}
-        schema = {"json_schema": {"schema": options.format.schema}} if options.format else {}
-        fields |= {"response_format": {"type": "json_schema", **schema}} if schema else {}
-    if asked.tools:
-        fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools]
-    if choice := asked.tool_choice:
+    if options.format:
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": options.format.schema}}
+    if choice:
         if (choice.type == "tool") != bool(choice.name):
             raise ApiError(400, "tool_choice has a name where its type is tool, and nowhere else", param="tool_choice")
         named = {"type": "function", "function": {"name": choice.name}}

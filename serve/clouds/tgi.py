@@ -17,7 +17,9 @@ from .fields import Continuation, GenerateRequest, Grammar, Parameters
 
 PATHS = ("/generate", "/generate_stream", "/")
 MAX_NEW_TOKENS = 100  # text-generation-inference's default
-_SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
+_SAME = (  # fields with the same name in a completion
+    *("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "details", "return_full_text"),
+)
 _NAMES = {
     **{"prompt": "inputs", "max_tokens": "parameters.max_new_tokens", "structured_outputs": "parameters.grammar"},
     "logprobs": "parameters.details",
@@ -33,16 +35,19 @@ def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
         if getattr(own, name):
             raise ApiError(400, f"{name} is not supported: leave it out", param=name)
     samples = own.do_sample or own.temperature not in (None, 1.0) or own.top_k or own.top_p
-    fields = {name: value for name in _SAME if (value := getattr(own, name)) is not None}
-    fields |= {"prompt": asked.inputs, "stream": stream, "max_tokens": own.max_new_tokens or MAX_NEW_TOKENS}
-    fields |= {"temperature": (own.temperature or 1.0) if samples else 0.0}
-    fields |= {"details": own.details, "return_full_text": own.return_full_text}
-    fields |= {"truncate_prompt_tokens": own.truncate}
-    if stream or own.details:
-        fields["logprobs"] = 0
-    if own.grammar:
-        fields["structured_outputs"] = _structure(own.grammar)
-    return converted(Continuation, fields)
+    return converted(
+        Continuation,
+        {name: getattr(own, name) for name in _SAME}
+        | {
+            "prompt": asked.inputs,
+            "stream": stream,
+            "max_tokens": own.max_new_tokens or MAX_NEW_TOKENS,
+            "temperature": (own.temperature or 1.0) if samples else 0.0,
+            "truncate_prompt_tokens": own.truncate,
+            "logprobs": 0 if stream or own.details else None,
+            "structured_outputs": own.grammar and _structure(own.grammar),
+        },
+    )
 
 
 def asked_name(field: str) -> str:

@@ -11,7 +11,7 @@ from specbuild.serve.errors import ApiError
 from specbuild.serve.request.body import converted
 from specbuild.serve.request.fields import ChatRequest
 
-from .fields import SAMPLING, AllowedFlat, FlatChoice, FlatTool, Item, ResponsesRequest, TextFormat
+from .fields import SAMPLING, AllowedFlat, FlatChoice, FlatTool, Item, ResponsesRequest, TextFormat, TextOptions
 
 _NAMES = {
     **{"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
@@ -28,31 +28,37 @@ def items_of(asked: ResponsesRequest) -> list[Item]:
 
 def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     """Return the chat of a request; `before`: items of the conversation that it continues. Raises ApiError."""
-    fields = {name: value for name in SAMPLING if (value := getattr(asked, name)) is not None}
     messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    fields |= {"messages": messages + messages_of([*before, *items_of(asked)])}
-    if asked.max_output_tokens is not None:
-        fields["max_tokens"] = asked.max_output_tokens
-    if asked.stream_options:
-        fields["stream_options"] = msgspec.to_builtins(asked.stream_options)
-    if asked.tools:
-        fields["tools"] = [{"type": "function", "function": _without_type(each)} for each in asked.tools]
+    text = asked.text or TextOptions()
+    return converted(
+        ChatRequest,
+        {name: getattr(asked, name) for name in SAMPLING}
+        | {
+            "messages": messages + messages_of([*before, *items_of(asked)]),
+            "max_tokens": asked.max_output_tokens,
+            "stream_options": msgspec.to_builtins(asked.stream_options),
+            "tools": [{"type": "function", "function": _without_type(each)} for each in asked.tools or ()],
+            "tool_choice": _choice(asked),
+            "response_format": text.format and _format(text.format),
+            "verbosity": text.verbosity,
+            "reasoning_effort": asked.reasoning and asked.reasoning.effort,
+        },
+    )
+
+
+def _choice(asked: ResponsesRequest) -> Any:
+    """Return the tool choice as a chat has it; without tools "auto" and "none" say nothing."""
     choice = asked.tool_choice
     if isinstance(choice, FlatChoice):
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif isinstance(choice, AllowedFlat):
-        named = [{"type": "function", "function": {"name": each.name}} for each in choice.tools]
-        allowed = {"mode": choice.mode, "tools": named}
-        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
-    elif choice is not None and (asked.tools or choice == "required"):
-        fields["tool_choice"] = choice
-    if asked.text and asked.text.format:
-        fields["response_format"] = _format(asked.text.format)
-    if asked.text and asked.text.verbosity:
-        fields["verbosity"] = asked.text.verbosity
-    if asked.reasoning and asked.reasoning.effort:
-        fields["reasoning_effort"] = asked.reasoning.effort
-    return converted(ChatRequest, fields)
+        return _named(choice)
+    if isinstance(choice, AllowedFlat):
+        allowed = {"mode": choice.mode, "tools": [_named(each) for each in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice if asked.tools or choice == "required" else None
+
+
+def _named(choice: FlatChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def asked_name(field: str) -> str:

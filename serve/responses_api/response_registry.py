@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -54,7 +53,7 @@ class ResponseRegistry:
 
     async def put(self, tenant: str | None, number: str, body: Any) -> None:
         """Store a response with its input; raises ApiError if it is larger than the store."""
-        if not await _in_thread(partial(self.store.put, tenant, number, body)):
+        if not await asyncio.to_thread(self.store.put, tenant, number, body):
             raise ApiError(413, "the response is larger than the store: say store: false")
 
     async def get(self, tenant: str | None, number: str) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class ResponseRegistry:
 
     async def delete(self, tenant: str | None, number: str) -> None:
         """Delete a stored response; raises ApiError if there is none."""
-        if not await _in_thread(partial(self.store.delete, tenant, number)):
+        if not await asyncio.to_thread(self.store.delete, tenant, number):
             raise _unknown(number)
 
     async def cancel(self, tenant: str | None, number: str) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class ResponseRegistry:
 
     async def conversation(self, tenant: str | None, last: str | None) -> list[Item]:
         """Return all items up to a response's output; raises ApiError if one of its responses is gone or failed."""
-        return list(await _in_thread(partial(self._conversation, tenant, last)))
+        return list(await asyncio.to_thread(self._conversation, tenant, last))
 
     def _conversation(self, tenant: str | None, last: str | None) -> list[Item]:
         parts, number, size = list[list[Any]](), last, 0
@@ -112,7 +111,7 @@ class ResponseRegistry:
             raise ApiError(400, told, param=_LAST) from None
 
     async def _row(self, tenant: str | None, number: str) -> dict[str, Any]:
-        if found := await _in_thread(partial(self.store.get, tenant, number)):
+        if found := await asyncio.to_thread(self.store.get, tenant, number):
             return dict(found)
         raise _unknown(number)
 
@@ -120,7 +119,3 @@ class ResponseRegistry:
 def _unknown(number: str, param: str | None = None) -> ApiError:
     told = f"there is no response {number[:64]!r}: it was deleted, never stored, or made way for newer ones"
     return ApiError(404, told, param=param)
-
-
-async def _in_thread(work: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
