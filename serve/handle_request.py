@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -29,15 +29,8 @@ from .service import Service
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
 PING = b": ping\n\n"  # a comment of server-sent events, which no client shows
 Done = Callable[[BaseException | None], None]
-Kind = TypeVar("Kind", bound=Format, covariant=True)
-
-
-class Formats(Protocol[Kind]):
-    """Makes the format of a generation, as the classes of formats do."""
-
-    def __call__(self, generation: Generation, options: ServeOptions) -> Kind:
-        """Return the format of a generation."""
-        ...
+Kind = TypeVar("Kind", bound=Format)
+Formats = Callable[[Generation, ServeOptions], Kind]  # makes the format of a generation
 
 
 async def answer(service: Service, request: Request, body: Sampling, kind: Formats[Format]) -> Response:
@@ -132,18 +125,11 @@ async def whole(form: Format, chunks: AsyncGenerator[Chunk, None]) -> dict[str, 
 
 
 async def events(form: Format, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
-    """Yield all events of a stream; raises an error that comes before the first of them."""
-    begun = False
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                for event in form.part(chunk):
-                    begun = True
-                    yield event
-    except Exception as error:
-        if not begun and not (form.background and form.generation.queued):
-            raise
-        form.failed = error
+    """Yield all events of a stream that does not fail; raises the generation's errors."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for event in form.part(chunk):
+                yield event
     await form.finish()
     for event in form.last():
         yield event
@@ -157,8 +143,8 @@ async def _streamed(
     first = asyncio.ensure_future(anext(coming))
     try:
         await unless_gone(request.receive, asyncio.wait({first}, timeout=service.first_event_seconds))
-        if first.done():
-            first.result()
+        if first.done() and not (form.background and form.generation.queued):
+            first.result()  # raises what then has a status of its own
     except BaseException:
         await cancelled(first)
         await coming.aclose()
@@ -178,7 +164,7 @@ async def _sent(
         yield first.result()
         async for event in coming:
             yield event
-    except Exception as error:  # before the first event, when the headers were sent
+    except Exception as error:
         form.failed = error
         await form.finish()
         for event in form.last():

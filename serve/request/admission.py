@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from specbuild.serve.errors import ApiError
 
@@ -14,16 +15,22 @@ _WEIGHT = 0.2  # weight of the latest request in the moving average of requests'
 _LONGEST = 600  # maximum seconds that a client is told to wait
 
 
+@dataclass(slots=True)
 class Ticket:
     """A request's room: its samples until it ends, its prompts' tokens until its first chunk."""
 
-    def __init__(self, admission: Admission, samples: int) -> None:
-        self.samples, self.tokens, self._admission = samples, 0, admission
-        self.decoded = False  # whether its first chunk has come
+    admission: Admission
+    samples: int
+    tokens: int = 0
+    decoded: bool = False  # whether its first chunk has come
 
     def read(self, tokens: int) -> None:
         """Reserve room for the tokens of the prompts, which have been tokenized. Raises ApiError."""
-        self._admission.queue_tokens(self, tokens)
+        waiting, most = self.admission.tokens, self.admission.max_tokens
+        if most is not None and waiting and waiting + tokens > most:
+            told = f"{waiting} tokens of prompts wait, of at most {most}: try again later"
+            raise ApiError(429, told, code="queued_tokens", retry_after=self.admission.wait(self.samples))
+        self.admission.tokens, self.tokens = waiting + tokens, tokens
 
     def started(self) -> None:
         """Note that the first chunk has come, so none of the tokens waits."""
@@ -32,7 +39,7 @@ class Ticket:
 
     def free(self) -> None:
         """Free the room of the tokens."""
-        self._admission.tokens -= self.tokens
+        self.admission.tokens -= self.tokens
         self.tokens = 0
 
 
@@ -57,7 +64,7 @@ class Admission:
         self.samples = self.tokens = self.requests = 0
         self.draining, self.idle = False, asyncio.Event()
         self.idle.set()
-        self.max_samples, self._slots, self._max_tokens = slots + max_waiting, slots, max_queued_tokens
+        self.max_samples, self._slots, self.max_tokens = slots + max_waiting, slots, max_queued_tokens
         self._clock, self._seconds = clock, 1.0
 
     @contextmanager
@@ -67,12 +74,8 @@ class Admission:
         `param`: the field that is to blame for too many samples.
         """
         if self.draining:
-            raise ApiError(
-                503,
-                "the server is draining: send the request to another one",
-                code="draining",
-                retry_after=self.wait(0),
-            )
+            told = "the server is draining: send the request to another one"
+            raise ApiError(503, told, code="draining", retry_after=self.wait(0))
         if samples > self.max_samples:
             raise ApiError(
                 400,
@@ -95,14 +98,6 @@ class Admission:
                 self.idle.set()
             if ticket.decoded:  # what is refused at once says nothing of how long others take
                 self._seconds += _WEIGHT * (self._clock() - began - self._seconds)
-
-    def queue_tokens(self, ticket: Ticket, tokens: int) -> None:
-        """See `Ticket.read`."""
-        if self._max_tokens is not None and self.tokens and self.tokens + tokens > self._max_tokens:
-            told = f"{self.tokens} tokens of prompts wait, of at most {self._max_tokens}: try again later"
-            raise ApiError(429, told, code="queued_tokens", retry_after=self.wait(ticket.samples))
-        self.tokens += tokens
-        ticket.tokens = tokens
 
     def wait(self, samples: int) -> int:
         """Estimate the seconds until `samples` more samples find room, or with 0 until all have ended.

@@ -39,16 +39,17 @@ class Prepared(NamedTuple):
 def prepare(served: ServedModel, body: Sampling, caller: Caller) -> Prepared:
     """Return what a request is decoded from; raises ApiError and SpecbuildErrors."""
     engine = served.engine.engine
+    state: PromptState = None
     if isinstance(body, ChatRequest):
         tokens = chat_tokens(engine, body, caller.reading.reasoning is not None)
         prompts, echoed = _truncated(body, [tokens]), list[str]()
+        state = _prompt_reasons(engine, body, caller, prompts[0])
+        caller = replace(caller, shows=_shows(engine, body, caller))
+        if reasoning := caller.reading.reasoning:
+            caller = replace(caller, reasoning_end="" if state == "ended" else reasoning.end)
     else:
         assert isinstance(body, CompletionRequest)
         prompts, echoed = _completion(engine, body)
-    state: PromptState = None
-    if isinstance(body, ChatRequest):
-        state = _prompt_reasons(engine, body, caller, prompts[0])
-        caller = replace(caller, shows=_shows(engine, body, caller), **_reasoning_end(caller, state))
     room = max(engine.max_model_len - max(map(len, prompts)), 1)
     params = sampling(body, served.defaults, room, caller)
     outputs = params.structured_outputs
@@ -111,14 +112,6 @@ def _prompt_reasons(engine: Engine, body: ChatRequest, caller: Caller, prompt: l
     if body.reasoning_end == "":
         return "ended"
     return reasoning.in_prompt(engine.decode(prompt[-TAIL:], False))
-
-
-def _reasoning_end(caller: Caller, state: PromptState) -> dict[str, Any]:
-    """Return the token that ends a reasoning, as a field of the caller, if the model's reasoning is read."""
-    reasoning = caller.reading.reasoning
-    if reasoning is None:
-        return {}
-    return {"reasoning_end": "" if state == "ended" else reasoning.end}
 
 
 def _shows(engine: Engine, body: ChatRequest, caller: Caller) -> bool:
