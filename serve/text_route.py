@@ -39,7 +39,6 @@ class TextRoute:
         form: Makes the format of its response.
         request: Translates the body into a chat or a completion.
         field_name: Returns the body's name of a translated field.
-        reply: The schema of a whole response.
     """
 
     path: str
@@ -47,12 +46,11 @@ class TextRoute:
     form: Formats[Format]
     request: Callable[[Any], Sampling] = same
     field_name: Callable[[str], str] = same
-    reply: Any = dict[str, Any]
 
     def add(self, router: APIRouter, service: Service) -> None:
         """Add the route to a router."""
 
-        @router.post(self.path, responses=replies(self.reply), openapi_extra=takes(self.body))
+        @router.post(self.path, responses=replies(), openapi_extra=takes(self.body))
         async def create(request: Request) -> Response:
             return await self.answer(service, request, await read(request, self.body, service.refuses_unknown))
 

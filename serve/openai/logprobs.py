@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from specbuild.runtime import Engine, TokenLogprobs
 from specbuild.runtime.requests.tokenizer import Tokenizer
-
-from .responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 
 LOWEST = -9999.0  # vLLM's stand-in for minus infinity, which JSON lacks
 
@@ -65,9 +64,9 @@ def _unfinished(data: bytes) -> bytes:
     return b""
 
 
-def completion(engine: Engine, tokens: Iterable[tuple[int, TokenLogprobs | None, int]]) -> CompletionLogprobs:
+def completion(engine: Engine, tokens: Iterable[tuple[int, TokenLogprobs | None, int]]) -> dict[str, list[Any]]:
     """Return a completion's log-probabilities; `tokens`: each with its log-probability and its offset in the text."""
-    told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, each, offset in tokens:
         told["tokens"].append(engine.tokenizer.token_text(token))
         told["token_logprobs"].append(max(each.logprob, LOWEST) if each else None)
@@ -85,10 +84,10 @@ def _best(engine: Engine, each: TokenLogprobs) -> dict[str, float]:
     return best
 
 
-def chat(engine: Engine, given: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat(engine: Engine, given: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return a chat's log-probabilities of a message's tokens."""
 
-    def one(token: int, logprob: float) -> TopLogprob:
+    def one(token: int, logprob: float) -> dict[str, Any]:
         text, data = engine.tokenizer.token_text(token), engine.tokenizer.token_bytes(token)
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
 

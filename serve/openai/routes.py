@@ -16,12 +16,11 @@ from specbuild.serve.request.prepare import chat_of, encoded
 from specbuild.serve.service import Service
 from specbuild.serve.text_route import TextRoute
 
-from . import responses
 from .chat import ChatFormat
 from .completions import CompletionFormat
 
-CHATS = TextRoute("/v1/chat/completions", ChatRequest, ChatFormat, reply=responses.ChatCompletion)
-COMPLETIONS = TextRoute("/v1/completions", CompletionRequest, CompletionFormat, reply=responses.Completion)
+CHATS = TextRoute("/v1/chat/completions", ChatRequest, ChatFormat)
+COMPLETIONS = TextRoute("/v1/completions", CompletionRequest, CompletionFormat)
 
 
 def routes(service: Service) -> APIRouter:
@@ -31,16 +30,16 @@ def routes(service: Service) -> APIRouter:
     COMPLETIONS.add(router, service)
     CHATS.add(router, service)
 
-    @router.get("/v1/models", response_model=responses.ModelList)
+    @router.get("/v1/models", response_model=dict[str, Any])
     async def list_models() -> Response:
         cards = [_card(model, name) for model in models.all for name in model.names]
         return json_response({"object": "list", "data": cards})
 
-    @router.get("/v1/models/{name:path}", response_model=responses.ModelCard)
+    @router.get("/v1/models/{name:path}", response_model=dict[str, Any])
     async def retrieve_model(name: str) -> Response:
         return json_response(_card(models.pick(name), name))
 
-    @router.post("/tokenize", response_model=responses.Tokenized, openapi_extra=takes(TokenizeRequest))
+    @router.post("/tokenize", response_model=dict[str, Any], openapi_extra=takes(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest, service.refuses_unknown)
         if (body.prompt is None) == (body.messages is None):
@@ -59,7 +58,7 @@ def routes(service: Service) -> APIRouter:
 
         return json_response(await service.tokenizing(work))
 
-    @router.post("/detokenize", response_model=responses.Detokenized, openapi_extra=takes(DetokenizeRequest))
+    @router.post("/detokenize", response_model=dict[str, str], openapi_extra=takes(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest, service.refuses_unknown)
         engine = models.pick(body.model).engine.engine
@@ -71,7 +70,7 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _card(model: ServedModel, name: str) -> responses.ModelCard:
+def _card(model: ServedModel, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
