@@ -1,4 +1,4 @@
-"""docs/guides/operating.md: its templates are what they say, and name flags and metrics that there are."""
+"""The documents of a canary: their templates are what they say, and name flags and metrics that there are."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,12 @@ import yaml
 from specbuild.cli.operating_flags import OPTIONS
 from specbuild.serve.canary.assignment import CanaryOptions
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, METRICS = ((DOCS / name).read_text(encoding="utf-8") for name in ("guides/operating.md", "reference/metrics.md"))
 
 
 def templates():
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", METRICS, re.DOTALL)]
     return {block["kind"]: block for block in blocks}
 
 
@@ -35,8 +36,8 @@ def test_templates_ask_for_what_is_exposed(exposed):
         assert labels
 
 
-def test_every_metric_and_flag_is_on_the_page(exposed):
-    named = set(re.findall(r"`(specbuild:canary_\w+)", PAGE))
+def test_every_metric_and_flag_is_on_its_page(exposed):
+    named = set(re.findall(r"`(specbuild:canary_\w+)", METRICS))
     assert named == set(re.findall(r"^# TYPE (specbuild:canary_\w+)", exposed, re.MULTILINE))
     for option in OPTIONS:
         assert f"| `{option.opts[0]}` |" in PAGE
