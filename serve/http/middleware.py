@@ -42,29 +42,24 @@ class Gate:
         self,
         app: ASGIApp,
         ended: Callable[..., None],
-        api_keys: Sequence[str] = (),
+        options: ServeOptions,
         body_seconds: float = limits.BODY_SECONDS,
         send_seconds: float = limits.SEND_SECONDS,
-        health_route: str | None = None,
-        ui: bool = False,
-        admin_key: str | None = None,
     ) -> None:
         """Wrap an app.
 
         Args:
             app: The application behind the gate.
             ended: Logs a request that has ended.
-            api_keys: The keys that are accepted; without any, no key is needed.
+            options: The keys that are accepted, the operator's, and which paths need none.
             body_seconds: Seconds in which a request's whole body must have arrived.
             send_seconds: Seconds after which a client that reads nothing is cut off.
-            health_route: Another path that needs no key.
-            ui: Whether the page at `/` needs no key, either.
-            admin_key: The key that operators' routes need; None: they are refused.
         """
         self._app, self._ended = app, ended
         self._body_seconds, self._send_seconds = body_seconds, send_seconds
-        self._keys, self._admin_keys = [key.encode() for key in api_keys], [admin_key.encode()] if admin_key else []
-        self._probes, self._ui = (_OPEN, "/ping", health_route), ui
+        self._keys = [key.encode() for key in options.api_keys]
+        self._admin_keys = [options.admin_key.encode()] if options.admin_key else []
+        self._probes, self._ui = (_OPEN, "/ping", options.health_route), options.ui
         self.requests = self.body_bytes = 0  # in progress, and of their bodies that are not small
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,14 +177,7 @@ class _Answer:
 
 def behind_gate(app: ASGIApp, ended: Callable[..., None], options: ServeOptions) -> ASGIApp:
     """Return an application behind a gate, which pages of the allowed origins may call."""
-    gate = Gate(
-        app,
-        ended,
-        options.api_keys,
-        health_route=options.health_route,
-        ui=options.ui,
-        admin_key=options.admin_key,
-    )
+    gate = Gate(app, ended, options)
     if not options.allowed_origins:
         return gate
     return CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])

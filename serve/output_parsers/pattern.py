@@ -9,7 +9,9 @@ from specbuild.runtime.errors import OptionError, shown
 
 from .parser_base import Parser, Waits
 
-_SPECIAL = ".^$*+?{}[]|()"
+_LITERAL = re.compile(r"(([^\\.^$*+?{}\[\]|()]|\\[^0-9A-Za-z])(?![*?{]))*")  # but for what may be repeated no time
+_ESCAPE_OR_SET = re.compile(r"\\.|\[(\\.|[^\]\\])*\]", re.DOTALL)
+_INNERMOST_GROUP = re.compile(r"\([^()]*\)")
 _LONGEST = 1024  # characters of an expression
 
 
@@ -62,35 +64,16 @@ def expression(given: str) -> re.Pattern[str]:
 
 def literal(given: str) -> str:
     """Return the literal characters that every match of an expression begins with, as far as they are evident."""
-    found, place = "", 0
-    while place < len(given) and given[place] not in _SPECIAL:
-        escaped = given[place] == "\\"
-        if escaped and (given[place + 1 : place + 2].isalnum() or place + 1 == len(given)):
-            break
-        found += given[place + escaped]
-        place += 1 + escaped
-    if given[place : place + 1] and given[place] in "*?{":
-        found = found[:-1]
-    return "" if _alternatives(given) else found
+    begins = _LITERAL.match(given)
+    return "" if begins is None or _alternatives(given) else re.sub(r"\\(.)", r"\1", begins[0])
 
 
 def _alternatives(given: str) -> bool:
-    """Return whether the expression has alternatives (a bar outside groups and sets), or begins with an extension."""
-    depth, place, inside = 0, 0, False
-    while place < len(given):
-        character = given[place]
-        if character == "\\":
-            place += 1
-        elif inside:
-            inside = character != "]"
-        elif character == "[":
-            inside = True
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-        elif character == "|" and not depth:
-            return True
-        place += 1
-    return given.startswith("(?")
+    """Return whether the expression has alternatives: a bar outside of groups, sets and escapes."""
+    outside, before = _ESCAPE_OR_SET.sub("", given), ""
+    while outside != before:
+        before, outside = outside, _INNERMOST_GROUP.sub("", outside)
+    return "|" in outside
 
 
 def _is_object(text: str | None) -> bool:

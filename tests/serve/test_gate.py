@@ -8,6 +8,7 @@ from serving import Log
 
 from specbuild.serve import limits
 from specbuild.serve.http.middleware import Gate, path_of
+from specbuild.serve.options import ServeOptions
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -19,7 +20,7 @@ async def echo(scope, receive, send):
 
 
 def gate(*keys, app=echo, log=None, **more):
-    return Gate(app, (log or Log()).ended, keys, **more)
+    return Gate(app, (log or Log()).ended, ServeOptions(api_keys=keys), **more)
 
 
 def ask(gate, *messages, path="/x", send=None, **headers):
