@@ -83,7 +83,7 @@ class Metrics:
             name: Histogram(prefix + name, told, ("model_name",), registry=self._registry, buckets=buckets)
             for name, (told, buckets) in _HISTOGRAMS.items()
         }
-        self._engines = dict[str, Engine]()
+        self._engines, self._begun = dict[str, Engine](), set[str]()
         self._registry.register(_Gauges(self._engines, prefix))
         for name, engine in engines.items():
             self.add(name, engine)
@@ -94,6 +94,11 @@ class Metrics:
     def add(self, model: str, engine: Engine) -> None:
         """Add an engine, whose series begin at zero."""
         self._engines[model] = engine
+        self._begin(model)
+
+    def _begin(self, model: str) -> None:
+        """Let a model's series begin at zero."""
+        self._begun.add(model)
         for reason in _ENDS:
             self._requests.labels(model, reason)
         for outcome in get_args(Outcome):
@@ -136,6 +141,8 @@ class Metrics:
         self._requests.labels(model, _REASONS.get(result.finish_reason, result.finish_reason)).inc()
         if result.metrics is None:
             return
+        if model not in self._begun:
+            self._begin(model)
         for name, count in _counts(result.metrics).items():
             self._counters[name].labels(model).inc(count)
         for name, seconds in _seconds(result.metrics).items():
