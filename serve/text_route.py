@@ -11,9 +11,11 @@ from starlette.responses import Response
 
 from .errors import renaming
 from .handle_request import Formats, answer
+from .openai.chat import ChatFormat
+from .openai.completions import CompletionFormat
 from .openai.formats import Format
 from .request.body import Body, read, takes
-from .request.fields import Sampling
+from .request.fields import ChatRequest, CompletionRequest, Sampling
 from .service import Service
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -58,3 +60,7 @@ class TextRoute:
         """Answer a request with this body; see `answer`."""
         with renaming(self.field_name):
             return await answer(service, request, self.request(body), self.form)
+
+
+CHATS = TextRoute("/v1/chat/completions", ChatRequest, ChatFormat)
+COMPLETIONS = TextRoute("/v1/completions", CompletionRequest, CompletionFormat)

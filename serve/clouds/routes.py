@@ -14,10 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from specbuild.serve.errors import ApiError, faults, json_response
-from specbuild.serve.openai.routes import CHATS, COMPLETIONS
 from specbuild.serve.request.body import converted, fields_of, json_of, read, takes
 from specbuild.serve.service import Service
-from specbuild.serve.text_route import TextRoute, replies
+from specbuild.serve.text_route import CHATS, COMPLETIONS, TextRoute, replies
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, asked_name, completion_of

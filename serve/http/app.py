@@ -16,7 +16,6 @@ from specbuild.serve.anthropic import routes as message_routes
 from specbuild.serve.canary import routes as canary_routes
 from specbuild.serve.clouds import routes as clouds
 from specbuild.serve.errors import ApiError, api_error, faults, json_response
-from specbuild.serve.openai import routes as openai_routes
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.page import routes as page
 from specbuild.serve.request.body import schemas
@@ -27,6 +26,7 @@ from specbuild.serve.responses_api.store import Store
 from specbuild.serve.service import Service
 from specbuild.serve.telemetry.logs import RequestLog
 
+from . import openai_routes
 from .error_shapes import refusal
 from .methods import Methods, allowed
 from .middleware import behind_gate, path_of

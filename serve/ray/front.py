@@ -30,7 +30,6 @@ from specbuild.serve.errors import ApiError, json_response
 from specbuild.serve.http.methods import Methods
 from specbuild.serve.http.middleware import OPERATORS, behind_gate, below, path_of
 from specbuild.serve.openai.formats import event
-from specbuild.serve.openai.routes import CHATS, COMPLETIONS
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.request.body import decoded, fields_of
 from specbuild.serve.request.fields import ChatRequest, CompletionRequest, Sampling
@@ -40,6 +39,7 @@ from specbuild.serve.request.prepare import prompts_of, requested_chat
 from specbuild.serve.responses_api import conversation
 from specbuild.serve.responses_api.fields import ResponsesRequest
 from specbuild.serve.telemetry.logs import RequestLog, error_of
+from specbuild.serve.text_route import CHATS, COMPLETIONS
 
 from .prefixes import chain
 from .router import Hint

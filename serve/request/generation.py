@@ -16,7 +16,6 @@ from starlette.types import Message, Receive, Scope, Send
 from specbuild.runtime import Chunk, Engine, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.errors import InputError
 from specbuild.serve.errors import ApiError, api_error, blaming
-from specbuild.serve.metrics import Metrics
 
 from .admission import Ticket
 from .fields import CompletionRequest, Sampling
@@ -28,13 +27,21 @@ from .prepare import PromptState, prepare, prompts_of
 Value = TypeVar("Value")
 
 
+class Gaps(Protocol):
+    """Is told of the time between two chunks; see `Metrics.chunk`."""
+
+    def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
+        """Record that a sample emitted `tokens` tokens `gap_seconds` after its last chunk."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """What requests are decoded with beside the engine: threads that prepare them, and those that compile grammars."""
 
     preparing: ThreadPoolExecutor
     grammars: GrammarCompiler
-    metrics: Metrics
+    metrics: Gaps
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,11 @@ from starlette.responses import Response
 
 from specbuild.serve.errors import ApiError, faults, json_response
 from specbuild.serve.request.body import read, takes
-from specbuild.serve.request.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specbuild.serve.request.fields import DetokenizeRequest, TokenizeRequest
 from specbuild.serve.request.models import ServedModel
 from specbuild.serve.request.prepare import chat_of, encoded
 from specbuild.serve.service import Service
-from specbuild.serve.text_route import TextRoute
-
-from .chat import ChatFormat
-from .completions import CompletionFormat
-
-CHATS = TextRoute("/v1/chat/completions", ChatRequest, ChatFormat)
-COMPLETIONS = TextRoute("/v1/completions", CompletionRequest, CompletionFormat)
+from specbuild.serve.text_route import CHATS, COMPLETIONS
 
 
 def routes(service: Service) -> APIRouter:
