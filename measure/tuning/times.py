@@ -10,7 +10,6 @@ import numpy as np
 
 from specbuild.measure.roofline import Steps
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.drafting.pard import masks
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .decode import OFF, Texts, drafted, seconds
@@ -94,7 +93,7 @@ def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float, together: bool) 
 
 def _first(texts: Texts, together: bool) -> int:
     """Return the nodes of the draft's first step, which first reads the one or two tokens emitted since its last."""
-    return 2 + (masks(TreeSpec.parse(drafted(texts)[-1]).depth) if together else 0)
+    return 1 + (TreeSpec.parse(drafted(texts)[-1]).depth if together else 1)  # PARD's masks, one fewer than levels
 
 
 def _of_nodes(steps: Pairs, nodes: int) -> float:

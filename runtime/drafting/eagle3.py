@@ -42,7 +42,8 @@ class EagleDrafter(ModelDrafter):
 
     def _level(self, draft: Draft) -> StepInput:
         step_input, growth = super()._level(draft), draft.growth
-        above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the last committed row
+        parents = [growth.pool.parents[node] for node in growth.frontier]
+        above = [growth.rows.get(parent, -1) for parent in parents]  # −1: the last committed row
         hidden = self.executor.hidden(step_input.slot)[step_input.committed + np.array(above)]
         return replace(step_input, hidden=hidden)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Literal, Self
 
 import numpy as np
@@ -66,7 +66,8 @@ class ModelDrafter:
 
     def grow(self, drafts: Seq[Draft]) -> None:
         """Grow trees together, one draft step for each level, and add what constraints force after their leaves."""
-        self._grow([*drafts])
+        if drafts:
+            self._grow(drafts)
         for draft in drafts:
             sequence, sampler = draft.sequence, draft.sequence.sampler
             if sampler.foresees:
@@ -74,18 +75,17 @@ class ModelDrafter:
 
     def _grow(self, drafts: Seq[Draft]) -> None:
         """Grow all levels of all trees."""
-        logits = self._catch_up(drafts) if drafts else []
+        logits = self._catch_up(drafts)
         while drafts:
             for draft, rows in zip(drafts, logits, strict=True):
                 draft.growth.grow(*self._children(draft, rows))
             drafts = [draft for draft in drafts if not draft.growth.done and self._has_room(draft)]
             if drafts:
-                with nvtx.range("draft level"):
-                    logits = self._step([self._level(draft) for draft in drafts])
+                logits = self._step([self._level(draft) for draft in drafts])
 
     def _has_room(self, draft: Draft) -> bool:
         """Return whether the cache has rows for the next level: near the end of the longest text it may have none."""
-        rows = draft.growth.run + len(draft.growth.frontier)
+        rows = len(draft.growth.rows) + len(draft.growth.frontier)
         return self.cached[draft.sequence.slot] + rows <= self.executor.spec.capacity
 
     def _catch_up(self, drafts: Seq[Draft]) -> list[NDArray[np.float32]]:
@@ -93,12 +93,13 @@ class ModelDrafter:
         while behind := [draft for draft in drafts if self._behind(draft) > self._chunk]:
             self.executor.step([self._chain(draft, 0) for draft in behind])
         timed = all(self.backlog(draft.sequence) <= 1 for draft in drafts)
-        with nvtx.range("draft level"):
-            return self._step([self._last(draft) for draft in drafts], timed)
+        return self._step([self._chain(draft, 1) for draft in drafts], timed)
 
     def _step(self, inputs: Seq[StepInput], timed: bool = True) -> list[NDArray[np.float32]]:
         """Run a step, and record what it took unless it read what the table's steps do not."""
-        before, logits = self.executor.seconds, self.executor.step(inputs)
+        before = self.executor.seconds
+        with nvtx.range("draft level"):
+            logits = self.executor.step(inputs)
         if self._cost and timed:
             self._cost.record("draft", sum(len(each.tokens) for each in inputs), self.executor.seconds - before)
         return logits
@@ -107,12 +108,8 @@ class ModelDrafter:
         """Return how many rows a text's cache lacks."""
         return len(draft.sequence.tokens) - self.cached[draft.sequence.slot]
 
-    def _last(self, draft: Draft) -> StepInput:
-        """Return the last chunk, whose logits give the first level."""
-        return self._chain(draft, 1)
-
     def _chain(self, draft: Draft, logits: int) -> StepInput:
-        """Return the next chunk of a text; its last token is left for the last step, which has logits."""
+        """Return the next chunk of a text; its last token is left for the last chunk, whose logits give a level."""
         slot, tokens = draft.sequence.slot, draft.sequence.tokens
         start = self.cached[slot]
         stop = self.cached[slot] = min(len(tokens) - (not logits), start + self._chunk)
@@ -121,7 +118,7 @@ class ModelDrafter:
     def _level(self, draft: Draft) -> StepInput:
         """Return the step input that runs a growth's frontier."""
         growth, slot = draft.growth, draft.sequence.slot
-        nodes, committed, start = growth.frontier, self.cached[slot], self.cached[slot] + growth.run
+        nodes, committed, start = growth.frontier, self.cached[slot], self.cached[slot] + len(growth.rows)
         visible = growth.place()
         tokens = [growth.pool.tokens[node] for node in nodes]
         positions = [committed - 1 + growth.depth] * len(nodes)
@@ -131,25 +128,26 @@ class ModelDrafter:
         """Return the frontier's best children by the target's own processors and noise, and their log likelihoods."""
         growth, sampler, branch = draft.growth, draft.sequence.sampler, draft.growth.spec.branch
         if sampler.greedy:
-            columns, likely = best_tokens(logits, branch)
-            return columns if self._tokens is None else self._tokens[columns], likely
+            best, likely = best_tokens(logits, branch)
+            return best if self._tokens is None else self._tokens[best], likely
         if self._tokens is not None:
-            logits = spread(logits, self._tokens, sampler.vocab_size)
+            columns, logits = logits, np.full((len(logits), sampler.vocab_size), -np.inf, dtype=np.float32)
+            logits[:, self._tokens] = columns
         position = len(draft.sequence.tokens) - 1 + growth.depth
         if (together := sampler.scores(logits, position)) is not None:
             return best_tokens(together, branch)
-        tokens = np.zeros((len(logits), branch), dtype=np.int64)
-        scores = np.full(tokens.shape, -np.inf)
-        for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
+        nothing, rows = repeat((0, -np.inf)), list[list[tuple[int, float]]]()
+        for node, row in zip(growth.frontier, logits, strict=True):
             ranked = sampler.drafted(row, position, growth.pool.path(node), BEST_BRANCH, branch)
-            for j, (token, score) in enumerate(islice(ranked, branch)):
-                tokens[i, j], scores[i, j] = token, score
-        return tokens, likelihoods(scores)  # under noise, a guess at how likely the target chooses the same
+            rows.append([*islice(chain(ranked, nothing), branch)])
+        children = np.array(rows)  # [frontier, branch, (token, score)]
+        # Under noise, a guess at how likely the target chooses the same.
+        return children[..., 0].astype(np.int64), likelihoods(children[..., 1])
 
     def commit(self, slot: int, growth: Growth, path: Seq[int]) -> None:
         """Move the rows of a tree's accepted nodes behind the committed ones; `path`: the nodes, the root first."""
         start, nodes = self.cached[slot], [growth.nodes[node] for node in path[1:] if node < len(growth.nodes)]
-        rows = [start + growth.rows[node] for node in nodes if growth.rows[node] >= 0]
+        rows = [start + growth.rows[node] for node in nodes if node in growth.rows]
         self.executor.commit(slot, rows, start)
         self.cached[slot] = start + len(rows)
 
@@ -161,10 +159,3 @@ class ModelDrafter:
     def release(self, slot: int) -> None:
         """Note that a slot's sequence has ended."""
         self.executor.commit(slot, (), self.cached[slot])
-
-
-def spread(logits: NDArray[np.float32], tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
-    """Return logits `[n, columns]` by token, `[n, V]`; −inf for tokens without a column."""
-    full = np.full((len(logits), vocab_size), -np.inf, dtype=np.float32)
-    full[:, tokens] = logits
-    return full

@@ -26,22 +26,19 @@ class PardDrafter(ModelDrafter):
 
     def _grow(self, drafts: Seq[Draft]) -> None:
         """Grow all levels of all trees from one step."""
-        for draft, rows in zip(drafts, self._catch_up(drafts) if drafts else [], strict=True):
+        for draft, rows in zip(drafts, self._catch_up(drafts), strict=True):
             growth = draft.growth
             while not growth.done:
                 row = rows[growth.depth]
                 growth.grow(*self._children(draft, np.repeat(row[None], len(growth.frontier), axis=0)))
 
     def _behind(self, draft: Draft) -> int:
-        return super()._behind(draft) + masks(draft.growth.spec.depth)
+        return super()._behind(draft) + draft.growth.spec.depth - 1
 
-    def _last(self, draft: Draft) -> StepInput:
-        step_input, count = super()._chain(draft, 1), masks(draft.growth.spec.depth)
+    def _chain(self, draft: Draft, logits: int) -> StepInput:
+        step_input, count = super()._chain(draft, logits), draft.growth.spec.depth - 1
+        if not logits:
+            return step_input
         tokens = [*step_input.tokens, *[self._mask] * count]
         positions = range(step_input.start, step_input.start + len(tokens))
         return replace(step_input, tokens=tokens, positions=positions, logits=1 + count)
-
-
-def masks(levels: int) -> int:
-    """Return how many masks stand for the tokens of `levels` levels."""
-    return levels - 1

@@ -25,7 +25,7 @@ from .model import Draft, ModelDrafter
 
 ONE = TreeSpec.parse("chain:1")
 MAX_CONTINUATION = 2 * MAX_MATCH  # tokens
-NO_CONTINUATION = Continuation("lookup", 0, ())
+NO_CONTINUATION = Continuation("lookup", 0, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Proposer:
         controllers = [controller for controller, _ in candidates.values()]
         sampled = any(controller.sampled for controller in controllers)
         cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
-        round_ = Round(candidates, cost, limits)
+        round_ = Round(candidates, cost, limits.min_expected_speedup)
         for index, decision in round_.decisions.items():
             proposals[index] = self._decide(sequences[index], proposals[index], decision)
         return Plan(sequences, proposals, round_)
@@ -120,10 +120,8 @@ class Proposer:
         root, budget, controller = sequence.tokens[-1], sequence.budget, sequence.controller
         if not budget:
             return Proposal(Tree([root]))
-        if sequence.sampler.foresees:
-            forced = sequence.sampler.follow((), (), min(budget.shape.nodes, budget.nodes))
-            if forced:
-                return Proposal(Tree.chain([root, *forced]), Decision("forced", len(forced)) if controller else None)
+        if forced := sequence.sampler.follow((), (), min(budget.shape.nodes, budget.nodes)):
+            return Proposal(Tree.chain([root, *forced]), Decision("forced", len(forced)) if controller else None)
         if controller:
             return Proposal(
                 Tree([root]), continuation=self._continuation(sequence, min(budget.nodes, MAX_CONTINUATION))
@@ -149,7 +147,7 @@ class Proposer:
             start, matched = longest(text.string)
             if matched > best.matched:
                 best = Continuation("lookup", matched, continuation(text.tokens, start, count))
-        first = list(best.tokens[:1])
+        first = best.tokens[:1]
         return best if legal(sequence, first, 1) == first else NO_CONTINUATION
 
     def _decide(self, sequence: Sequence, proposal: Proposal, decision: Decision) -> Proposal:
@@ -175,6 +173,4 @@ def legal(sequence: Sequence, tokens: Seq[int], nodes: int) -> list[int]:
 
     `nodes`: maximum tokens that it adds up to.
     """
-    if not sequence.sampler.foresees or not tokens:
-        return list(tokens)
-    return sequence.sampler.follow((), tokens, max(nodes, len(tokens)))
+    return sequence.sampler.follow((), tokens, max(nodes, len(tokens))) if tokens else []

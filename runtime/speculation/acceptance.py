@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +28,6 @@ class Acceptance:
     def ratio(self) -> float:
         """Accepted tokens for each expected one: the mean of a gamma distribution."""
         return min(self.accepted / self.expected, MAX_RATIO)
-
-    @property
-    def log_ratio(self) -> float:
-        """The logarithm of `ratio`, but of a thousandth at least."""
-        return math.log(max(self.ratio, 1e-3))
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials: how many succeeded, and the calibrated chance of each."""

@@ -6,16 +6,14 @@ token depends on any of it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from .cost_model import CostModel, RoundCost
-from .draft_limits import NO_LIMITS, Limits
 from .goodput import Candidate, allocate, cut
 from .proposal import PLAIN, Continuation, Decision, Proposal
-from .sessions import Backoff, Session, Sessions
+from .sessions import Session, Sessions
 from .timing_table import UNLIKELY, Chances
 from .tree import TreeSpec
 from .tree_growth import Growth, GrowthRule
@@ -91,16 +89,16 @@ class Round:
         self,
         sequences: Mapping[int, tuple[SequenceController, Candidate]],
         cost: RoundCost,
-        limits: Limits = NO_LIMITS,
+        min_speedup: float = 1.0,
     ) -> None:
         """Decide a round.
 
         Args:
             sequences: The sequences that may draft.
             cost: The round's prices.
-            limits: The operator's limits.
+            min_speedup: Speedup over plain decoding that the round must promise to draft at all.
         """
-        self._cost, self._sequences, self._min_speedup = cost, sequences, limits.min_expected_speedup
+        self._cost, self._sequences, self._min_speedup = cost, sequences, min_speedup
         self.decisions, self._tokens, self._rate = dict.fromkeys(sequences, PLAIN), float(cost.sequences), 0.0
         candidates = [candidate for _, candidate in sequences.values()]
         if all(len(each.trees) < 2 and (not each.path or each.path[0] < UNLIKELY) for each in candidates):
@@ -117,14 +115,14 @@ class Round:
 
     def _probe(self) -> None:
         """Let the model draft a token for one sequence that decodes plainly, if it is time for that."""
-        backoffs = dict[int, tuple[Backoff, int]]()  # each with the first sequence that waits for it
+        waiting = dict[int, int]()  # by backoff, the first sequence that waits for it
         for index, (controller, candidate) in self._sequences.items():
             if self.decisions[index] is PLAIN and len(candidate.trees) > 1:
-                backoffs.setdefault(id(controller.session.backoff), (controller.session.backoff, index))
-        for backoff, index in backoffs.values():
-            if not backoff.tick():
-                continue
+                waiting.setdefault(id(controller.session.backoff), index)
+        for index in waiting.values():
             controller, candidate = self._sequences[index]
+            if not controller.session.backoff.tick():
+                continue
             if allocate([controller.optimistic(candidate)], self._cost, self._min_speedup).levels[0]:
                 self.decisions[index] = Decision("probe", 1, 1)
                 return
@@ -132,32 +130,29 @@ class Round:
     def rule(self, index: int, trees: int) -> GrowthRule:
         """Return the rule by which a sequence's tree grows, in steps that so many trees share."""
         controller, _ = self._sequences[index]
-        ratio = controller.session.drafters["model"].log_ratio
+        ratio = controller.session.drafters["model"].ratio
         return GrowthRule(controller.chances, ratio, self._rate, self._cost, trees)
 
     def cut(self, trees: Mapping[int, Growth]) -> dict[int, int]:
         """Return how many nodes of each tree to verify, by the index of its sequence; of a probe's, one."""
-        counts, drafts = dict.fromkeys(trees, 1), [index for index in trees if self.decisions[index].kind == "model"]
-        if drafts:
-            texts = [each.nodes for each in self.decisions.values() if each.kind in ("lookup", "prediction")]
-            seconds = self._cost.draft(max(growth.depth for growth in trees.values()), [0] * len(trees))
-            sizes = cut([trees[index].ranked() for index in drafts], texts, self._tokens, seconds, self._cost)
-            counts |= dict(zip(drafts, sizes, strict=True))
-        return counts
+        drafts = [index for index in trees if self.decisions[index].kind == "model"]
+        texts = [each.nodes for each in self.decisions.values() if each.kind in ("lookup", "prediction")]
+        seconds = self._cost.draft(max((growth.depth for growth in trees.values()), default=0), [0] * len(trees))
+        sizes = cut([trees[index].ranked() for index in drafts], texts, self._tokens, seconds, self._cost)
+        return dict.fromkeys(trees, 1) | dict(zip(drafts, sizes, strict=True))
 
 
 class Controller:
     """An engine's controller: every request that leaves speculation to it gets a `SequenceController`."""
 
-    def __init__(self, cost: CostModel, has_model: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cost: CostModel, has_model: bool = False) -> None:
         """Make an engine's controller.
 
         Args:
             cost: What rounds cost.
             has_model: Whether there is a model to draft with.
-            clock: Returns seconds, by which sessions are forgotten.
         """
-        self.cost, self.has_model, self.sessions = cost, has_model, Sessions(clock)
+        self.cost, self.has_model, self.sessions = cost, has_model, Sessions()
 
     def for_request(
         self, temperature: float, session: str | None = None, background: bool = False
@@ -166,5 +161,6 @@ class Controller:
 
         A request in the background knows nothing of others, and they learn nothing from it.
         """
-        sessions, sampled = Sessions() if background else self.sessions, temperature > 0
-        return SequenceController(self, self.cost.table.chances[sampled], sampled, sessions.of(session, sampled))
+        sampled = temperature > 0
+        shared = Session() if background else self.sessions.of(session, sampled)
+        return SequenceController(self, self.cost.table.chances[sampled], sampled, shared)

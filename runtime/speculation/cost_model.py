@@ -56,7 +56,6 @@ class CostModel:
     corrected: bool = True
     _shapes: dict[tuple[Part, int], _Average] = field(default_factory=dict)
     _all: _Average = field(default_factory=_Average)
-    _steps: int = 0
     _factors: dict[tuple[Part, int], float] = field(default_factory=dict)
 
     def times(self, sampled: bool = False) -> Times:
@@ -66,19 +65,19 @@ class CostModel:
     def record(self, part: Part, rows: int, seconds: float, steps: int = 1) -> None:
         """Record what `steps` steps of `rows` rows took together."""
         times = self.times()
-        table = times.verify if part == "verify" else times.draft
-        expected = steps * (times.once if part == "draft" and times.once else seconds_at(table, rows))
-        if not self.corrected or not (1e-9 < seconds < 1e9 and expected > 1e-12):  # else the clock is wrong
+        table, once = (times.verify, 0.0) if part == "verify" else (times.draft, times.once)
+        expected = steps * (once + seconds_at(table, rows))
+        if not (self.corrected and seconds > 0 and expected > 0):
             return
         ratio = math.log(min(max(seconds / expected, 1 / MAX_RATIO), MAX_RATIO))
-        shape = self._shapes.get((part, _shape(rows)))
-        if shape is None:
-            self._shapes[part, _shape(rows)] = _Average()  # a shape's first step binds buffers, and does not count
+        key = part, _shape(rows)
+        if (shape := self._shapes.get(key)) is None:
+            self._shapes[key] = _Average()  # a shape's first step binds buffers, and does not count
             return
-        self._steps += 1
         self._factors.clear()
+        step = self._all.last + 1
         for average in (shape, self._all):
-            average.record(ratio, self._steps)
+            average.record(ratio, step)
 
     @property
     def correction(self) -> float:
@@ -87,11 +86,11 @@ class CostModel:
 
     def factor(self, part: Part, rows: int) -> float:
         """Return what the table's seconds of a step of `rows` rows are multiplied with."""
-        shape = _shape(rows)
-        if (factor := self._factors.get((part, shape))) is None:
-            average, unknown = self._shapes.get((part, shape)) or _Average(), min(self._all.value, 0.0)
-            fresh = average.freshness(self._steps) if average.weight else 0.0
-            factor = self._factors[part, shape] = math.exp(unknown + fresh * (average.value - unknown))
+        key = part, _shape(rows)
+        if (factor := self._factors.get(key)) is None:
+            average, unknown = self._shapes.get(key) or _Average(), min(self._all.value, 0.0)
+            fresh = average.freshness(self._all.last) if average.weight else 0.0
+            factor = self._factors[key] = math.exp(unknown + fresh * (average.value - unknown))
         return factor
 
     def of_round(self, sequences: int, sampled: bool = False) -> RoundCost:
@@ -120,8 +119,9 @@ class RoundCost:
             most: Drafted nodes of the sequence that drafts most; a padded step has as many of each.
             drafts: Whether the loop handles trees.
         """
-        times, padded = self.times, self.model.padded
-        rows = self.model.batch_size * (1 + most) if padded else self.sequences + nodes
+        times, rows = self.times, self.sequences + nodes
+        if self.model.padded:
+            rows = self.model.batch_size * (1 + most)
         own = (times.round if drafts else times.plain) * self.sequences / times.batch_size
         return seconds_at(times.verify, rows) * self.model.factor("verify", rows) + own * self.model.correction
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from specbuild.runtime.errors import OptionError, shown
 
+_Positive = Annotated[int, Meta(ge=1)]
 Schedule = tuple[tuple[int, int, int], ...]  # (first batch size, last batch size, nodes that a sequence may draft)
 
 
@@ -36,11 +41,11 @@ class Limits:
     num_speculative_tokens_per_batch_size: Any = ()
 
     def __post_init__(self) -> None:
-        if self.max_draft_tokens is not None and not _whole(self.max_draft_tokens, 0):
-            raise OptionError(f"max_draft_tokens must be a whole number from 0 on, not {shown(self.max_draft_tokens)}")
-        least = self.min_expected_speedup
-        if isinstance(least, bool) or not isinstance(least, int | float) or not 1 <= least <= 1000:
-            raise OptionError(f"min_expected_speedup must be a number from 1 to 1000, not {shown(least)}")
+        nodes, speedup = self.max_draft_tokens, self.min_expected_speedup
+        if nodes is not None and (type(nodes) is not int or nodes < 0):
+            raise OptionError(f"max_draft_tokens must be a whole number from 0 on, not {shown(nodes)}")
+        if isinstance(speedup, bool) or not isinstance(speedup, int | float) or not 1 <= speedup <= 1000:
+            raise OptionError(f"min_expected_speedup must be a number from 1 to 1000, not {shown(speedup)}")
         schedule = _schedule(self.num_speculative_tokens_per_batch_size)
         object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
 
@@ -63,30 +68,19 @@ class Limits:
 
 def _schedule(value: Any) -> Schedule:
     """Return either form as triples in ascending order; raise OptionError for anything else."""
-    form = '{"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]]'
     try:
-        if isinstance(value, str):
-            value = json.loads(value)
-        if isinstance(value, Mapping):
-            value = [[*map(int, str(sizes).split("-")), nodes] for sizes, nodes in value.items()]
-        if not isinstance(value, Sequence):
-            raise TypeError
-        triples = sorted((first, last, nodes) for first, last, nodes in value)
+        form = json.loads(value) if isinstance(value, str) else value
+        if isinstance(form, Mapping):
+            form = [[*map(int, str(sizes).split("-")), nodes] for sizes, nodes in form.items()]
+        ranges = sorted(msgspec.convert(form, list[tuple[_Positive, _Positive, Annotated[int, Meta(ge=0)]]]))
+        if any(first > last for first, last, _ in ranges) or any(a[1] >= b[0] for a, b in pairwise(ranges)):
+            raise ValueError
     except (ValueError, TypeError, RecursionError):
-        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {shown(value)}") from None
-    ends = [0]
-    for first, last, nodes in triples:
-        if not (_whole(first, 1) and _whole(last, first) and _whole(nodes, 0)) or first <= ends[-1]:
-            raise OptionError(
-                f"num_speculative_tokens_per_batch_size has {[first, last, nodes]}: give ranges of batch sizes from 1 "
-                f"that do not overlap, and whole numbers of tokens, like {form}"
-            )
-        ends.append(last)
-    return tuple(triples)
-
-
-def _whole(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
+        raise OptionError(
+            f"num_speculative_tokens_per_batch_size is {shown(value)}: give ranges of batch sizes from 1 that do not "
+            'overlap, and whole numbers of tokens, like {"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]]'
+        ) from None
+    return tuple(ranges)
 
 
 NO_LIMITS = Limits()

@@ -61,15 +61,10 @@ class Allocation:
         return self.tokens / self.seconds
 
 
-def plain(candidates: Sequence[Candidate], cost: RoundCost) -> Allocation:
-    """Return the round in which nothing is drafted."""
-    nothing = [0] * len(candidates)
-    return Allocation(nothing, nothing, cost.sequences, cost.plain)
-
-
 def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: float = 1.0) -> Allocation:
-    """Return the allocation of most goodput, or `plain` if none beats that by MARGIN and `min_speedup`."""
-    nothing = plain(candidates, cost)
+    """Return the allocation of most goodput, or no drafts if none beats plain decoding by MARGIN and `min_speedup`."""
+    zeros = [0] * len(candidates)
+    nothing = Allocation(zeros, zeros, cost.sequences, cost.plain)
     texts = best = _continuations(candidates, cost, nothing)
     goodput = 0.0
     for levels in range(1, max((len(each.trees) for each in candidates), default=0)):
@@ -86,7 +81,7 @@ def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: floa
 
 def _continuations(candidates: Sequence[Candidate], cost: RoundCost, nothing: Allocation) -> Allocation:
     """Return the best allocation of continuations alone."""
-    paths = [[chance for chance in each.path[: each.nodes] if chance >= UNLIKELY] for each in candidates]
+    paths = [[chance for chance in each.path if chance >= UNLIKELY] for each in candidates]
     nodes = cut(paths, (), nothing.tokens, 0.0, cost, nothing.goodput)
     if not any(nodes):
         return nothing

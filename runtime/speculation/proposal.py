@@ -19,7 +19,7 @@ class Continuation:
 
     drafter: TextDrafter
     matched: int
-    tokens: Sequence[int]
+    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .acceptance import Acceptance
@@ -49,7 +49,10 @@ class Session:
 
     def __init__(self, prior: Session | None = None, backoff: Backoff | None = None) -> None:
         self.backoff, self.prior, self._lock = backoff or Backoff(), prior, threading.Lock()
-        self.drafters = prior.priors() if prior else {drafter: Acceptance() for drafter in get_args(Drafter)}
+        self.drafters: dict[Drafter, Acceptance] = {drafter: Acceptance() for drafter in get_args(Drafter)}
+        if prior:
+            with prior._lock:
+                self.drafters = {drafter: each.prior() for drafter, each in prior.drafters.items()}
 
     def record(self, drafter: Drafter, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials, for the session and its prior; see `Acceptance.record`."""
@@ -57,17 +60,6 @@ class Session:
             self.drafters[drafter].record(accepted, chances)
         if self.prior:
             self.prior.record(drafter, accepted, chances)
-
-    def priors(self) -> dict[Drafter, Acceptance]:
-        """Return what a sequence or session begins with, by drafter."""
-        with self._lock:
-            return {drafter: each.prior() for drafter, each in self.drafters.items()}
-
-
-@dataclass(slots=True)
-class _Entry:
-    used: float  # when a request last named it, by the clock
-    sessions: dict[bool, Session] = field(default_factory=dict)  # by whether tokens are sampled
 
 
 class Sessions:
@@ -79,7 +71,9 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = {sampled: Session() for sampled in (False, True)}
-        self._entries, self._clock, self._lock = OrderedDict[str, _Entry](), clock, threading.Lock()
+        # By name and whether tokens are sampled, each with the time of its last request, the oldest first.
+        self._named = OrderedDict[tuple[str, bool], tuple[float, Session]]()
+        self._clock, self._lock = clock, threading.Lock()
 
     def of(self, name: str | None, sampled: bool) -> Session:
         """Return the session of that name, now the most recently used; without a name, a new one that nobody shares."""
@@ -88,12 +82,10 @@ class Sessions:
             return Session(engine, engine.backoff)
         with self._lock:
             now = self._clock()
-            while self._entries and now - next(iter(self._entries.values())).used >= MAX_AGE:
-                self._entries.popitem(last=False)
-            entry = self._entries.pop(name, None) or _Entry(now)
-            entry.used, self._entries[name] = now, entry
-            if len(self._entries) > MAX_SESSIONS:
-                self._entries.popitem(last=False)
-            if sampled not in entry.sessions:
-                entry.sessions[sampled] = Session(engine)
-            return entry.sessions[sampled]
+            while self._named and now - next(iter(self._named.values()))[0] >= MAX_AGE:
+                self._named.popitem(last=False)
+            _, session = self._named.pop((name, sampled), (now, Session(engine)))
+            self._named[name, sampled] = now, session
+            if len(self._named) > MAX_SESSIONS:
+                self._named.popitem(last=False)
+            return session

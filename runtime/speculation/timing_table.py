@@ -64,7 +64,7 @@ class _BothChances:
 
 @dataclass(slots=True)
 class _Table:
-    schema: int
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
     machine: Annotated[dict[Text, Text | int], Meta(max_length=64)]
     widest: Text
     times: Annotated[dict[Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}$")], _Batch], Meta(min_length=1, max_length=64)]
@@ -192,9 +192,6 @@ class TimingTable:
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
         """Read a bundle's table, up to `nodes` nodes; raises BundleError if it is invalid."""
-        schema = record.get("schema") if isinstance(record, Mapping) else None
-        if isinstance(schema, int) and schema != SCHEMA:
-            raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads {SCHEMA}: tune again")
         try:
             table = checked(record, _Table)
             times: dict[bool, dict[int, Times]] = {False: {}, True: {}}
@@ -205,7 +202,8 @@ class TimingTable:
             chances = {name == "sampled": Chances.of(each) for name, each in record["chances"].items()}
             return cls(table.machine, table.widest, times, chances)
         except ValueError as error:
-            raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
+            reason = f"{FILE} is no timing table of schema {SCHEMA} ({str(error)[:300]})"
+            raise BundleError(f"{reason}: run specbuild tune") from None
 
     def at(self, batch: int, sampled: bool = False) -> Times:
         """Return the times of the smallest measured batch size that holds `batch` sequences, else of the largest."""

@@ -45,21 +45,17 @@ class TreeSpec:
     @classmethod
     def parse(cls, text: str) -> TreeSpec:
         """Parse `text`, a spec of the grammar `GRAMMAR`; raise OptionError if it is not one."""
-        match = (
-            re.fullmatch(r"(chain|best):(\d{1,6})|(topk):(\d{1,6}),(\d{1,6})", text) if isinstance(text, str) else None
-        )
-        if match is None:
+        if not isinstance(text, str) or not re.fullmatch(r"(chain|best):\d{1,6}|topk:\d{1,6},\d{1,6}", text):
             raise OptionError(f"unknown tree {text!r}: use {GRAMMAR}")
-        kind, numbers = match[1] or match[3], [int(n) for n in match.groups() if n and n.isdigit()]
-        if min(numbers) < 1 or max(numbers) > 4096:
-            raise OptionError(f"tree {text!r} has a number out of range: every number is at least 1")
+        kind, _, numbers = text.partition(":")
+        first, *rest = map(int, numbers.split(","))
+        if not all(1 <= number <= 4096 for number in (first, *rest)):
+            raise OptionError(f"tree {text!r} has a number out of range: every number is from 1 to 4096")
         if kind == "chain":
-            return cls(text, 1, 1, 1, numbers[0], numbers[0])
+            return cls(text, 1, 1, 1, first, first)
         if kind == "topk":
-            width, depth = numbers
-            return cls(text, width, width, width, depth, width * depth)
-        (nodes,) = numbers
-        return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_EXPAND), min(nodes, BEST_DEPTH), nodes)
+            return cls(text, first, first, first, rest[0], first * rest[0])
+        return cls(text, min(first, BEST_BRANCH), first, min(first, BEST_EXPAND), min(first, BEST_DEPTH), first)
 
     def check(self, largest_bucket: int) -> TreeSpec:
         """Return the spec if root and nodes fit a step of `largest_bucket` nodes; raise OptionError otherwise."""
@@ -137,20 +133,17 @@ class Tree:
         return visible
 
 
-def walk(tree: Tree, choose: Callable[[int], int | None]) -> Iterator[tuple[int, int]]:
+def walk(tree: Tree, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     """Yield `(node, token)` for each accepted node, the root first; the token is the target's choice there.
 
-    The walk goes on while a child carries the choice, and ends where `choose` returns None because it cannot tell; the
-    last token is the bonus token. `choose(node)` is called only at accepted nodes, and only as far as the caller goes
-    on. The target's choice is a function of its logits, the node's path and the noise at its position, never of the
-    draft, so the accepted text is the same whatever was drafted (Daliri, Musco, Suresh, "Coupling without Communication
-    and Drafter-Invariant Speculative Decoding", 2024).
+    The walk goes on while a child carries the choice; the last token is the bonus token. `choose(node)` is called only
+    at accepted nodes, and only as far as the caller goes on. The target's choice is a function of its logits, the
+    node's path and the noise at its position, never of the draft, so the accepted text is the same whatever was drafted
+    (Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2024).
     """
     children = tree.children() if len(tree) > 1 else {}
     node: int | None = 0
     while node is not None:
         token = choose(node)
-        if token is None:
-            return
         yield node, token
         node = children.get((node, token))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cost_model import RoundCost
-from .timing_table import MAX_CHANCE, Chances
+from .timing_table import MAX_CHANCE, MIN_CHANCE, Chances
 from .tree import Tree, TreeSpec
 
 _HUGE = 1e300
@@ -22,21 +22,21 @@ class GrowthRule:
 
     Attributes:
         chances: The draft model's calibration.
-        log_ratio: Logarithm of its accepted over its expected tokens.
+        ratio: Its accepted over its expected tokens.
         rate: Tokens that a second is worth.
         cost: The round's prices.
         trees: Trees that grow in the same draft steps.
     """
 
     chances: Chances
-    log_ratio: float
+    ratio: float
     rate: float
     cost: RoundCost
     trees: int = 1
 
     def expands(self, scores: Sequence[float]) -> int:
         """Return how many nodes of a level, by their log chances, have children that are worth a draft step."""
-        step, row = min(self.chances.step * math.exp(self.log_ratio), MAX_CHANCE), self.rate * self.cost.row
+        step, row = min(self.chances.step * self.ratio, MAX_CHANCE), self.rate * self.cost.row
         gain, best, count = 0.0, 0.0, 0
         for size, score in enumerate(scores, 1):
             gain += max(step * math.exp(score) - row, 0.0)
@@ -50,8 +50,8 @@ class GrowthRule:
 class Growth:
     """A tree while it grows: the pool of candidates, and which of them the draft has run.
 
-    Pool index 0 is the root. `rows[i]`: the cache row of node i, counted from the committed rows; −1 until it is run.
-    `calibrated[i]`: its log chance if its parent is accepted; −inf for a token that a constraint forces.
+    Pool index 0 is the root. `rows[i]`: the cache row of node i below the root, counted from the committed rows, once
+    it is run. `calibrated[i]`: its log chance if its parent is accepted; −inf for a token that a constraint forces.
     """
 
     spec: TreeSpec
@@ -59,26 +59,24 @@ class Growth:
     rule: GrowthRule | None = None  # how far to grow; the scores are then log chances
     scores: list[float] = field(default_factory=lambda: [0.0])
     calibrated: list[float] = field(default_factory=lambda: [0.0])
-    rows: list[int] = field(default_factory=lambda: [-1])
+    rows: dict[int, int] = field(default_factory=dict)
     frontier: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
-    run: int = 0  # nodes that have a row
-    visible: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
     nodes: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
 
     def _add(self, token: int, parent: int, score: float, calibrated: float) -> int:
         """Add a candidate to the pool, and return its index."""
         self.scores.append(score)
         self.calibrated.append(calibrated)
-        self.rows.append(-1)
         return self.pool.add(token, parent)
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
         own = self.rule.chances.log_chances(likely) if self.rule else likely
-        chances = np.minimum(own + self.rule.log_ratio, math.log(MAX_CHANCE)) if self.rule else likely
+        ratio = math.log(max(self.rule.ratio, MIN_CHANCE)) if self.rule else 0.0
+        chances = np.minimum(own + ratio, math.log(MAX_CHANCE)) if self.rule else likely
         flat = (chances + np.array([self.scores[node] for node in self.frontier])[:, None]).ravel()
-        order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
+        order = np.argsort(-flat, kind="stable")[: self.spec.width]
         level = []
         for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
             if score > -np.inf:
@@ -93,8 +91,6 @@ class Growth:
     def best(self, nodes: int | None = None) -> list[int]:
         """Return the root and the best `nodes` nodes of the pool; an ancestor never scores below its descendants."""
         count = self.spec.nodes if nodes is None else nodes
-        if len(self.pool) <= count + 1:
-            return list(range(len(self.pool)))
         order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
         return [0, *sorted(order[:count])]
 
@@ -106,7 +102,7 @@ class Growth:
         inner = {*self.pool.parents}
         for leaf in [node for node in self.best()[1:] if node not in inner]:
             node, path = leaf, self.pool.path(leaf)
-            tokens = follow((), path, min(depth, self.spec.nodes)) if len(path) < depth else path
+            tokens = follow((), path, min(depth, self.spec.nodes))
             for token in tokens[len(path) :] if tokens[: len(path)] == path else ():
                 node = self._add(token, node, self.scores[leaf], -math.inf)
 
@@ -139,21 +135,16 @@ class Growth:
 
     def place(self) -> NDArray[np.bool_] | None:
         """Give the frontier its rows; return which rows after the committed ones its nodes see, or None for a chain."""
-        first = self.run
         for node in self.frontier:
-            self.rows[node] = self.run
-            self.run += 1
+            self.rows[node] = len(self.rows)
         if self.spec.width == 1:
             return None
-        if self.visible is None:
-            limit = self.spec.expand * self.spec.depth
-            self.visible = np.zeros((limit, limit), dtype=np.bool_)
-        for node in self.frontier:
-            row, above = self.rows[node], self.rows[self.pool.parents[node]]
-            if above >= 0:
-                self.visible[row] = self.visible[above]
-            self.visible[row, row] = True
-        return self.visible[first : self.run, : self.run]
+        visible = np.zeros((len(self.frontier), len(self.rows)), dtype=np.bool_)
+        for node, row in zip(self.frontier, visible, strict=True):
+            while node > 0:
+                row[self.rows[node]] = True
+                node = self.pool.parents[node]
+        return visible
 
 
 def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

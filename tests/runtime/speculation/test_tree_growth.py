@@ -61,17 +61,14 @@ def grown(spec, model):
             visible = growth.place()
             assert [growth.rows[node] for node in frontier] == list(range(run, run + len(frontier)))
             run += len(frontier)
-            ancestors, node_of = (
-                growth.pool.ancestors(),
-                {row: node for node, row in enumerate(growth.rows) if row >= 0},
-            )
+            ancestors, node_of = growth.pool.ancestors(), {row: node for node, row in growth.rows.items()}
             for node, seen in zip(frontier, [] if visible is None else visible, strict=visible is not None):
                 assert seen.tolist() == [bool(ancestors[node, node_of[row]]) for row in range(run)]
             assert (visible is None) == (spec.width == 1)
         rows = np.stack([model([0, *growth.pool.path(node)]) for node in frontier])
         growth.grow(*best_tokens(rows, spec.branch))
         assert len(growth.frontier) <= spec.expand
-    assert growth.rows[0] == -1, "the root is the text's own"
+    assert 0 not in growth.rows, "the root is the text's own"
     assert run <= spec.expand * (spec.depth - 1)
     return growth, growth.tree()
 
@@ -119,7 +116,7 @@ def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf():
         tree = growth.tree()
         assert len(tree) <= nodes + 1
         assert [growth.pool.tokens[node] for node in growth.nodes] == tree.tokens
-        assert growth.rows == [-1] * len(growth.pool)
+        assert not growth.rows, "no node is run"
         return paths(tree)
 
     everything = {(5,), (5, 7), (5, 7, 8), (6,), (6, 9), (4,)}
