@@ -83,7 +83,7 @@ class Decoder:
         if controller:
             tree = auto_tree(self._engine.manifest, controller.cost.table.widest, loop.trunk)
             text.request, text.controller = replace(text.request, tree=tree), controller.for_request(temperature)
-        loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
+        loop.admission.pick(text, [0])  # also reserves the sequence's pages of a paged cache
         while not (text.output or text.error):
             loop.round([text])
         before = loop.stats

@@ -22,7 +22,6 @@ from .admission import Admission
 from .emission import Emission
 from .error_isolation import isolate_errors
 from .loop import DEFAULTS, Loop, LoopOptions
-from .planner import Planner
 from .reading import PACE, Reader, step_input
 from .round_result import RoundResult
 
@@ -33,7 +32,7 @@ class HostLoop(Loop):
     def __init__(
         self,
         target: Executor,
-        proposer: Proposer | None,
+        proposer: Proposer,
         chunk: int,
         eos: frozenset[int],
         options: LoopOptions = DEFAULTS,
@@ -42,16 +41,15 @@ class HostLoop(Loop):
 
         Args:
             target: Executor of the target.
-            proposer: What proposes the trees; None: constraints alone do.
+            proposer: What proposes the trees.
             chunk: Maximum tokens of a prompt in a step.
             eos: Token ids that end a text.
             options: How the loop decodes.
         """
-        self._options, emission, proposer = options, Emission(eos), proposer or Proposer(looks_up=False)
-        reader = Reader(target, emission, chunk, options.lone_chunk)
+        self._options = options
+        reader = Reader(target, Emission(eos), chunk, options.lone_chunk)
         admission = Admission(target, proposer.model, options.prefix_caching)
-        planner = Planner(options.limits, target.spec.max_nodes)
-        super().__init__(target, proposer, emission, planner, reader, admission, options)
+        super().__init__(target, proposer, reader, admission, target.spec.max_nodes, options)
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
@@ -110,9 +108,3 @@ class HostLoop(Loop):
             self.proposer.commit(sequence, proposal, path)
             tokens = sequence.tokens[root + 1 :]
             self.planner.record(RoundResult(sequence, proposal, len(proposal.tree) - 1, path, tokens))
-
-    def close(self) -> None:
-        """See `Loop.close`."""
-        self.target.close()
-        if self.draft_executor:
-            self.draft_executor.close()

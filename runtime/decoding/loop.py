@@ -22,7 +22,6 @@ from specbuild.runtime.speculation.cost_model import CostModel
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 from .admission import Admission
-from .emission import Emission
 from .planner import Planner
 from .reading import Reader
 
@@ -72,14 +71,14 @@ class Loop(ABC):
         self,
         target: Executor,
         proposer: Proposer,
-        emission: Emission,
-        planner: Planner,
         reader: Reader,
         admission: Admission,
+        max_nodes: int,
         options: LoopOptions,
     ) -> None:
-        self.target, self.proposer, self.emission, self.planner = target, proposer, emission, planner
-        self.reader, self.admission, self.tally = reader, admission, RunStats()
+        """`max_nodes`: a sequence's maximum nodes in a step; for the others see `Loop` and `LoopOptions`."""
+        self.target, self.proposer, self.reader, self.admission = target, proposer, reader, admission
+        self.emission, self.planner, self.tally = reader.emission, Planner(options.limits, max_nodes), RunStats()
         self.exactness, self.cost = options.exactness, options.cost
 
     @abstractmethod
@@ -99,9 +98,10 @@ class Loop(ABC):
         other.proposer, other.tally = Proposer(self.proposer.model, looks_up), RunStats()
         return other
 
-    @abstractmethod
     def close(self) -> None:
         """Free the models and the caches."""
+        for executor in filter(None, (self.target, self.draft_executor)):
+            executor.close()
 
     @property
     def stats(self) -> RunStats:
@@ -128,10 +128,6 @@ class Loop(ABC):
         self.planner.check(sequence)
         self.admission.check(sequence)
 
-    def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
-        """Return the best free slot for a sequence; None: it has to wait until others have ended."""
-        return self.admission.pick(sequence, free)
-
     def release(self, slot: int) -> None:
         """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         self.admission.release(slot)
@@ -139,7 +135,7 @@ class Loop(ABC):
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 
-        The text is prefilled into slot 0, which must be free, at most `nodes` tokens a step.
+        The text is prefilled into slot 0, which must be free, at most `nodes` tokens a step; see `Reader`.
         """
         with self.borrowed(len(tokens)):
             return self.reader.logits(tokens, count, nodes or self.reader.chunk)

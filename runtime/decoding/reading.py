@@ -34,7 +34,7 @@ class Reader:
         lone_chunk: int | None = None,
         scored: int | None = None,
     ) -> None:
-        self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
+        self._target, self.emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
         self._scored = min(chunk, scored or chunk)
 
     def chunks(self, prompts: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
@@ -65,14 +65,14 @@ class Reader:
             for row, token in zip(logits, following, strict=False):  # the prompt's last token has none
                 sequence.prompt_logprobs.append(TokenLogprobs.of(row, token, count))
         if sequence.cached == len(sequence.tokens):
-            sequence.emit(self._emission.choose(sequence, logits[-1], sequence.cached - 1), self._emission.eos)
+            sequence.emit(self.emission.choose(sequence, logits[-1], sequence.cached - 1), self.emission.eos)
 
     def logits(self, tokens: list[int], count: int, size: int) -> Logits:
         """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 
         The text is prefilled into slot 0, at most `size` tokens a step.
         """
-        logits = list[Logits]()
+        size, logits = size if count == 1 else min(size, self._scored), list[Logits]()
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
             rows = min(max(start + len(part) - len(tokens) + count, 0), len(part))
@@ -94,13 +94,12 @@ def fair(sizes: Seq[int], rows: int) -> list[int]:
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:
     """Return a tree as the executor takes it, with rows from the first uncommitted one on.
 
-    Logits are wanted for every node of a drafted tree, but in prefill only for the prompt's last token.
+    Logits are wanted for every node of a drafted tree, but in prefill only for the prompt's last token, unless all of
+    its log-probabilities are.
     """
-    start = sequence.cached
-    if not sequence.decodes:
-        ends = start + len(tree) == len(sequence.tokens)
-        rows = int(ends) if sequence.params.prompt_logprobs is None else len(tree)
-        return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, rows)
+    start, logits = sequence.cached, len(tree)
+    if not sequence.decodes and sequence.params.prompt_logprobs is None:
+        logits = int(start + len(tree) == len(sequence.tokens))
     positions = [start + depth for depth in tree.depths]
     visible = None if tree.is_chain else tree.ancestors()
-    return StepInput(sequence.slot, start, start, tree.tokens, positions, visible, len(tree))
+    return StepInput(sequence.slot, start, start, tree.tokens, positions, visible, logits)

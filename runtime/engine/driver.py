@@ -133,7 +133,7 @@ class Driver:
                     self._shut()
                 self._sweep()
                 now = self.clock()
-                ending = [handle for handle in self.active if handle.cancelled or now >= handle.sequence.deadline]
+                ending = [handle for handle in self.active if handle.stops(now)]
                 if not ending:
                     self._admit()
                     if self.active:
@@ -172,10 +172,11 @@ class Driver:
                 self._loop.release(handle.sequence.slot)
                 self.active.remove(handle)
                 self.free.append(handle.sequence.slot)
-                self._end(handle, "cancelled" if handle.cancelled else "deadline")
+                self._end(handle)
 
-    def _end(self, handle: Handle, reason: str, cut: bool = False) -> None:
-        handle.end(reason, self._now(), cut)
+    def _end(self, handle: Handle, reason: str | None = None, cut: bool = False) -> None:
+        """End a request; without a reason it was cancelled or has passed its deadline, if its text has not ended."""
+        handle.end(reason or ("cancelled" if handle.cancelled else "deadline"), self._now(), cut)
         self._woken.append(handle)
 
     def _make_way(self) -> None:
@@ -192,9 +193,9 @@ class Driver:
         self._make_way()
         now = self.clock()
         for queue in (self.waiting, self.overflow):
-            for handle in [h for h in queue if h.cancelled or now >= h.sequence.deadline]:
+            for handle in [handle for handle in queue if handle.stops(now)]:
                 queue.remove(handle)
-                self._end(handle, "cancelled" if handle.cancelled else "deadline")
+                self._end(handle)
 
     def _admit(self) -> None:
         """Move requests from the overflow into the queue while it has room, and in turn from there into free slots."""
@@ -209,7 +210,7 @@ class Driver:
             handle, slot = self.waiting[0], None
             sequence = handle.sequence
             with isolate_errors(sequence):
-                slot = self._loop.pick(sequence, self.free)
+                slot = self._loop.admission.pick(sequence, self.free)
             if sequence.error:
                 self.waiting.popleft()
                 self._end(handle, "error")
@@ -241,8 +242,8 @@ class Driver:
             now = self._now()
             self._sweep()
             for handle in self.active:
-                if handle.cancelled or now >= handle.sequence.deadline:
-                    self._end(handle, "cancelled" if handle.cancelled else "deadline", cut=True)
+                if handle.stops(now):
+                    self._end(handle, cut=True)
         finally:
             self._lock.release()
             self._wake()

@@ -45,6 +45,10 @@ class Handle:
         self._each_round = False
         self._whole: str | None = None  # the complete text, once it is made
 
+    def stops(self, now: float) -> bool:
+        """Return whether the request must stop: it is cancelled, or past its deadline on the scheduler's clock."""
+        return self.cancelled or now >= self.sequence.deadline
+
     @property
     def done(self) -> bool:
         """Return whether the request has its result."""
@@ -114,10 +118,15 @@ class Handle:
         if stop == start and not result:
             return None
         self._taken = stop, len(text)
+        tokens, logprobs, drafted = self._part(start, stop)
+        prompt, request = None if start else _prompt_logprobs(sequence), sequence.request
+        return Chunk(request.index, request.sample, text[shown:], tokens, logprobs, result, drafted, prompt)
+
+    def _part(self, start: int, stop: int) -> tuple[list[int], list[TokenLogprobs] | None, list[bool]]:
+        """Return some output tokens, their log-probabilities if they are asked for, and which of them were drafted."""
+        sequence = self.sequence
         logprobs = sequence.logprobs[start:stop] if sequence.params.logprobs is not None else None
-        new = sequence.output[start:stop], logprobs, result, sequence.drafted[start:stop]
-        prompt = None if start else _prompt_logprobs(sequence)
-        return Chunk(sequence.request.index, sequence.request.sample, text[shown:], *new, prompt)
+        return sequence.output[start:stop], logprobs, sequence.drafted[start:stop]
 
     def publish(self) -> None:
         """Publish what may be read after a round; the worker calls it."""
@@ -160,26 +169,17 @@ class Handle:
         sequence, metrics = self.sequence, self.sequence.metrics
         sequence.end(reason)
         sequence.sampler.release()
-        tokens, text = sequence.output, self._whole or ""
-        metrics.num_output_tokens, metrics.finished = len(tokens), now
-        logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None
-        return Result(
-            text,
-            tokens,
-            sequence.finish_reason or reason,
-            metrics,
-            logprobs,
-            sequence.error,
-            sequence.ending.stop if sequence.ending else None,
-            sequence.drafted[: len(tokens)],
-            _prompt_logprobs(sequence),
-        )
+        metrics.num_output_tokens, metrics.finished = len(sequence.output), now
+        tokens, logprobs, drafted = self._part(0, len(sequence.output))
+        stop, reason = sequence.ending.stop if sequence.ending else None, sequence.finish_reason or reason
+        ended = reason, metrics, logprobs, sequence.error, stop, drafted
+        return Result(self._whole or "", tokens, *ended, _prompt_logprobs(sequence))
 
     def _cut(self, reason: str, now: float) -> Result:
-        (count, text), sequence, metrics = self._published, self.sequence, deepcopy(self.sequence.metrics)
+        (count, text), metrics = self._published, deepcopy(self.sequence.metrics)
         metrics.num_output_tokens, metrics.finished = count, now
-        logprobs = sequence.logprobs[:count] if sequence.params.logprobs is not None else None
-        return Result(text, sequence.output[:count], reason, metrics, logprobs, drafted=sequence.drafted[:count])
+        tokens, logprobs, drafted = self._part(0, count)
+        return Result(text, tokens, reason, metrics, logprobs, drafted=drafted)
 
     def _text(self, whole: bool = False) -> str:
         """Return the text that may be read; with `whole`, hold nothing back.

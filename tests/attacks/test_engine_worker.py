@@ -205,8 +205,8 @@ def test_a_request_that_finds_no_slot_for_a_bug_ends_alone(hash_engine):
     engine = hash_engine(batch_size=1, gated=True)
     running, bad, good = (engine.submit(each, SHORT) for each in ("ab", "cd", "ef"))
     engine.gate.halted()
-    pick = engine.loop.pick
-    engine.loop.pick = lambda sequence, free: 1 / 0 if sequence is bad.sequence else pick(sequence, free)
+    pick = engine.loop.admission.pick
+    engine.loop.admission.pick = lambda sequence, free: 1 / 0 if sequence is bad.sequence else pick(sequence, free)
     engine.gate.open()
     assert [each.result(10).finish_reason for each in (running, bad, good)] == ["length", "error", "length"]
     at_rest(engine)

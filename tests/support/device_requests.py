@@ -11,6 +11,7 @@ from tiny_models import CHUNK, VOCAB, executor
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 
@@ -53,7 +54,7 @@ def run(loop, waiting):
     everyone, waiting = waiting, list(waiting)
     active, free = list[Sequence](), list(range(loop.target.batch_size))
     while waiting or active:
-        while waiting and free and (slot := loop.pick(waiting[0], free)) is not None:
+        while waiting and free and (slot := loop.admission.pick(waiting[0], free)) is not None:
             active.append(waiting.pop(0))
             active[-1].slot = slot
             free.remove(slot)
@@ -75,7 +76,7 @@ def again(sequence, **change):
 
 def plain(folder, wanted, name="target", eos=frozenset()):
     """The same requests one by one, without speculation, by the loop on the host."""
-    alone = HostLoop(executor(name, HostDevice(), folder, 1), None, CHUNK, eos)
+    alone = HostLoop(executor(name, HostDevice(), folder, 1), Proposer(looks_up=False), CHUNK, eos)
     return run(alone, [again(each, speculation="off") for each in wanted])
 
 

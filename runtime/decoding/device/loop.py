@@ -12,9 +12,6 @@ from collections.abc import Sequence as Seq
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
@@ -24,7 +21,6 @@ from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
-from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.decoding.round_result import RoundResult
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -69,9 +65,8 @@ class DeviceLoop(Loop):
             ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
         target.keep_to(options.exactness)
-        emission, pages = Emission(eos), target.model.pages
-        planner, chunk = Planner(options.limits, target.buckets[-1]), target.model.chunk
-        reader = Reader(target, emission, chunk, scored=target.buckets[-1])
+        pages, max_nodes = target.model.pages, target.buckets[-1]
+        reader = Reader(target, Emission(eos), target.model.chunk, scored=max_nodes)
         self.trunk = options.exactness is not None
         self.rounds = Rounds(target, draft, kernels, self.trunk)
         grower = self.rounds.grower
@@ -80,8 +75,8 @@ class DeviceLoop(Loop):
         reuse = options.prefix_caching, not self.trunk  # in a class, prefill steps have another shape
         linear = Admission(target, model, *reuse)
         admission = PagedAdmission(target, model, pages, room.needed, *reuse) if pages else linear
-        super().__init__(target, Proposer(model, looks_up), emission, planner, reader, admission, options)
-        self.proposals = Proposals(planner, room, target.buckets, drafter is not None)
+        super().__init__(target, Proposer(model, looks_up), reader, admission, max_nodes, options)
+        self.proposals = Proposals(self.planner, room, target.buckets, drafter is not None)
         self.resident = ResidentRun(self.rounds, room, ahead, drafter is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -127,23 +122,17 @@ class DeviceLoop(Loop):
         self.rounds.verify(nodes, flags)
         for executor in reversed(self._executors):  # all is enqueued: waiting for each only separates their times
             executor.wait()
-        self._time(plan, nodes, before)
+        if self.cost:
+            seconds = [executor.seconds - was for executor, was in zip(self._executors, before, strict=True)]
+            self.cost.record("verify", self.target.batch_size * nodes, seconds[0])
+            if levels := max(proposal.shape.depth if proposal.shape else 0 for _, proposal in plan):
+                self.cost.record("draft", self.target.batch_size, seconds[1], levels)
         results = self.rounds.results(plan, nodes)
         if self.proposals.on_host and self.target.model.tensors.hidden:
             self.target.keep([(r.sequence.slot, r.sequence.cached, r.rows) for r in results if r.rows])
         self._emit(results)
         if any(result.fault for result in results):
             self.rounds.clear_faults(nodes)
-
-    def _time(self, plan: Plan, nodes: int, before: Seq[float]) -> None:
-        """Record what an ordinary round's steps took."""
-        if self.cost is None:
-            return
-        batch, levels = self.target.batch_size, max(p.shape.depth if p.shape else 0 for _, p in plan)
-        seconds = [executor.seconds - was for executor, was in zip(self._executors, before, strict=True)]
-        self.cost.record("verify", batch * nodes, seconds[0])
-        if levels:
-            self.cost.record("draft", batch, seconds[1], levels)
 
     def _emit(self, results: Iterable[RoundResult]) -> None:
         """Emit what a round made of each sequence that still decodes; one whose part failed fails alone."""
@@ -196,11 +185,6 @@ class DeviceLoop(Loop):
         self.rounds.slots.hold(
             slot, self.admission.reusable(slot) + 1
         )  # a draft step of two nodes begins a row earlier
-
-    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
-        """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
-        size = nodes or self.reader.chunk
-        return super().logits(tokens, count, size if count == 1 else min(size, self.target.buckets[-1]))
 
     @property
     def _executors(self) -> list[StandardExecutor]:

@@ -19,18 +19,17 @@ class Block:
 
     def __init__(self, device: Device, fields: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
         """`fields`: shape and dtype of each array, in the order in which they lie."""
-        self._device, self._ends = device, dict[str, tuple[int, int]]()
-        self.host, self.at = dict[str, NDArray[Any]](), dict[str, Tensor]()
-        end = 0
+        self._device, self._ends, end = device, dict[str, tuple[int, int]](), 0
         for name, (shape, dtype) in fields.items():
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = begin + math.prod(shape) * np.dtype(dtype).itemsize
             self._ends[name] = begin, end
         self._memory, self._twin = device.empty((end,), np.uint8), device.pinned((end,), np.uint8)
+        self.host, self.at = dict[str, NDArray[Any]](), dict[str, Tensor]()
         for name, (shape, dtype) in fields.items():
-            begin, end = self._ends[name]
-            self.host[name] = self._twin[begin:end].view(dtype).reshape(shape)
-            self.at[name] = Tensor(self._memory.address + begin, shape, np.dtype(dtype))
+            memory, twin = self._span(name, name)
+            self.host[name] = twin.view(dtype).reshape(shape)
+            self.at[name] = Tensor(memory.address, shape, np.dtype(dtype))
 
     def upload(self, first: str, last: str, stream: int) -> None:
         """Enqueue the copy of the fields from `first` to `last` to the device."""
@@ -38,13 +37,12 @@ class Block:
 
     def download(self, first: str, last: str, stream: int) -> None:
         """Enqueue the copy of the fields from `first` to `last` to the host."""
-        memory, twin = self._span(first, last)
-        self._device.download(twin, memory, stream)
+        self._device.download(*self._span(first, last)[::-1], stream)
 
     def upload_row(self, name: str, slot: int, stream: int) -> None:
         """Enqueue the copy of one slot's part of a field to the device."""
-        tensor, row = self.at[name], self.host[name][slot : slot + 1]
-        to = Tensor(tensor.address + slot * row.nbytes, row.shape, row.dtype)
+        row = self.host[name][slot : slot + 1]
+        to = Tensor(self.at[name].address + slot * row.nbytes, row.shape, row.dtype)
         self._device.upload(to, row, stream)
 
     def _span(self, first: str, last: str) -> tuple[Tensor, NDArray[Any]]:

@@ -45,11 +45,14 @@ class PagedAdmission(Admission):
 
     def check(self, sequence: Sequence) -> None:
         """See `Admission.check`; raises OptionError if all the pages together are too few."""
-        self._fits(self._needed(sequence), "ask for fewer with max_new_tokens, or load with more kv_cache_tokens")
+        self._fits(self._needed(sequence))
 
-    def _fits(self, rows: int, advice: str) -> None:
+    def _fits(self, rows: int) -> None:
         if self._pages.needed(rows) > self._pages.count:
-            raise OptionError(f"the text may take {rows} rows, the caches have {self.page_tokens}: {advice}")
+            raise OptionError(
+                f"the text may take {rows} rows, the caches have {self.page_tokens}: give a shorter one, ask for fewer "
+                "with max_new_tokens, or load with more kv_cache_tokens"
+            )
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """See `Admission.pick`; also gives the slot its pages, and keeps those that hold a prefix of the prompt."""
@@ -84,7 +87,7 @@ class PagedAdmission(Admission):
 
     def borrow(self, slot: int, rows: int) -> None:
         """See `Admission.borrow`; raises OptionError if the pages are too few."""
-        self._fits(rows, "give a shorter text, or load with more kv_cache_tokens")
+        self._fits(rows)
         self._pages.take(slot, 0, 0, rows)
         self._turn([slot])
         self.vacate(slot)

@@ -51,8 +51,8 @@ class ResidentRun:
         Raises:
             OptionError: If this host may read an entry before the count that announces it.
         """
-        if (machine := platform.machine()) not in _ORDERED:
-            raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
+        if not follows():
+            raise OptionError(f"a resident loop needs an x86_64 host, this is {platform.machine()}: drop `resident`")
         self._rounds, self._room, self._target = rounds, room, rounds.target
         self.ring, self.graphs = Ring(rounds, ahead), Graphs(rounds.target)
         if on_host:
@@ -164,9 +164,7 @@ class ResidentRun:
         plan, self._plan = self._plan, ()
         self.ring.stop()
         self._target.wait()
-        unread = [
-            (sequence, replace(proposal, continuation=None)) for sequence, proposal in plan
-        ]  # nobody saw the texts
+        unread = [(sequence, replace(each, continuation=None)) for sequence, each in plan]  # nobody saw the texts
         while self._next < self.ring.published[0]:
             yield self._read(unread)
         if self._faulty:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.errors import SpecbuildError, one_line
 from specbuild.runtime.requests.sequence import Sequence
 
+from .memory import Block
 from .rounds import Rounds
 
 HEAD = 3  # numbers of an entry before the emitted tokens: how many there are, the fault, and the tree's nodes
@@ -33,8 +34,7 @@ class Ring:
         self._rounds, self._device, self.ahead = rounds, device, ahead
         self._memory = device.pinned((ahead * batch * (rounds.target.buckets[-1] + HEAD),), np.int32)
         self.published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
-        self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
-        self._ends, self._limits = device.empty((batch,), np.int32), device.pinned((batch,), np.int32)
+        self._block = Block(device, {"round": ((1,), np.uint64), "ends": ((batch,), np.int32)})
         self.works = self._try()
 
     def _try(self) -> bool:
@@ -50,13 +50,12 @@ class Ring:
     def begin(self, sequences: Iterable[Sequence], rounds: int) -> int:
         """Enqueue what a loop of so many rounds begins with; return the index of its first entry."""
         first = self.ahead - rounds  # so the loop ends with the ring's last entry
-        self._first[:] = self.published[:] = first
-        self._stop[:], self._limits[:] = 0, NEVER
+        host = self._block.host
+        host["round"][:] = self.published[:] = first
+        self._stop[:], host["ends"][:] = 0, NEVER
         for sequence in sequences:
-            self._limits[sequence.slot] = sequence.request.max_tokens - 1
-        stream = self._rounds.target.stream
-        self._device.upload(self._ends, self._limits, stream)
-        self._device.upload(self._round, self._first, stream)
+            host["ends"][sequence.slot] = sequence.request.max_tokens - 1
+        self._block.upload("round", "ends", self._rounds.target.stream)
         return first
 
     def stop(self) -> None:
@@ -82,9 +81,8 @@ class Ring:
             ring=self._memory.ctypes.data,
             published=self.published.ctypes.data,
             stop=self._stop.ctypes.data,
-            round=self._round,
+            **self._block.at,
             root_position=self._rounds.slots.at["cache_len"],
-            ends=self._ends,
             handle=handle,
             most=self.ahead,
             rounds=self.ahead,

@@ -11,7 +11,7 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.step_tensors import slot_parts
-from specbuild.runtime.backends.kernels.abi import Cache, Dtype
+from specbuild.runtime.backends.kernels.abi import Cache
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.round_result import RoundResult
 
@@ -122,7 +122,6 @@ class Rounds:
                 tree_nodes=nodes,
                 stride=vocab,
                 best=1,
-                dtype=Dtype.F32,
             )
             self.launch(
                 "walk_tree",
@@ -199,10 +198,9 @@ def _block(target: StandardExecutor, nodes: int) -> Block:
 
 def _layer_addresses(executor: StandardExecutor) -> Tensor:
     """Return the addresses of each layer's keys and values, `uint64[2·layers]`, on the device."""
-    device, cache = executor.device, executor.model.tensors.cache
-    addresses = device.pinned((cache.shape[0],), np.uint64)
-    addresses[:] = [part.address for part in slot_parts(cache)]
-    layers = device.empty(addresses.shape, np.uint64)
-    device.upload(layers, addresses, executor.stream)
-    device.wait(executor.stream)
-    return layers
+    addresses = [part.address for part in slot_parts(executor.model.tensors.cache)]
+    block = Block(executor.device, {"layers": ((len(addresses),), np.uint64)})
+    block.host["layers"][:] = addresses
+    block.upload("layers", "layers", executor.stream)
+    executor.wait()
+    return block.at["layers"]

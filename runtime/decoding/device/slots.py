@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from specbuild.runtime.backends.gpu.device import Device, Tensor
-from specbuild.runtime.backends.kernels.abi import Request, Shape
+from specbuild.runtime.backends.kernels.abi import Dtype, Request, Shape
 from specbuild.runtime.decoding.error_isolation import isolate_errors
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import tree_masks, words
@@ -102,6 +102,7 @@ class Slots:
             "bias_values": bias.get("values"),
             "cut_offs": int(flags.cut_offs),
             "vocab": self._vocab,
+            "dtype": Dtype.F32,
         }
 
     def history(self, flags: ProcessorFlags) -> Tensor | None:

@@ -16,7 +16,6 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError
@@ -151,7 +150,6 @@ class TreeGrower:
             stride=rows_apart * self.executor.spec.vocab_size,
             tree_nodes=extent.pool,
             best=extent.branch,
-            dtype=Dtype.F32,
         )
 
     def commit(self, sequence: Sequence, rows: int) -> None:

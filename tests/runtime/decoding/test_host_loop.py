@@ -33,7 +33,7 @@ ASKED = st.tuples(st.sampled_from(TREES), st.sampled_from(PARAMS), st.integers(1
 
 def proposer_of(name, executor):
     if name in ("none", "lookup"):
-        return None if name == "none" else Proposer()
+        return Proposer(looks_up=name == "lookup")
     model = PardDrafter(executor, CHUNK, VOCAB) if name == "parallel" else ModelDrafter(executor, CHUNK)
     return Proposer(model, looks_up="lookup" in name)
 

@@ -63,7 +63,7 @@ def test_logits_are_the_models(count, size):
     """After each of the last tokens, whatever the steps; none of them is longer than asked."""
     model = HashModel(2)
     executor = Reusing(model, 1, 64, 64)
-    found = reader_of(executor, 8).logits(TEXT, count, size)
+    found = reader_of(executor, size).logits(TEXT, count, size)
     assert (found.shape, found.dtype) == ((count, VOCAB), np.float32)
     assert found.tolist() == [model(TEXT[:end]).tolist() for end in range(41 - count, 41)]
     assert [length for ((length, _),) in sizes(executor)] == [size] * (40 // size) + [40 % size] * (40 % size > 0)

@@ -30,6 +30,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -123,7 +124,7 @@ def requests(tree):
 @pytest.fixture(scope="module")
 def expected(loops):
     target = loops(standard, "parallel")[0].target
-    return [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off"))]
+    return [s.output for s in run(HostLoop(target, Proposer(looks_up=False), CHUNK, frozenset()), requests("off"))]
 
 
 @functools.cache

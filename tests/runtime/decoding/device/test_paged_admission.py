@@ -15,6 +15,7 @@ from tiny_models import CAPACITY, CHUNK, TEXT
 from specbuild.runtime.backends.tensorrt.pages import PageTable
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.drafting.proposer import Proposer
 from specbuild.runtime.engine.scheduler import Scheduler
 from specbuild.runtime.errors import ExecutionError, OptionError
 
@@ -66,7 +67,7 @@ class Paged:
 
     def pick(self, sequence, free):
         """Whether a sequence gets one of these slots; asked once, for the slot then has its pages."""
-        slot = self.loop.pick(sequence, free)
+        slot = self.loop.admission.pick(sequence, free)
         if slot is not None:
             sequence.slot = slot
         return slot is not None
@@ -78,7 +79,7 @@ class Paged:
 
 def plain(*done):
     """The same requests one by one, without speculation, over a linear cache."""
-    loop = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset())
+    loop = HostLoop(made("target", HostDevice(), 1), Proposer(looks_up=False), CHUNK, frozenset())
     return [s.output for s in run(loop, [again(s, speculation="off") for s in done])]
 
 
@@ -180,7 +181,7 @@ def test_the_kernel_over_pages(host, host_kernels, fp8):
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
     by = functools.partial(attention_oracle.run, host_kernels)
     target = made("target", HostDevice(), 1, "fp16" + fp8, by=by)
-    wanted = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
+    wanted = [s.output for s in run(HostLoop(target, Proposer(looks_up=False), CHUNK, frozenset()), requests("off", 3))]
     paged = Paged(host, 2, 7, precision="fp16" + fp8, by=by)
     done = run(paged.loop, requests("topk:2,3", 3))
     assert [s.output for s in done] == wanted
@@ -256,7 +257,8 @@ def test_what_never_fits_is_refused(host):
 
 
 def test_logits_for_measuring_are_a_linear_cache_s(host):
-    linear, paged = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), Paged(host, 1, EVERY)
+    linear = HostLoop(made("target", HostDevice(), 1), Proposer(looks_up=False), CHUNK, frozenset())
+    paged = Paged(host, 1, EVERY)
     for _ in range(2):
         found, wanted = (each.logits(LONG, 9, 16) for each in (paged.loop, linear))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
