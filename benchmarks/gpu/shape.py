@@ -113,7 +113,7 @@ def bytes_read(bundle: Bundle) -> int:
     if "lm_head.weight.T" in file.weights or "lm_head.weight" in file.weights:
         looked_up.add("model.embed_tokens.weight")
     read = [each for name, each in file.weights.items() if name not in looked_up]
-    return sum(math.prod(each.shape) * TYPES[each.dtype][0].itemsize for each in read)
+    return sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in read)
 
 
 def fitting(manifest: Manifest, batch: int, contexts: Seq[int]) -> list[int]:

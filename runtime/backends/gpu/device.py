@@ -32,6 +32,10 @@ class Tensor:
         """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def view(self, *shape: int, offset: int = 0) -> Tensor:
+        """Return a part of it, in another shape, from a byte on."""
+        return Tensor(self.address + offset, shape, self.dtype)
+
 
 class Device(Protocol):
     """Memory and streams. A stream is the driver's handle; when a call returns, what it enqueued need not have run."""

@@ -11,6 +11,8 @@ from specbuild.runtime.backends.executor import ModelSpec
 
 from .device import Device, Tensor
 
+Tensors = dict[str, Tensor]  # by the name of a graph's input or output
+
 
 @dataclass(frozen=True, slots=True)
 class TreeInputs:
@@ -56,8 +58,7 @@ class StepTensors:
 
         def by_node(dtype: DTypeLike, *shape: int) -> Tensor:
             lines = -(-max(batch * nodes, chunk) // nodes)
-            memory = device.empty((lines, *shape), dtype)
-            return Tensor(memory.address, (batch, *shape), memory.dtype)
+            return device.empty((lines, *shape), dtype).view(batch, *shape)
 
         def vector() -> Tensor:
             return device.empty((batch,), np.int32)
@@ -75,6 +76,28 @@ class StepTensors:
             hidden_in=by_node(np.float32, nodes, spec.hidden) if spec.reads_hidden else None,
             cache=cache,
         )
+
+    def ends(self, spec: ModelSpec, batch: int, nodes: int, logit_nodes: Tensor) -> tuple[Tensors, Tensors]:
+        """Return a step's inputs and outputs but for attention's; `logit_nodes int32[n]`: the nodes with logits."""
+        inputs = {"input_ids": self.tokens.view(batch, nodes), "logit_nodes": logit_nodes}
+        outputs = {"logits": self.logits.view(batch, *logit_nodes.shape, spec.vocab_size)}
+        if self.hidden_in:
+            inputs["hidden_in"] = self.hidden_in.view(batch, nodes, spec.hidden)
+        if self.hidden:
+            outputs["hidden"] = self.hidden.view(batch, nodes, spec.hidden)
+        return inputs, outputs
+
+    def placed(self, batch: int, nodes: int) -> Tensors:
+        """Return the inputs of attention in standard operators."""
+        masks = {f"mask.{window}": mask.view(batch, 1, nodes, mask.shape[-1]) for window, mask in self.masks.items()}
+        return {"position_ids": self.positions.view(batch, nodes), "write_rows": self.rows.view(batch), **masks}
+
+    def caches(self, slot: int, slots: int) -> tuple[Tensors, Tensors]:
+        """Return the inputs and outputs that are the caches of some slots."""
+        names = [f"{kind}.{layer}" for layer in range(self.cache.shape[0] // 2) for kind in ("key", "value")]
+        parts = [part.view(slots, *part.shape[1:]) for part in slot_parts(self.cache, slot)]
+        past, present = ([f"{end}_{name}" for name in names] for end in ("past", "present"))
+        return dict(zip(past, parts, strict=True)), dict(zip(present, parts, strict=True))
 
 
 def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:

@@ -8,7 +8,7 @@ graphs too, once there were some of their length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ import onnxruntime
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import Device, Pages, Step, Tensor
-from specbuild.runtime.backends.gpu.step_tensors import StepTensors, slot_parts
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors, Tensors
 from specbuild.runtime.backends.gpu.tensors import CACHES, TensorInfo, check_tensors
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
@@ -29,15 +29,6 @@ Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL"}
-
-
-class Bound(NamedTuple):
-    """A graph's input or output, and where it lies: name, NumPy's or ONNX Runtime's type, shape and address."""
-
-    name: str
-    kind: Any
-    shape: tuple[int, ...]
-    address: int
 
 
 class RunContext(NamedTuple):
@@ -122,7 +113,8 @@ class OrtModel:
 
     def _prepare(self, captures: bool) -> None:
         """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
-        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, self._numbers, nodes) for nodes in self.buckets}
+        batch, numbers = self.batch_size, self._numbers
+        self._steps = {nodes: self._bind(batch, nodes, 0, numbers.view(nodes)) for nodes in self.buckets}
         for mask in self.tensors.masks.values():
             self._device.fill(mask, 1, self.stream)
         self._device.wait(self.stream)
@@ -153,12 +145,12 @@ class OrtModel:
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError if ONNX Runtime fails."""
         self._check(stream)
-        node = Tensor(self._numbers.address + 4 * last, (1,), np.dtype(np.int32))
+        node = self._numbers.view(1, offset=4 * last)
         if not self.capturable:
-            return self._run(self._bind(1, nodes, slot, node, 1))
+            return self._run(self._bind(1, nodes, slot, node))
         first = self._prefills.last
         self._device.copy(first, node, stream)
-        self._prefills.step(slot, nodes, lambda: partial(self._run, self._bind(1, nodes, slot, first, 1)), stream)()
+        self._prefills.step(slot, nodes, lambda: partial(self._run, self._bind(1, nodes, slot, first)), stream)()
 
     def _check(self, stream: int) -> None:
         if stream != self.stream:
@@ -173,41 +165,21 @@ class OrtModel:
         except Exception as error:  # ONNX Runtime raises many unrelated types
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
 
-    def _bound(self, session: Any, inputs: Iterable[Bound], outputs: Iterable[Bound]) -> Step:
+    def _bound(self, session: Any, inputs: Tensors, outputs: Tensors) -> Step:
         """Return what runs a session on tensors where they lie."""
         binding = session.io_binding()
         for bind, several in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
-            for each in several:
-                bind(each.name, self._provider, 0, each.kind, each.shape, each.address)
+            for name, tensor in several.items():
+                kind = _BFLOAT16 if tensor.dtype == np.uint16 else tensor.dtype.type
+                bind(name, self._provider, 0, kind, tensor.shape, tensor.address)
         return lambda: session.run_with_iobinding(binding, _run_options())
 
-    def _ends(self, batch: int, nodes: int, first: Tensor, logit_count: int) -> tuple[list[Bound], list[Bound]]:
-        """Return what a step reads and makes besides caches and attention's inputs; see `_bind`."""
-        spec, tensors, states = self.spec, self.tensors, (batch, nodes, self.spec.hidden)
-        inputs = [
-            Bound("input_ids", np.int32, (batch, nodes), tensors.tokens.address),
-            Bound("logit_nodes", np.int32, (logit_count,), first.address),
-        ]
-        outputs = [Bound("logits", np.float32, (batch, logit_count, spec.vocab_size), tensors.logits.address)]
-        inputs += [Bound("hidden_in", np.float32, states, tensors.hidden_in.address)] if tensors.hidden_in else []
-        outputs += [Bound("hidden", np.float32, states, tensors.hidden.address)] if tensors.hidden else []
-        return inputs, outputs
-
-    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, logit_count: int) -> Sequence[Step]:
-        """Return what enqueues a step of `batch` slots from `slot` on; `first`: those with logits."""
-        inputs, outputs = self._ends(batch, nodes, first, logit_count)
-        caches = self.tensors.cache
-        kind = _BFLOAT16 if caches.dtype == np.uint16 else caches.dtype.type
-        inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.tensors.positions.address))
-        inputs.append(Bound("write_rows", np.int32, (batch,), self.tensors.rows.address))
-        for window, mask in self.tensors.masks.items():
-            inputs.append(Bound(f"mask.{window}", np.bool_, (batch, 1, nodes, self.spec.capacity), mask.address))
-        shape = batch, *caches.shape[2:]
-        for index, part in enumerate(slot_parts(caches, slot)):
-            name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            inputs.append(Bound(f"past_{name}", kind, shape, part.address))
-            outputs.append(Bound(f"present_{name}", kind, shape, part.address))
-        return [self._bound(self._session, inputs, outputs)]
+    def _bind(self, batch: int, nodes: int, slot: int, logit_nodes: Tensor) -> Sequence[Step]:
+        """Return what enqueues a step of `batch` slots from `slot` on; see `StepTensors.ends`."""
+        inputs, outputs = self.tensors.ends(self.spec, batch, nodes, logit_nodes)
+        past, present = self.tensors.caches(slot, batch)
+        inputs |= self.tensors.placed(batch, nodes)
+        return [self._bound(self._session, inputs | past, outputs | present)]
 
     def close(self) -> None:
         """Free the session."""

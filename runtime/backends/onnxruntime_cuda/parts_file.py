@@ -13,11 +13,9 @@ from specbuild.runtime.checked_json import Text, checked, decode
 from specbuild.runtime.errors import BundleError
 
 PARTS = "parts.json"
-# By ONNX's name of a type: its dtype in memory, and how ONNX Runtime is told of it.
-TYPES: dict[str, tuple[np.dtype[Any], Any]] = {
-    **{name: (np.dtype(name), np.dtype(name).type) for name in ("float16", "float32", "int32", "int64")},
-    "bfloat16": (np.dtype(np.uint16), 16),
-}
+# The dtype in memory of a type, by ONNX's name.
+TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float16", "float32", "int32", "int64")}
+TYPES["bfloat16"] = np.dtype(np.uint16)
 Size = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 

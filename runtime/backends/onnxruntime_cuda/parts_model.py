@@ -25,7 +25,7 @@ from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.errors import BundleError
 
-from .model import Bound, OrtModel, RunContext, open_on
+from .model import OrtModel, RunContext, open_on
 from .parts_file import TYPES, AttentionRecord, PartsFile, Weight
 
 _STAGED = 4 << 20  # bytes of weights in an upload
@@ -55,10 +55,6 @@ class PartsModel(OrtModel):
                 f"{graph.path} has {len(self._file.attentions)} layers, not {spec.layers}: build it again"
             )
         self._weights = _upload(self._file.weights, graph, context.device, context.stream)
-        self._bound_weights = {
-            name: Bound(name, TYPES[each.dtype][1], tuple(each.shape), self._weights[name].address)
-            for name, each in self._file.weights.items()
-        }
         super().__init__(graph, spec, context)
 
     def _open(self) -> np.dtype[Any]:
@@ -70,7 +66,7 @@ class PartsModel(OrtModel):
             raise BundleError(f"{graph.path} computes in {self._dtype}: TreeAttention has float16 and bfloat16")
         parts = {n: GraphFile(graph.path.with_name(PurePath(n).name), graph.beside(n)[:], graph.beside) for n in names}
         self._session = {name: open_on(part, self._provider, self.stream) for name, part in parts.items()}
-        return TYPES[self._dtype][0]
+        return TYPES[self._dtype]
 
     def _allocate(self) -> None:
         """Allocate the values between parts, and attention's workspace."""
@@ -80,7 +76,7 @@ class PartsModel(OrtModel):
             for name in first:
                 value = self._file.values[name]
                 size = rows * math.prod(each for each in value.shape if isinstance(each, int))
-                dtype = TYPES[value.dtype][0]
+                dtype = TYPES[value.dtype]
                 spare = free.get(size * dtype.itemsize)
                 self._values[name] = spare.pop() if spare else self._device.empty((size,), dtype)
             for name in last:
@@ -95,7 +91,7 @@ class PartsModel(OrtModel):
         """Return an attention's parameters for a step of `batch` slots, from those on whose caches these are."""
         spec = self.spec
         heads, size = {"query": record.heads, "key": spec.kv_heads, "value": spec.kv_heads}, spec.head_dim
-        width = size * TYPES[self._dtype][0].itemsize
+        width = size * TYPES[self._dtype].itemsize
         packed, before = record.inputs.get("qkv"), itertools.accumulate([0, *heads.values()])
         fields = dict[str, int]()
         for (name, count), first in zip(heads.items(), before, strict=False):
@@ -134,18 +130,18 @@ class PartsModel(OrtModel):
         params.splits = self._kernels.splits(params, self._processors)
         return params
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: Tensor, logit_count: int) -> Sequence[Step]:
+    def _bind(self, batch: int, nodes: int, slot: int, logit_nodes: Tensor) -> Sequence[Step]:
         """See `OrtModel`: a session for each part, and between two of them an attention."""
-        ends = self._ends(batch, nodes, first, logit_count)
-        bound = self._bound_weights | {each.name: each for each in itertools.chain(*ends)}
-        sizes = {"batch": batch, "nodes": nodes, "logit_nodes": logit_count}
+        inputs, outputs = self.tensors.ends(self.spec, batch, nodes, logit_nodes)
+        bound = self._weights | inputs | outputs
+        sizes = {"batch": batch, "nodes": nodes, "logit_nodes": logit_nodes.shape[0]}
         for name, value in self._file.values.items():
-            shape = tuple(each if isinstance(each, int) else sizes[each] for each in value.shape)
-            bound[name] = Bound(name, TYPES[value.dtype][1], shape, self._values[name].address)
+            shape = (each if isinstance(each, int) else sizes[each] for each in value.shape)
+            bound[name] = self._values[name].view(*shape)
         steps, caches = list[Step](), slot_parts(self.tensors.cache, slot)
         for layer, part in enumerate(self._file.parts):
-            inputs = [bound[name]._replace(name=f"i{number}") for number, name in enumerate(part.inputs)]
-            outputs = [bound[name]._replace(name=f"o{number}") for number, name in enumerate(part.outputs)]
+            inputs = {f"i{number}": bound[name] for number, name in enumerate(part.inputs)}
+            outputs = {f"o{number}": bound[name] for number, name in enumerate(part.outputs)}
             steps.append(self._bound(self._session[part.graph], inputs, outputs))
             if layer < len(self._file.attentions):
                 each = self._params(self._file.attentions[layer], batch, nodes, *caches[2 * layer : 2 * layer + 2])
@@ -173,7 +169,7 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
     """Copy weights to the device, piece by piece; raise BundleError if a file does not hold one."""
     files = {name: np.frombuffer(graph.beside(name), np.uint8) for name in {each.file for each in weights.values()}}
     staged, tensors = device.pinned((_STAGED,), np.uint8), dict[str, Tensor]()
-    sizes = {n: math.prod(each.shape) * TYPES[each.dtype][0].itemsize for n, each in weights.items()}
+    sizes = {n: math.prod(each.shape) * TYPES[each.dtype].itemsize for n, each in weights.items()}
     memory = device.empty((sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values()) or 1,), np.uint8)
     address = memory.address
     for name, each in weights.items():
@@ -185,6 +181,6 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
             staged[: len(piece)] = piece
             device.upload(Tensor(address + start, piece.shape, piece.dtype), staged[: len(piece)], stream)
             device.wait(stream)
-        tensors[name] = Tensor(address, tuple(each.shape), TYPES[each.dtype][0])
+        tensors[name] = Tensor(address, tuple(each.shape), TYPES[each.dtype])
         address += -(-sizes[name] // _ALIGNED) * _ALIGNED
     return tensors

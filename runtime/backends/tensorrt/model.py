@@ -14,7 +14,7 @@ import numpy as np
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.device import Tensor
-from specbuild.runtime.backends.gpu.step_tensors import StepTensors, slot_parts
+from specbuild.runtime.backends.gpu.step_tensors import StepTensors
 from specbuild.runtime.backends.gpu.tensors import CACHES, check_tensors
 from specbuild.runtime.errors import BundleError, ExecutionError
 
@@ -119,39 +119,24 @@ class TrtModel:
 
         `first`: the row of `_numbers` that lists the nodes with logits.
         """
-        row = self._numbers.address + first * self._numbers.shape[1] * self._numbers.dtype.itemsize
-        tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
-            ("input_ids", (batch, nodes), self.tensors.tokens.address),
-            ("logit_nodes", (outputs,), row),
-            ("logits", None, self.tensors.logits.address),
-        ]
-        if tree := self.tensors.tree:
-            columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
-            vectors = ("cache_len", tree.cache_len), ("tree_offset", tree.tree_offset), ("counts", tree.counts)
-            tensors.append(("parents", (batch, columns), tree.parents.address))
-            tensors += [(name, (batch,), vector.address) for name, vector in vectors]
+        tensors, numbers = self.tensors, self._numbers.view(outputs, offset=first * self._numbers.nbytes // self.chunk)
+        inputs, results = tensors.ends(self.spec, batch, nodes, numbers)
+        past, present = tensors.caches(*((0, tensors.cache.shape[1]) if self.pages else (slot, batch)))
+        if tree := tensors.tree:
+            vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}
+            inputs |= {name: vector.view(batch) for name, vector in vectors.items()}
+            inputs["parents"] = tree.parents.view(batch, tree.parents.shape[1] if nodes <= self.buckets[-1] else 0)
             if table := self.pages:
                 address = table.tensor.address if batch == self.batch_size else table.line(slot)
-                tensors.append(("page_table", (batch, table.tensor.shape[1]), address))
+                inputs["page_table"] = Tensor(address, (batch, table.tensor.shape[1]), table.tensor.dtype)
         else:
-            tensors.append(("position_ids", (batch, nodes), self.tensors.positions.address))
-            tensors.append(("write_rows", (batch,), self.tensors.rows.address))
-            mask_shape = batch, 1, nodes, self.spec.capacity
-            tensors += [(f"mask.{window}", mask_shape, mask.address) for window, mask in self.tensors.masks.items()]
-        if self.tensors.hidden_in:
-            tensors.append(("hidden_in", (batch, nodes, self.spec.hidden), self.tensors.hidden_in.address))
-        if self.tensors.hidden:
-            tensors.append(("hidden", None, self.tensors.hidden.address))
-        first_part, parts = (0, self.tensors.cache.shape[1]) if self.pages else (slot, batch)
-        for index, part in enumerate(slot_parts(self.tensors.cache, first_part)):
-            name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            tensors.append((f"past_{name}", (parts, *self.tensors.cache.shape[2:]), part.address))
-            tensors.append((f"present_{name}", None, part.address))
+            inputs |= tensors.placed(batch, nodes)
+        inputs |= past
         with self._device.current:
-            for name, shape, address in tensors:
-                if shape:
-                    self._plan.call(context.set_input_shape, name, shape)
-                self._plan.call(context.set_tensor_address, name, address)
+            for name, tensor in inputs.items():
+                self._plan.call(context.set_input_shape, name, tensor.shape)
+            for name, tensor in (inputs | results | present).items():
+                self._plan.call(context.set_tensor_address, name, tensor.address)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """Enqueue a step of all slots; see `Model.enqueue`."""
