@@ -85,7 +85,7 @@ def _steps(executor: Executor, several: Sequence[Sequence[int]], nodes: tuple[in
                 yield given.slot, given.start + len(given.tokens) - given.logits, logits
 
 
-def _input(slot: int, text: Sequence[int], start: int, size: int, before: int = 0) -> StepInput:
-    """Return a step of a text's tokens from `start` on, with logits for all; `before` rows lie before the text."""
-    tokens, row = text[start : start + size], before + start
-    return StepInput(slot, row, row, tokens, range(row, row + len(tokens)), None, len(tokens))
+def _input(slot: int, text: Sequence[int], start: int, size: int) -> StepInput:
+    """Return a step of a text's tokens from `start` on, with logits for all."""
+    tokens = text[start : start + size]
+    return StepInput(slot, start, start, tokens, range(start, start + len(tokens)), None, len(tokens))

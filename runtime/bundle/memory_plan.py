@@ -9,6 +9,7 @@ beforehand.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
@@ -162,11 +163,7 @@ def _fewer(manifest: Manifest, wanted: MemoryPlan, free: int, models: Iterable[s
 
 def _longest(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the largest sequence length, a multiple of 64 up to `limit`, for which a batch fits; 0 if none does."""
-    low, high = 0, limit // 64
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(64 * middle) else (low, middle - 1)
-    return 64 * low
+    return 64 * bisect_left(range(limit // 64), True, key=lambda blocks: not fits(64 * (blocks + 1)))
 
 
 def _weights(manifest: Manifest, records: Iterable[ModelRecord]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypedDict
+from typing import Annotated, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.backend import BACKENDS
@@ -18,15 +20,9 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 MAX_WAITING = 256
 STALL_TIMEOUT = 60.0  # seconds: many times the length of a round, even one with a long prefill chunk
-MAX_THREADS = 64  # or the number of cores, if that is more
-_KINDS: tuple[tuple[str, type, str], ...] = (
-    ("resident", bool, "true, false or None"),
-    ("prefix_caching", bool, "true or false"),
-    ("live_timings", bool, "true or false"),
-    ("kv_cache_tokens", int, "a whole number or None"),
-    ("limits", Limits, "Limits"),
-    ("chat_template", str, "a text or None"),
-)
+MAX_THREADS = max(64, os.cpu_count() or 1)
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,48 +55,35 @@ class LoadOptions:
     """
 
     drafter: DrafterName | None = None
-    batch_size: int = 1
-    threads: int | None = None
-    max_waiting: int = MAX_WAITING
+    batch_size: Annotated[int, Meta(ge=1)] = 1
+    threads: Annotated[int, Meta(ge=1, le=MAX_THREADS)] | None = None
+    max_waiting: Annotated[int, Meta(ge=1)] = MAX_WAITING
     resident: bool | None = None
-    gpu_weights_percent: float | None = None
+    gpu_weights_percent: Share | None = None
     prefix_caching: bool = True
     kv_cache_tokens: int | None = None
     limits: Limits = NO_LIMITS
     on_finish: Callable[[Result], object] | None = None
-    stall_timeout: float | None = STALL_TIMEOUT
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
+    stall_timeout: Seconds | None = STALL_TIMEOUT
+    max_model_len: Annotated[int, Meta(ge=2)] | None = None
+    max_num_batched_tokens: Annotated[int, Meta(ge=2)] | None = None
     chat_template: str | None = None
     live_timings: bool = True
 
     def __post_init__(self) -> None:
         if self.drafter not in (None, "model", "ngram"):
             raise OptionError(f"unknown drafter {shown(self.drafter)}: use model or ngram")
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise OptionError(f"batch size {shown(self.batch_size)}: give a whole number of at least 1")
-        max_threads = max(MAX_THREADS, os.cpu_count() or 1)
-        if self.threads is not None and (type(self.threads) is not int or not 1 <= self.threads <= max_threads):
-            raise OptionError(f"threads must be 1…{max_threads}, not {shown(self.threads)}")
-        if type(self.max_waiting) is not int or self.max_waiting < 1:
-            raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
-        for name in ("max_model_len", "max_num_batched_tokens"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 2):
-                raise OptionError(f"{name} must be a whole number of at least 2, not {shown(value)}")
+        for name, kind in get_type_hints(LoadOptions, include_extras=True).items():
+            try:
+                if name not in ("limits", "on_finish"):
+                    msgspec.convert(getattr(self, name), kind)
+            except ValueError as error:
+                raise OptionError(f"{name} cannot be {shown(getattr(self, name))}: {error}") from None
         rows, size = self.max_num_batched_tokens, self.batch_size
         if rows is not None and rows < 2 * size:
             raise OptionError(f"max_num_batched_tokens is {rows}: give at least 2 for each of {size} sequences")
-        share = self.gpu_weights_percent
-        if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
-            raise OptionError(f"gpu_weights_percent is of 0…1, not {shown(share)}")
-        for name, kind, told in _KINDS:
-            value = getattr(self, name)
-            if type(value) is not kind and not (value is None and told.endswith("None")):
-                raise OptionError(f"{name} must be {told}, not {shown(value)}")
-        stall = self.stall_timeout
-        if stall is not None and (type(stall) not in (int, float) or not 0 < stall < math.inf):
-            raise OptionError(f"stall_timeout must be seconds above 0, or None, not {shown(stall)}")
+        if not isinstance(self.limits, Limits):
+            raise OptionError(f"limits must be Limits, not {shown(self.limits)}")
         if self.on_finish is not None and not callable(self.on_finish):
             raise OptionError(f"on_finish must be a function of a result, not {shown(self.on_finish)}")
 

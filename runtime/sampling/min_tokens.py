@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .constraint import Bitmask, Constraint, Explaining, Foreseeing, Matcher, ask, words
+from .constraint import Bitmask, Constraint, Explaining, Foreseeing, Matcher, ask, pack
 
 
 class MinTokens:
@@ -17,9 +17,7 @@ class MinTokens:
 
     def matcher(self, vocab_size: int) -> Matcher:
         """See `Constraint.matcher`."""
-        legal = np.full(32 * words(vocab_size), True)
-        legal[[token for token in self._ends if token < vocab_size]] = False
-        mask = np.packbits(legal, bitorder="little").view(np.uint32)
+        mask = ~pack((token for token in self._ends if token < vocab_size), vocab_size)
         inner = self._inner.matcher(vocab_size) if self._inner else None
         kind = _Foreseeing if isinstance(inner, Foreseeing) else _Matcher
         return kind(self._count, mask, vocab_size, inner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -130,10 +130,14 @@ class SamplingParams:
             speculation=_speculation(self.speculation),
             prediction=_prediction(self.prediction),
             n=_integer("n", self.n, 1, MAX_SAMPLES),
-            session=_label("session", self.session),
-            cache_salt=_label("cache_salt", self.cache_salt),
+            session=_optional(_label, "session", self.session),
+            cache_salt=_optional(_label, "cache_salt", self.cache_salt),
             min_tokens=_integer("min_tokens", self.min_tokens, 0),
             priority=_integer("priority", self.priority, -_INT32 - 1),
+            seed=_optional(_integer, "seed", self.seed, 0, 2**64 - 1),
+            logprobs=_optional(_integer, "logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            prompt_logprobs=_optional(_integer, "prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
+            deadline=_optional(_number, "deadline", self.deadline, 0, 10**9, True),
         )
         if self.temperature < MIN_TEMPERATURE:
             self._keep(temperature=0.0)
@@ -142,20 +146,11 @@ class SamplingParams:
                 raise OptionError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         if self.min_tokens > self.max_new_tokens:
             raise OptionError(f"min_tokens is {self.min_tokens}, more than max_new_tokens, {self.max_new_tokens}")
-        if self.seed is not None:
-            self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                self._keep(**{name: _integer(name, getattr(self, name), 0, MAX_LOGPROBS)})
-        if self.deadline is not None:
-            self._keep(deadline=_number("deadline", self.deadline, 0, 10**9, open_low=True))
         if self.constraint is not None and not _has_matcher(self.constraint):
             raise OptionError(f"constraint must have a method matcher(vocab_size), not be {shown(self.constraint)}")
-        if self.structured_outputs is not None:
-            self._keep(structured_outputs=StructuredOutputs.of(self.structured_outputs))
-            self._check_structured()
-
-    def _check_structured(self) -> None:
+        if self.structured_outputs is None:
+            return
+        self._keep(structured_outputs=StructuredOutputs.of(self.structured_outputs))
         if self.constraint is not None:
             raise OptionError("constraint and structured_outputs are both given: give one of them")
         if self.ignore_eos:
@@ -198,6 +193,10 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
         range_ = f"{'above' if open_low else 'from'} {low} to {high}"
         raise OptionError(f"{name} must be a number {range_}, not {shown(value)}")
     return number
+
+
+def _optional(check: Callable[..., Any], name: str, value: Any, *limits: Any) -> Any:
+    return None if value is None else check(name, value, *limits)
 
 
 def _integer(name: str, value: Any, low: int, high: int = _INT32) -> int:
@@ -268,9 +267,7 @@ def _prediction(value: Any) -> str | tuple[int, ...] | None:
     return tuple(_integer("a token id in prediction", each, 0) for each in value)
 
 
-def _label(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _label(name: str, value: Any) -> str:
     if not issubclass(type(value), str) or not 0 < str.__len__(value) <= MAX_LABEL:
         raise OptionError(f"{name} must be a string of 1…{MAX_LABEL} characters, not {shown(value)}")
     return str.__str__(value)
