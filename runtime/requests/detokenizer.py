@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .stop_strings import automaton
 from .tokenizer import Tokenizer
 
 
@@ -33,7 +32,7 @@ class Detokenizer:
             skip_special_tokens: Whether to leave special tokens out of the text.
         """
         self._decoder, self._unwatched = tokenizer.decoder(prompt, skip_special_tokens), min_tokens
-        self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
+        self._stop, self._held = stop, 0  # the last characters of the text that may become a stop string
         self.stop_reason: str | None = None  # the stop string that ended the text
         self._waiting = list[int]()  # tokens that are not decoded yet
         self._whole = ""  # all text decoded so far
@@ -43,12 +42,12 @@ class Detokenizer:
         """Take one token; return whether a stop string is now complete. The text then ends before it."""
         self._waiting.append(token)
         self._unwatched -= 1
-        return self._automaton is not None and self._decode()
+        return bool(self._stop) and self._decode()
 
     @property
     def text(self) -> str:
         """The text so far that will not change."""
-        if not self._automaton:
+        if not self._stop:
             self._decode()
         return self._text
 
@@ -66,16 +65,19 @@ class Detokenizer:
             self._text = self._whole
 
     def _grow(self, piece: str) -> bool:
-        end = len(self._whole)
+        """Add a piece; return whether a stop string ends in it: the one that begins first, and of those the shortest.
+
+        What may still become one is held back: at most what was before, and the piece.
+        """
+        end, longest = len(self._whole), self._held + len(piece)
         self._whole += piece
-        if not self._automaton:
-            self._text = self._whole
-            return False
-        self._state, match = self._automaton.read(self._state, piece)
-        if match is None or self._unwatched >= 0:
-            self._text = self._whole[: len(self._whole) - self._automaton.depth[self._state]]
-            return False
-        start = end + match.start
-        self.stop_reason = self._whole[start : start + match.length]
-        self._text = self._whole = self._whole[:start]
-        return True
+        starts = [(self._whole.find(each, max(end - len(each) + 1, 0)), len(each), each) for each in self._stop]
+        found = min((match for match in starts if match[0] >= 0), default=None)
+        if found and self._unwatched < 0:
+            start, _, self.stop_reason = found
+            self._text = self._whole = self._whole[:start]
+            return True
+        beginnings = (each[:size] for each in self._stop for size in range(1, min(len(each) - 1, longest) + 1))
+        self._held = max((len(each) for each in beginnings if self._whole.endswith(each)), default=0)
+        self._text = self._whole[: len(self._whole) - self._held]
+        return False
