@@ -20,7 +20,7 @@ from specbuild.runtime.speculation.tree import Tree, walk
 from .accounting import account
 from .admission import Admission
 from .emission import Emission
-from .error_isolation import isolate_errors
+from .error_isolation import isolate
 from .loop import DEFAULTS, Loop, LoopOptions
 from .reading import PACE, Reader, step_input
 from .round_result import RoundResult
@@ -58,12 +58,14 @@ class HostLoop(Loop):
             proposals = self.propose(sequences)
             logits = self.verify(sequences, [proposal.tree for proposal in proposals])
             for sequence, proposal, rows in zip(sequences, proposals, logits, strict=True):
-                with isolate_errors(sequence):
+                try:
                     if sequence.decodes:
                         path = self.accept(sequence, proposal.tree, rows)
                         self.commit(sequence, proposal, path)
                     else:
                         self.reader.accept(sequence, proposal.tree, rows)
+                except BaseException as error:
+                    isolate(sequence, error)
 
     def propose(self, sequences: Seq[Sequence]) -> list[Proposal]:
         """Return what each sequence adds to the step: a drafted tree, its last token, or a chunk of its prompt."""

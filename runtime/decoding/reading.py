@@ -17,7 +17,7 @@ from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
-from .error_isolation import isolate_errors
+from .error_isolation import isolate
 
 Logits = NDArray[np.float32]
 PACE = 2.0  # a step that prefills beside others takes at most so many times as long as if all decoded: they wait
@@ -50,8 +50,11 @@ class Reader:
         with nvtx.range("verify"):
             logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
         for sequence, chunk, rows in zip(sequences, chunks, logits, strict=True):
-            with nvtx.range("accept"), isolate_errors(sequence):
-                self.accept(sequence, chunk, rows)
+            try:
+                with nvtx.range("accept"):
+                    self.accept(sequence, chunk, rows)
+            except BaseException as error:
+                isolate(sequence, error)
 
     def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""

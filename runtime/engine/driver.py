@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.error_isolation import isolate
 from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -209,8 +209,10 @@ class Driver:
                 return
             handle, slot = self.waiting[0], None
             sequence = handle.sequence
-            with isolate_errors(sequence):
+            try:
                 slot = self._loop.admission.pick(sequence, self.free)
+            except BaseException as error:
+                isolate(sequence, error)
             if sequence.error:
                 self.waiting.popleft()
                 self._end(handle, "error")

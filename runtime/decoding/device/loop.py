@@ -19,7 +19,7 @@ from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.accounting import account
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.error_isolation import isolate
 from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.decoding.round_result import RoundResult
@@ -138,8 +138,10 @@ class DeviceLoop(Loop):
         """Emit what a round made of each sequence that still decodes; one whose part failed fails alone."""
         for result in results:
             if not result.sequence.finish_reason:
-                with isolate_errors(result.sequence):
+                try:
                     self._accept(result)
+                except BaseException as error:
+                    isolate(result.sequence, error)
 
     def _accept(self, result: RoundResult) -> None:
         """Emit a sequence's tokens until it ends, and commit them in both caches."""

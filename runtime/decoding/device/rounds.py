@@ -184,8 +184,9 @@ class Rounds:
         for executor in reversed(self.executors):
             with suppress(Exception):  # reported when it happened, or of no interest any more
                 executor.wait()
-        for graphs in (self.graphs, *([self.grower.graphs] if self.grower else [])):
-            graphs.clear()
+        self.graphs.clear()
+        if self.grower:
+            self.grower.graphs.clear()
 
 
 def _block(target: StandardExecutor, nodes: int) -> Block:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from specbuild.runtime.backends.gpu.device import Device, Tensor
 from specbuild.runtime.backends.kernels.abi import Dtype, Request, Shape
-from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.error_isolation import isolate
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import tree_masks, words
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -122,8 +122,10 @@ class Slots:
         block.host["masks"][:] = np.uint32(0xFFFFFFFF)
         for sequence, proposal in plan:
             if (matcher := sequence.sampler.matcher) is not None:
-                with isolate_errors(sequence):
+                try:
                     tree_masks(matcher, proposal.tree, self._vocab, block.host["masks"][sequence.slot])
+                except BaseException as error:
+                    isolate(sequence, error)
         block.upload("masks", "masks", stream)
 
     def _masks(self, nodes: int) -> Block:

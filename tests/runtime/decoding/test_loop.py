@@ -8,7 +8,7 @@ import pytest
 from hash_models import sequence_of
 
 from specbuild.runtime.decoding.accounting import account
-from specbuild.runtime.decoding.error_isolation import isolate_errors
+from specbuild.runtime.decoding.error_isolation import isolate
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -123,8 +123,7 @@ class Panic(BaseException):
 def test_what_is_raised_ends_the_sequence(error, message):
     """What is raised on purpose stays what it is."""
     sequence = sequence_of([1], DRAFTING)
-    with isolate_errors(sequence):
-        raise error
+    isolate(sequence, error)
     assert (sequence.finish_reason, str(sequence.error)) == ("error", message)
     if isinstance(error, PromptError):
         assert sequence.error is error
@@ -136,6 +135,6 @@ def test_what_is_raised_ends_the_sequence(error, message):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_goes_through(error):
     sequence = sequence_of([1], DRAFTING)
-    with pytest.raises(error), isolate_errors(sequence):
-        raise error
+    with pytest.raises(error):
+        isolate(sequence, error())
     assert (sequence.finish_reason, sequence.error) == (None, None)
