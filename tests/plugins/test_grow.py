@@ -48,7 +48,7 @@ def grow_both(kernels, texts, seed, values, holes):
             count, branch = len(growth.frontier), growth.spec.branch
             wide = scores[b, :count, :branch].astype(np.float64)
             growth.grow(choices[b, :count, :branch].astype(np.int64), likelihoods(wide))
-            size, offset = len(growth.pool), growth.run
+            size, offset = len(growth.pool), len(growth.rows)
             assert a["pool_tokens"][b, :size].tolist() == growth.pool.tokens
             assert a["pool_parents"][b, :size].tolist() == growth.pool.parents
             np.testing.assert_allclose(a["pool_scores"][b, :size], growth.scores, rtol=1e-13, atol=1e-15)
@@ -59,13 +59,13 @@ def grow_both(kernels, texts, seed, values, holes):
             seen = growth.place()
             nodes = growth.frontier
             count = len(nodes)
-            assert a["pool_rows"][b, :size].tolist() == growth.rows
-            assert (a["level_counts"][b], a["level_offset"][b], shape.run) == (count, offset, growth.run)
+            assert a["pool_rows"][b, :size].tolist() == [growth.rows.get(node, -1) for node in range(size)]
+            assert (a["level_counts"][b], a["level_offset"][b], shape.run) == (count, offset, len(growth.rows))
             assert a["frontier"][b, :count].tolist() == nodes
             assert a["level_tokens"][b, :count].tolist() == [growth.pool.tokens[node] for node in nodes]
             root = FIRST_POSITION * (b + 1)
             assert a["positions"][b].tolist() == [root + growth.depth] * count + [root] * (made.frontiers - count)
-            rows = a["level_parents"][b, : growth.run].tolist()
+            rows = a["level_parents"][b, : len(growth.rows)].tolist()
             if seen is not None:
                 assert np.array_equal(ancestors(rows)[offset:], seen)
             else:
@@ -85,7 +85,7 @@ def grow_both(kernels, texts, seed, values, holes):
         kept, count = sorted(growth.nodes), len(growth.nodes)  # the host puts the likeliest branch first
         assert made.tree(b) == in_levels(growth.pool, kept)
         assert a["tree_nodes"][b].tolist() == kept + [-1] * (made.sizes["nodes"] - count)
-        rows = [growth.rows[node] for node in kept[1:]]
+        rows = [growth.rows.get(node, -1) for node in kept[1:]]
         assert a["node_rows"][b, :count].tolist() == [0, *(row + 1 if row >= 0 else -1 for row in rows)]
     assert not made.arrays["fault"].any()
 
