@@ -47,9 +47,9 @@ test-all: test-ci
 # What CI leaves out.
 nightly: test-all soak
 
-# Every family on many prompts, property tests with many cases; what came out is written to be committed.
+# Every family on many prompts, property tests with many cases; build/soak.xml has each test and its time.
 soak: exactness structured operating tools mutation
-	$(SOAK)/soak.py --out benchmarks/results/soak.json
+	$(PYTEST) --tier soak --junitxml build/soak.xml
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
 exactness: $(EXACTNESS)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,14 @@ def tier_of(item):
             if name in only and name not in but:
                 return tier
     return "fast"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary folders are made, empty."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
 
 
 @pytest.fixture

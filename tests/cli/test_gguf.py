@@ -3,12 +3,12 @@
 import json
 import os
 import struct
-import tempfile
 import time
 
 import pytest
 from tiny_gguf import write_gguf
 
+pytestmark = pytest.mark.usefixtures("temporary")
 SMALL = ("--max-seq-len", 64, "--max-batch-size", 1, "--no-tune")
 
 
@@ -16,14 +16,6 @@ SMALL = ("--max-seq-len", 64, "--max-batch-size", 1, "--no-tune")
 def plain(make_checkpoint, tmp_path_factory):
     """A checkpoint whose rows are whole blocks of 32."""
     return make_checkpoint(tmp_path_factory.mktemp("plain") / "tiny", num_hidden_layers=1, intermediate_size=64)
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    """Where temporary folders are made, empty."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    return tmp_path / "temporary"
 
 
 def test_a_gguf_drafts(specbuild, plain, tmp_path, temporary):
