@@ -141,6 +141,15 @@ def bundle(once, build_shared):
     return once("pycode.bundle", lambda path: build_shared(**pair, output=path))
 
 
+@pytest.fixture(scope="module")
+def four(bundle):
+    """An engine of the reference pair for four sequences."""
+    from specbuild.runtime import Engine
+
+    with Engine.load(bundle, batch_size=4) as engine:
+        yield engine
+
+
 @pytest.fixture
 def bundle_copy(bundle, tmp_path):
     """A bundle to damage."""

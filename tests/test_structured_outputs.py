@@ -33,12 +33,6 @@ def one(bundle):
         yield engine
 
 
-@pytest.fixture(scope="module")
-def four(bundle):
-    with Engine.load(bundle, batch_size=4) as engine:
-        yield engine
-
-
 def texts(engine, some, temperature, speculation):
     prompts = [f"# an example of a {row['name']}\n" for row in some]
     params = [

@@ -1,6 +1,7 @@
 """Builds whose checkpoint, output or memory is taken away under them: one line, and nothing is lost or left behind."""
 
 import pytest
+from data_files import snapshot
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build
@@ -10,10 +11,6 @@ from specbuild.runtime.errors import CheckpointError, OutputError
 @pytest.fixture
 def target(make_checkpoint, tmp_path):
     return make_checkpoint(tmp_path / "target", num_hidden_layers=1)
-
-
-def snapshot(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def overwrite(target):

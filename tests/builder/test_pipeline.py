@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from data_files import snapshot
 from small_models import LLAMA3
 
 from specbuild.builder.config.build_config import BuildConfig
@@ -104,10 +105,6 @@ def place(tiny_bundle, tmp_path):
     folder.mkdir()
     shutil.copytree(tiny_bundle[0], folder / "b")
     return folder
-
-
-def snapshot(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow

@@ -14,19 +14,13 @@ import pytest
 from route_client import COMPLETIONS, joined
 from serving import Server, until
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import SamplingParams
 
 SERVERS = {"prompt", "max_tokens", "stream", "return_token_ids", "deadline", "priority", "speculation"}
 EXTRAS = [
     *({"frequency_penalty": 0.5, "presence_penalty": 0.2}, {"repetition_penalty": 1.2}, {"top_p": 0.9, "top_k": 40}),
     *({"stop": ["\n\n", "self"]}, {"deadline": 0.001}, {"deadline": 0.05}, {"min_tokens": 1}, {}),
 ]
-
-
-@pytest.fixture(scope="module")
-def quiet(bundle):
-    with Engine.load(bundle, batch_size=4) as engine:
-        yield engine
 
 
 def body(rng, prompts):
@@ -89,7 +83,7 @@ def check(quiet, asked, status, events):
 @pytest.mark.nightly
 @pytest.mark.soak(only=("2000",))
 @pytest.mark.parametrize("count", [100, 2000])
-def test_every_text_is_a_quiet_engines(bundle, quiet, prompts, count):
+def test_every_text_is_a_quiet_engines(bundle, four, prompts, count):
     """The second half takes no more memory than the first; then SIGTERM: what was accepted is finished."""
     rng, sizes, ended = random.Random(2), list[int](), threading.Event()
     bodies = [body(rng, prompts) for _ in range(2 * count)]
@@ -114,6 +108,6 @@ def test_every_text_is_a_quiet_engines(bundle, quiet, prompts, count):
         assert server.other == []
     assert not [n for n, (status, _) in enumerate(told, count) if not status and f"load-{n}" in begun]
     assert [status for status, _ in outcomes].count(0) == 0
-    assert sum(check(quiet, asked, *got) for asked, got in zip(bodies, outcomes + told, strict=True)) > count / 2
+    assert sum(check(four, asked, *got) for asked, got in zip(bodies, outcomes + told, strict=True)) > count / 2
     assert count < 1000 or sizes[1] <= 1.02 * sizes[0], sizes
     assert {line.get("status") for line in server.lines if line["level"] == "error"} <= {503}

@@ -1,4 +1,4 @@
-"""What tests/data holds."""
+"""What tests/data holds, and any other folder."""
 
 import json
 from pathlib import Path
@@ -19,3 +19,8 @@ def rows(name):
 def table(name):
     """A file that is one JSON value."""
     return json.loads("\n".join(lines(name)))
+
+
+def snapshot(folder):
+    """A folder's files by their paths in it."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
