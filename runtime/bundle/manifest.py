@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -25,9 +25,6 @@ from .backend import Backend, find_backend
 SCHEMA_VERSION = 5
 MANIFEST, REPORT = "manifest.json", "report.json"
 GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, if it has any
-_LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out
-# defaults that a model's JSON leaves out
-_PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None, "caches": []}
 # has a mask token, is a head
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True), "mtp": (False, True)}
 MANIFEST_BYTES = 4 << 20
@@ -59,7 +56,7 @@ class CacheShape:
     heads: Dimension
     key: Dimension
     value: Dimension
-    state: Count = 0  # the JSON leaves it out
+    state: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,11 @@ class ModelRecord:
     many positions a node sees, 0 for all; the distinct values among the layers. `inputs`, `outputs`: the names of the
     graph's inputs and outputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
 
-    Fields that only some models have, and that the JSON of the others leaves out: `kind`, how a draft drafts ("model",
-    token by token; "parallel", all levels in one pass, after `mask_token`; "eagle3" and "mtp", from the target's
-    hidden states); `hidden`, the width of the hidden states that a target writes and a head reads; `tokens`, the JSON
-    file with the token id of each column of the logits, None if the column's number is the id; `caches`, each layer's
-    cache, if they are not all of `kv_heads` and `head_dim`.
+    Fields that only some models have: `kind`, how a draft drafts ("model", token by token; "parallel", all levels in
+    one pass, after `mask_token`; "eagle3" and "mtp", from the target's hidden states); `hidden`, the width of the
+    hidden states that a target writes and a head reads; `tokens`, the JSON file with the token id of each column of the
+    logits, None if the column's number is the id; `caches`, each layer's cache, if they are not all of `kv_heads` and
+    `head_dim`.
     """
 
     source: Text
@@ -134,7 +131,7 @@ class EngineRecord:
     `attention`: "native" for standard operators, "plugin" for TreeAttention of version `plugin`. `profiles`: by name,
     in the plan's order, the minimum, optimum and maximum of each dynamic dimension. `activations`: an estimate in
     bytes. `kv_cache_dtype`: "fp8" (E4M3, with the plugin) or "auto", the model's own. `block_size`: rows of a cache
-    page (with the plugin), 0 for linear caches. The JSON leaves out the last two at their defaults.
+    page (with the plugin), 0 for linear caches.
     """
 
     version: Text
@@ -153,6 +150,8 @@ class EngineRecord:
 class Manifest:
     """The contents of a bundle; files are named by their paths relative to its folder.
 
+    Its JSON, and that of its records, leaves out fields that are at their defaults.
+
     Attributes:
         schema_version: Version of the manifest's format, `SCHEMA_VERSION`.
         specbuild_version: Version of specbuild that built the bundle.
@@ -170,8 +169,8 @@ class Manifest:
         chat_template: File of the chat template; None if there is none.
         models: The compiled models, "target" and perhaps "draft".
         files: Size and sha256 of every file of the bundle but the manifest and its signature.
-        kernels: The cubins by file; the JSON leaves them out if there are none.
-        engines: The compiled plans by file; the JSON leaves them out if there are none.
+        kernels: The cubins by file.
+        engines: The compiled plans by file.
     """
 
     schema_version: int
@@ -201,26 +200,28 @@ class Manifest:
     @property
     def digest(self) -> str:
         """The sha256 of the manifest's contents, as in its file; bundles of other files have other digests."""
-        return _digest(self._body())
+        return _digest(_written(self))
 
     def to_json(self) -> str:
         """Return the text of the manifest's file, digest included."""
-        body = self._body()
+        body = _written(self)
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
-    def _body(self) -> dict[str, Any]:
-        body = asdict(self)
-        for name in ("kernels", "engines"):
-            if not body[name]:
-                del body[name]
-        for part, defaults in (("engines", _LINEAR), ("models", _PLAIN)):
-            for name, record in body.get(part, {}).items():
-                body[part][name] = dict(item for item in record.items() if item not in defaults.items())
-        for record in body["models"].values():
-            for cache in record.get("caches", []):
-                if not cache["state"]:
-                    del cache["state"]
-        return body
+
+def _written(value: Any) -> Any:
+    """Return a record as JSON data, without the fields that are at their defaults."""
+    if isinstance(value, Mapping):
+        return {name: _written(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    written = {}
+    for each in fields(value):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if (found := getattr(value, each.name)) != default:
+            written[each.name] = _written(found)
+    return written
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -20,22 +20,12 @@ from specbuild.runtime.sampling.structured import StructuredOutputs
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
-_APART = frozenset({"seed"})  # differs by sample, so the receipt has it beside the parameters
-_SAME_TEXT = frozenset(
-    {
-        "n",
-        "logprobs",
-        "prompt_logprobs",
-        "deadline",
-        "priority",
-        "background",
-        "session",
-        "cache_salt",
-        "speculation",
-        "prediction",
-    }
-)
-_UNWRITTEN = frozenset({"constraint"})  # a program, which JSON cannot say
+# A sample's own seed is beside its parameters, a constraint is a program, and no text depends on the others.
+_LEFT_OUT = {
+    *("seed", "constraint", "n", "logprobs", "prompt_logprobs", "deadline", "priority", "background", "session"),
+    *("cache_salt", "speculation", "prediction"),
+}
+_PARAMETERS = tuple(each.name for each in fields(SamplingParams) if each.name not in _LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +76,7 @@ class Receipt:
     finish_reason: Literal["stop", "length", "cancelled", "deadline", "error"]
 
     def __post_init__(self) -> None:
-        known = {each.name for each in fields(SamplingParams)} - _APART - _SAME_TEXT - _UNWRITTEN
-        if unknown := sorted(map(str, self.parameters.keys() - known)):
+        if unknown := sorted(map(str, self.parameters.keys() - {*_PARAMETERS})):
             raise OptionError(f"the receipt has an unknown parameter, {shown(unknown[0])}: update specbuild")
         if self.num_output_tokens > self.params().max_new_tokens:
             raise OptionError("the receipt has more tokens than its max_new_tokens: it was changed, ask for it again")
@@ -226,9 +215,8 @@ def _json(value: Any) -> bytes:
 
 def _parameters(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters that a sample's text depends on, except the seed."""
-    left_out = _APART | _SAME_TEXT | _UNWRITTEN
-    told = {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
-    return {name: value for name, value in told.items() if name != "structured_outputs" or value is not None}
+    values = {name: _plain(getattr(params, name)) for name in _PARAMETERS}
+    return {name: value for name, value in values.items() if name != "structured_outputs" or value is not None}
 
 
 def _plain(value: Any) -> Any:
