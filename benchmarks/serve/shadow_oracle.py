@@ -69,7 +69,7 @@ class Shadowed:
         self.oracle = Oracle(Models([self.model]), ServeOptions(shadow=1.0), self, self.log)  # type: ignore[arg-type]
 
     def shadowed(self, model: str, outcome: str) -> None:
-        """See `Counts`."""
+        """See `Metrics`."""
         self.outcomes[outcome] += 1
 
     def _asked(self) -> CompletionRequest:
