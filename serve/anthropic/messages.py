@@ -46,7 +46,7 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     options, choice = asked.output_config or OutputOptions(), asked.tool_choice
     fields: dict[str, Any] = {name: getattr(asked, name, None) for name in SAMPLING}
     fields["messages"] = system + [told for number, said in enumerate(asked.messages) for told in _told(said, number)]
-    fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools or ()]
+    fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools or ()] or None
     fields["reasoning_effort"] = options.effort
     if isinstance(asked, MessagesRequest):
         fields |= {"stop": asked.stop_sequences, "user": asked.metadata and asked.metadata.user_id}

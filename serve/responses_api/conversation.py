@@ -37,7 +37,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
             "messages": messages + messages_of([*before, *items_of(asked)]),
             "max_tokens": asked.max_output_tokens,
             "stream_options": msgspec.to_builtins(asked.stream_options),
-            "tools": [{"type": "function", "function": _without_type(each)} for each in asked.tools or ()],
+            "tools": [{"type": "function", "function": _without_type(each)} for each in asked.tools or ()] or None,
             "tool_choice": _choice(asked),
             "response_format": text.format and _format(text.format),
             "verbosity": text.verbosity,
