@@ -100,7 +100,9 @@ class Parser(ABC):
         """Pass a text on up to a marker, which is taken; return whether there is one. Space behind calls is dropped."""
         while True:
             at = self._rest.find(marker) if marker else -1
-            size = at if at >= 0 else len(self._rest) - (0 if self._ended else held(self._rest, marker))
+            size = at
+            if at < 0:
+                size = len(self._rest) - (0 if self._ended else held(self._rest, marker))
             if self._rest[:size].strip() or not self._called:
                 self._emit(kind, self._take(size))
                 self._called = False

@@ -39,7 +39,7 @@ def test_a_description_is_of_what_runs(bundle, attention):
     assert names == [*level * 3, "grow_finish", *verify]
     assert edges == [[at, at + 1] for at in range(len(nodes) - 1)], "draft before target, and nothing beside"
     last = nodes[-1]
-    assert last["writes"] == ["ring.memory (host)", "ring.published (host)", "ring.round"]
+    assert last["writes"] == ["ring.memory (host)", "ring.published (host)", "ring.block.round"]
     assert not any("host" in name for node in nodes[:-1] for name in (*node["reads"], *node["writes"]))
     walk = next(node for node in nodes if node.get("kernel") == "walk_tree")
     assert {"slots.roots", "slots.pair", "round.length"} <= set(walk["writes"])

@@ -170,16 +170,17 @@ def test_logprobs_are_plain_decodings(make, folder):
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
-@pytest.mark.slow(but=("host-alone", "resident-with a draft"))
+@pytest.mark.slow(but=("host-alone-4", "resident-with a draft-4"))
+@pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("names", [ALONE, BOTH], ids=["alone", "with a draft"])
-def test_what_is_no_logit_ends_its_sequence_alone(make, folder, names):
+def test_what_is_no_logit_ends_its_sequence_alone(make, folder, names, at):
     """And nothing of it is left in the caches for the slot's next sequence."""
     made, steps = make(2, names), [0]
     model = made.target.model
 
     def spoil(nodes):
         steps[0] += 1
-        if steps[0] == 4:
+        if steps[0] == at:
             made.device.array(model.tensors.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
             made.device.array(model.tensors.cache)[:, 1] = np.nan
 
