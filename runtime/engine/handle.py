@@ -46,7 +46,7 @@ class Handle:
         self._whole: str | None = None  # the complete text, once it is made
 
     def stops(self, now: float) -> bool:
-        """Return whether the request must stop: it is cancelled, or `now`, by the scheduler's clock, past its deadline."""
+        """Return whether the request must stop: it is cancelled, or past its deadline at `now`, by the scheduler."""
         return self.cancelled or now >= self.sequence.deadline
 
     @property
