@@ -36,8 +36,9 @@ SKIPS = (  # what CI's machine lacks
     "no compiler and emulator for aarch64",
 )
 LONG = (  # begun first and in this order, to end together
-    *("test_one_text.py", "test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
-    *("test_proof.py", "test_card_bundles.py", "test_card.py"),
+    *("test_one_text.py", "test_families.py", "test_readme.py", "test_mtp_drafts.py", "test_exactness.py"),
+    *("test_recorded_requests.py", "test_contract.py", "test_card.py", "test_card_bundles.py", "test_proof.py"),
+    *("test_states.py", "test_make_weights.py", "test_standard.py", "test_own_blocks.py"),
 )
 
 pytest_plugins = ["command_line", "hash_models", "host_kernels", "fake_card"]  # of tests/support

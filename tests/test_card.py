@@ -9,8 +9,6 @@ import pytest
 from fake_card import run
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["plugins/test_walk.py", "plugins/test_publish.py"]
-TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu/proof.sh has them
 
 
 @pytest.mark.nightly  # the stand-in takes half a minute to compile
@@ -24,6 +22,7 @@ def test_what_the_driver_refuses_leaves_nothing_behind(card, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(only=("gpu",))
 @pytest.mark.parametrize("what", ["gpu", "kernels", "tensorrt"])
 def test_the_device(card, tmp_path, what):
     run(card, tmp_path, "-mgpu", f"runtime/backends/{what}")
@@ -31,12 +30,12 @@ def test_the_device(card, tmp_path, what):
 
 @pytest.mark.nightly
 def test_single_kernels(card, tmp_path):
-    run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
+    run(card, tmp_path, "-mgpu", "-knot anything", "plugins/test_walk.py", "plugins/test_publish.py")
 
 
 @pytest.mark.soak  # the same kernels on the same host as everywhere, by way of a driver
 def test_all_that_is_for_a_gpu(card, tmp_path):
-    run(card, tmp_path, "-mgpu", *TESTS)
+    run(card, tmp_path, "-mgpu", "runtime", "plugins", "--ignore=tests/plugins/test_generation.py")
 
 
 @pytest.mark.nightly

@@ -18,7 +18,7 @@ def scripts(import_script):
     return import_script("gpu/make_shape"), import_script("gpu/make_weights")
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=[pytest.param(True, marks=pytest.mark.nightly), False], ids=["tied", "untied"])
 def shape(request, scripts, make_checkpoint, tmp_path_factory):
     """A toy's shape, and whether its head is its embedding."""
     folder = tmp_path_factory.mktemp("shape")
