@@ -20,18 +20,19 @@ from .codegen import nvrtc
 from .codegen.tensorrt import capacity_of
 from .config.build_config import CHECK_SLOTS, LONGEST_DEFAULT, BuildConfig
 from .config.quantize_options import AUTO, MTP, chooses
+from .config.scheme import Scheme
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.draft_head import HeadCheckpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
 from .frontend.gguf import Gguf
-from .frontend.lazy_weights import Weight, of_model
+from .frontend.lazy_weights import of_model
 from .frontend.mtp_head import find_mtp
 from .frontend.vocabulary import MAX_DRAFTED, Vocabulary, fit, reconcile
 from .frontend.weights import has_mtp, read_header, weight_files
 from .quantize.linears import Names
-from .quantize.own_blocks import stored_bytes
+from .quantize.own_blocks import own_blocks
 from .quantize.quality import MAX_LOGITS
 from .quantize.stage import RUNGS
 from .quantize.weight_sizes import saved_bytes, weight_bytes
@@ -237,21 +238,29 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, 
     precision, dtype = config.precision_of(name), config.dtype_of(name)
     if weights is None:
         return item_bytes(dtype) * model.parameters * 33 // 32
-    if config.keeps(name) and isinstance(model, Checkpoint) and model.tensors:
-        return _kept_bytes(model.tensors, weights) * 33 // 32
-    schemes = assign(config.quantize, name, precision, config.backend, weights.names)
-    return weight_bytes(weights.shapes, schemes, dtype, experts_scheme(config, name)) * 33 // 32
+    if config.keeps(name):
+        blocks, others, experts = _own_blocks(model, weights.names, None), dict[str, Scheme](), None
+    else:
+        others = assign(config.quantize, name, precision, config.backend, weights.names)
+        blocks, experts = _own_blocks(model, weights.names, others), experts_scheme(config, name)
+    rows = {key: shape[0] for key, shape in weights.shapes.items() if key in blocks}
+    own = sum(count * blocks[key] for key, count in rows.items())
+    rest = {key: shape for key, shape in weights.shapes.items() if key not in rows}
+    return (own + weight_bytes(rest, others, dtype, experts)) * 33 // 32
 
 
-def _kept_bytes(tensors: Mapping[str, Weight], weights: WeightShapes) -> int:
-    """Return how many bytes a file's tensors take, of the embedding and the head those rows that the model has."""
-    embedding, head = f"{weights.names.embedding}.weight", f"{weights.names.head}.weight"
-    total = sum(stored_bytes(weight) for key, weight in tensors.items() if key not in (embedding, head))
-    for key in (embedding, head):
-        whole = tensors.get(key, tensors.get(embedding))
-        if whole and key in weights.shapes:
-            total += stored_bytes(whole) * weights.shapes[key][0] // whole.shape[0]
-    return total
+def _own_blocks(
+    model: Checkpoint | HeadCheckpoint, names: Names, schemes: Mapping[str, Scheme] | None
+) -> dict[str, int]:
+    """Return the bytes of a row of each weight that stays in its file's blocks: all, or those that `schemes` let."""
+    tensors = model.tensors if isinstance(model, Checkpoint) else None
+    if not tensors:
+        return {}
+    embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
+    every = {head: tensors[embedding]} | dict(tensors) if embedding in tensors else tensors
+    if schemes is not None:
+        schemes = {name: each for name, each in schemes.items() if each.block and each.dtype == "fp32"}
+    return {f"{name}.weight": each.row_bytes for name, each in own_blocks(every, names, schemes=schemes).items()}
 
 
 def _of_check(config: BuildConfig, sources: Sources, weights: int) -> dict[str, int]:

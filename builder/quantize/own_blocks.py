@@ -36,6 +36,11 @@ class OwnBlocks(Numbers):
         return Scheme(kind, "fp32", form.block, not form.offset, KEEP, self.activations, scale_bits=form.factor_bits)
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of a row in a bundle."""
+        return self.scheme.row_bytes(self.weight.shape[1], not self.scheme.symmetric)
+
+    @property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         """See Numbers."""
         rows, columns = self.weight.shape
@@ -83,14 +88,6 @@ def own_blocks(
     return blocks
 
 
-def stored_bytes(weight: Weight) -> int:
-    """Return how many bytes a weight takes in a bundle: its blocks, if it comes in them, else float32."""
-    if weight.format is None or len(weight.shape) != 2:
-        return 4 * prod(weight.shape)
-    rows, columns = weight.shape
-    return rows * OwnBlocks("", weight).scheme.row_bytes(columns, weight.format.offset)
-
-
 def block_report(weights: Mapping[str, Weight], blocks: Mapping[str, OwnBlocks]) -> dict[str, Any]:
     """Return what a report says of kept weights: how many bits each takes, and how many have which form."""
     each = {id(weight): weight for weight in weights.values()}
@@ -98,5 +95,7 @@ def block_report(weights: Mapping[str, Weight], blocks: Mapping[str, OwnBlocks])
     for key in each:
         scheme = inside.get(key)
         forms[str(scheme).partition(",keep")[0] if scheme else "fp32"] += 1
-    stored, numbers = sum(map(stored_bytes, each.values())), sum(prod(weight.shape) for weight in each.values())
+    rows = {id(one.weight): one.row_bytes for one in blocks.values()}
+    stored = sum(w.shape[0] * rows[key] if key in rows else 4 * prod(w.shape) for key, w in each.items())
+    numbers = sum(prod(weight.shape) for weight in each.values())
     return {"bits_per_weight": round(8 * stored / numbers, 3), "weights": dict(sorted(forms.items()))}

@@ -12,7 +12,7 @@ from specbuild.builder.frontend.layer_by_layer import LayeredModel
 from specbuild.builder.frontend.lazy_weights import of_names, skeleton
 from specbuild.builder.frontend.vocabulary import reference_logits
 from specbuild.builder.pipeline import build
-from specbuild.builder.prepare import prepare
+from specbuild.builder.prepare import needs_of, prepare
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.grids import own_grids
 from specbuild.builder.quantize.linears import Names
@@ -74,22 +74,26 @@ def test_other_precisions_keep_the_blocks_that_they_can_hold(precision, wide, tm
 
 @pytest.mark.slow
 def test_a_kept_target_may_have_a_quantized_draft(wide, tmp_path):
-    path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
-    asked = {"draft": str(wide), "draft_precision": "int8", "max_batch_size": 1, "max_seq_len": 64}
-    report = build(BuildConfig(str(path), tmp_path / "b", precision="keep:dynamic", **asked))
-    assert set(report["quality"]["models"]) == {"draft"}
-    assert Bundle.open(tmp_path / "b").manifest.precision == "keep:dynamic"
+    """Whose blocks stay the file's, as was said before."""
+    path = str(write_gguf(wide, tmp_path / "a.gguf", "Q4_0"))
+    asked = {"draft": path, "draft_precision": "int8", "max_seq_len": 64}
+    config = BuildConfig(path, tmp_path / "b", precision="keep:dynamic", **asked)
+    assert set(build(config)["quality"]["models"]) == {"draft"}
+    for name, needs in needs_of(config, prepare(config)).items():
+        assert 0.9 < (tmp_path / "b" / name / "weights.bin").stat().st_size / needs.weights < 1
 
 
 def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide, tmp_path):
+    def config(path, **asked):
+        return BuildConfig(str(path), tmp_path / "b", **asked)
+
     path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
-    default = BuildConfig(str(path), tmp_path / "b")
-    assert (default.precision_of("target"), default.quantizes) == ("keep", False)
-    assert BuildConfig(str(path), tmp_path / "b", draft=str(wide)).precision_of("draft") == "fp32"
-    assert BuildConfig(str(path), tmp_path / "b", backend="onnxruntime-cuda").precision_of("target") == "fp16"
+    assert (config(path).precision_of("target"), config(path).quantizes) == ("keep", False)
+    assert config(path, draft=str(wide)).precision_of("draft") == "fp32"
+    assert config(path, backend="onnxruntime-cuda").precision_of("target") == "fp16"
     options = QuantizeOptions(tensor_type=("lm_head=int8",))
-    assert BuildConfig(str(path), tmp_path / "b", quantize=options).precision_of("target") == "fp32"
+    assert config(path, quantize=options).precision_of("target") == "fp32"
     with pytest.raises(OptionError, match="keep is for all weights of a model"):
-        BuildConfig(str(path), tmp_path / "b", precision="keep", quantize=options)
+        config(path, precision="keep", quantize=options)
     with pytest.raises(OptionError, match=f"keep is for a GGUF file, and {wide} is none: give another --precision"):
-        prepare(BuildConfig(str(wide), tmp_path / "b", precision="keep"))
+        prepare(config(wide, precision="keep"))
