@@ -63,8 +63,8 @@ def command(
     """Decode a receipt's text again, by plain decoding and by speculation, and say whether its tokens are the same.
 
     If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
-    another machine, or with other threads, the class may be another. RECEIPT.json may be a whole response of `specbuild
-    serve`, or a file that its shadow oracle kept, which may have the prompt; if not, it is told by the key beside it.
+    another machine the class may be another. RECEIPT.json may be a whole response of `specbuild serve`, or a file that
+    its shadow oracle kept, which may have the prompt; if not, it is told by the key beside it.
 
     \b
     specbuild replay pycode.bundle receipt.json -p 'def main('

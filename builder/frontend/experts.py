@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 EXPERTS = "specbuild"
@@ -34,3 +37,26 @@ def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
+
+
+def _llama4(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute Llama 4's chosen experts alone: `transformers` computes all, the others of inputs of 0."""
+    x, experts = hidden_states.reshape(-1, module.hidden_dim), module.experts
+    logits = module.router(x)[1]
+    scores, chosen = torch.topk(logits, module.top_k, dim=1)
+    rows = (x[:, None] * torch.sigmoid(scores)[..., None]).flatten(0, 1)
+    gate, up = torch.ops.specbuild.expert_matmul(rows, experts.gate_up_proj, chosen, True).chunk(2, -1)
+    outer = torch.ops.specbuild.expert_matmul(experts.act_fn(gate) * up, experts.down_proj, chosen, True)
+    first, *others = outer.view(*chosen.shape, -1).unbind(1)
+    return module.shared_expert(x) + sum(others, first), logits
+
+
+@contextmanager
+def own_experts(model: nn.Module) -> Iterator[None]:
+    """Replace how mixtures are computed whose implementation `transformers` does not let choose, while inside."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            if type(module).__name__ == "Llama4TextMoe":
+                undo.callback(module.__dict__.pop, "forward", None)
+                module.forward = partial(_llama4, module)
+        yield

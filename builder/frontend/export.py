@@ -37,7 +37,7 @@ from specbuild.runtime.errors import CheckpointError
 from . import portable_rotary
 from .attention_layout import Layout, set_experts, take_sinks
 from .draft_head import DraftHead
-from .experts import EXPERTS
+from .experts import EXPERTS, own_experts
 from .hidden_state_taps import Taps
 from .lazy_weights import Weight, of_model
 from .portable_ops import OPSET, TRANSLATIONS
@@ -162,6 +162,7 @@ def portable(
         model.set_attn_implementation(ATTENTION)
         if experts := set_experts(model, EXPERTS):
             undo.callback(set_experts, model, experts)
+        undo.enter_context(own_experts(model))
         portable_rotary.swap(model, positions, capacity, undo)
         undo.enter_context(replaced(model, _convolution, _recurrence))
         undo.callback(model.train, model.training)

@@ -17,6 +17,7 @@ from .qkv import FuseQKV
 from .residual_norm import FuseResidualNorm
 from .rms_norm import FuseRMSNorm
 from .rotary import FuseRotary
+from .row_sum import RowSum
 from .static_reshape import StaticReshape
 from .swiglu import FuseSwiGLU
 from .tied_head import FoldTiedHead
@@ -25,6 +26,7 @@ PORTABLE: tuple[type[FusionPass], ...] = (
     StaticReshape,
     GatherLogits,
     SplitGemm,
+    RowSum,
     FuseRMSNorm,
     FuseRotary,
     FuseSwiGLU,
