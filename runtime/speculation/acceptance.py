@@ -10,7 +10,7 @@ from itertools import accumulate
 from .timing_table import MAX_CHANCE
 
 PRIOR = 4.0  # tokens that the prior weighs
-MAX_RATIO = 4.0  # what is further off its calibration, or a step off its table, says something else
+MAX_RATIO = 4.0  # bound of a ratio to the calibration; of a step to its table, 1/4 too
 MEMORY = 0.9  # weight that what was recorded keeps beside what comes next
 
 
@@ -26,7 +26,7 @@ class Acceptance:
 
     @property
     def ratio(self) -> float:
-        """Accepted tokens for each expected one: the mean of a gamma distribution."""
+        """Accepted tokens for each expected one, at most MAX_RATIO."""
         return min(self.accepted / self.expected, MAX_RATIO)
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:

@@ -30,7 +30,7 @@ class SequenceController:
     sampled: bool
     session: Session
 
-    def candidate(self, continuation: Continuation, nodes: int, shape: TreeSpec, backlog: int = 0) -> Candidate:
+    def candidate(self, continuation: Continuation, nodes: int, shape: TreeSpec, backlog: int) -> Candidate:
         """Return what the sequence may draft.
 
         Args:
@@ -56,7 +56,8 @@ class SequenceController:
     def record(self, proposal: Proposal, path: Sequence[int], token: int, ended: bool = False) -> None:
         """Learn from a round; the text's continuation is judged even if it was not drafted.
 
-        A trial is a node of the path that had children by chance; the last one failed, unless the text ended there.
+        A trial is a node of the path that had children by chance. `accepted` of them succeeded; if fewer than all did,
+        the last one failed.
 
         Args:
             proposal: What was drafted.
@@ -121,11 +122,13 @@ class Round:
                 waiting.setdefault(id(controller.session.backoff), index)
         for index in waiting.values():
             controller, candidate = self._sequences[index]
-            if not controller.session.backoff.tick():
+            backoff = controller.session.backoff
+            if not backoff.tick():
                 continue
             if allocate([controller.optimistic(candidate)], self._cost, self._min_speedup).levels[0]:
                 self.decisions[index] = Decision("probe", 1, 1)
                 return
+            backoff.skip()
 
     def rule(self, index: int, trees: int) -> GrowthRule:
         """Return the rule by which a sequence's tree grows, in steps that so many trees share."""

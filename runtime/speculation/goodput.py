@@ -17,7 +17,7 @@ from .cost_model import RoundCost
 from .sessions import TextDrafter
 from .timing_table import UNLIKELY
 
-MARGIN = 0.1  # tokens by which each drafting sequence must beat plain decoding's one: chances and costs are estimates
+MARGIN = 0.1  # tokens by which a round must beat plain decoding for each sequence that drafts: all are estimates
 NODES_A_LEVEL = 2  # nodes of a tree's level that are verified in the end, about
 
 
@@ -41,10 +41,6 @@ class Candidate:
     backlog: int = 0
     drafter: TextDrafter = "lookup"
 
-    def size(self, levels: int) -> int:
-        """Return how many nodes of a tree of so many levels are verified, about."""
-        return min(min(self.width, NODES_A_LEVEL) * levels, self.nodes)
-
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
@@ -62,7 +58,7 @@ class Allocation:
 
 
 def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: float = 1.0) -> Allocation:
-    """Return the allocation of most goodput, or no drafts if none beats plain decoding by MARGIN and `min_speedup`."""
+    """Return the allocation of most goodput, or no drafts if it does not beat plain decoding by MARGIN, `min_speedup`."""
     zeros = [0] * len(candidates)
     nothing = Allocation(zeros, zeros, cost.sequences, cost.plain)
     texts = best = _continuations(candidates, cost, nothing)
@@ -94,7 +90,7 @@ def _trees(levels: int, candidates: Sequence[Candidate], texts: Allocation, rate
     nodes, depths, tokens = list(texts.nodes), [0] * len(candidates), float(cost.sequences)
     for number, each in enumerate(candidates):
         accepted, depth = sum(each.path[: nodes[number]]), min(levels, len(each.trees) - 1)
-        size = each.size(depth)
+        size = min(min(each.width, NODES_A_LEVEL) * depth, each.nodes)
         seconds = cost.row * (size - nodes[number]) + cost.reading(each.backlog)
         if size > 0 and each.trees[depth] - accepted > rate * seconds:
             nodes[number], depths[number], accepted = size, depth, each.trees[depth]
@@ -118,7 +114,7 @@ def cut(
         trees: The chance of each node, the likeliest first.
         texts: Nodes of each continuation that is verified beside them.
         tokens: Tokens that the round brings without the trees.
-        seconds: What growing them total.
+        seconds: Seconds spent on growing the trees.
         cost: The round's prices.
         goodput: What the round has without them, if not what verifying the continuations brings.
     """

@@ -29,11 +29,13 @@ class Backoff:
     countdown: int = PROBES[0]
 
     def tick(self) -> bool:
-        """Count a round without the model; return whether to try it: whatever becomes of that, the next is not due."""
+        """Count a round without the model; return whether to try it, until a try is recorded or skipped."""
         self.countdown -= 1
-        if due := self.countdown <= 0:
-            self.countdown = self.rounds
-        return due
+        return self.countdown <= 0
+
+    def skip(self) -> None:
+        """Leave out a try, which would not pay even if it came true."""
+        self.countdown = self.rounds
 
     def record(self, accepted: int) -> None:
         """Record a try: after a success the next round may try again."""

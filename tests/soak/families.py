@@ -44,8 +44,7 @@ def main():
 def earlier(path):
     """The results of this version of transformers that a file has."""
     known = json.loads(path.read_text()) if path.is_file() else {}
-    found = known["families"] if known.get("transformers") == transformers.__version__ else {}
-    return found
+    return known["families"] if known.get("transformers") == transformers.__version__ else {}
 
 
 def outcome(model_type):
@@ -53,7 +52,7 @@ def outcome(model_type):
     try:
         check_family(model_type)
     except SpecbuildError as error:
-        return str(error)
+        return str(error).rpartition("plain.onnx ")[2]  # without the temporary folder
     except AssertionError:
         return WRONG
     except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
@@ -69,11 +68,11 @@ def write_list(results):
     lines = textwrap.wrap(
         f"{len(built)} build: " + ", ".join(f"`{name}`" for name in built) + ".", 100, break_on_hyphens=False
     )
-    refused = {name: reason for name, reason in results.items() if reason}
     lines += ["", "| refused | why |", "| --- | --- |"]
     by_reason = {}
-    for name, reason in refused.items():
-        by_reason.setdefault(told(reason), []).append(f"`{name}`")
+    for name, reason in results.items():
+        if reason:
+            by_reason.setdefault(told(reason), []).append(f"`{name}`")
     lines += [f"| {', '.join(names)} | {reason} |" for reason, names in sorted(by_reason.items())]
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)

@@ -47,9 +47,11 @@ def test_a_draft_that_pays_is_used_and_a_bad_one_is_left(host, folder, ahead, ti
         last = told(done[-1])
         assert (made.device.turns > made.loop.stats.rounds - 9) == (ahead > 0), "rounds follow each other"
         if hostile:
+            probes = last.decisions["probe"] if times is LARGE else 0  # there not even a success would pay
             assert last.decisions["plain"] > 40
-            assert last.decisions.get("model", 0) <= 2
-            assert last.num_draft_tokens <= 8 * last.decisions.get("model", 0) + last.decisions.get("probe", 0)
+            trees = last.decisions.get("model", 0)
+            assert trees <= 2
+            assert last.num_draft_tokens <= 8 * trees + probes
         elif times is LARGE:
             assert last.decisions["model"] >= sum(last.decisions.values()) - 3
             assert last.mean_acceptance_length > 2 < last.num_draft_tokens / last.num_spec_steps
