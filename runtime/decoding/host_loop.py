@@ -70,13 +70,13 @@ class HostLoop(Loop):
     def propose(self, sequences: Seq[Sequence]) -> list[Proposal]:
         """Return what each sequence adds to the step: a drafted tree, its last token, or a chunk of its prompt."""
         drafting = self.planner.drafting(sequences)
-        drafts = self.proposer.propose(drafting, len(sequences), self.planner.now) if drafting else []
+        drafts = self.proposer.propose(drafting, len(sequences), self.planner.current) if drafting else []
         proposals = {s.slot: Proposal(Tree([s.tokens[-1]])) for s in sequences if s.decodes}
         proposals |= {s.slot: proposal for s, proposal in zip(drafting, drafts, strict=True)}
         if prompts := [s for s in sequences if not s.decodes]:
             rows = (self._options.step_nodes or 1 << 30) - sum(len(each.tree) for each in proposals.values())
-            if self.cost and proposals:  # by the table as it was measured, which never falls with rows
-                decoding = len(sequences) - len(prompts)  # drafts, which pay for themselves, are not counted
+            if self.cost and proposals:  # PACE bounds the rows that decode or prefill; drafts pay for themselves
+                decoding = len(sequences) - len(prompts)
                 rows = min(rows, self.cost.times().rows_within(len(sequences), PACE) - decoding)
             chunks = self.reader.chunks(prompts, rows, len(sequences) == 1)
             proposals |= {s.slot: Proposal(chunk) for s, chunk in zip(prompts, chunks, strict=True)}
@@ -93,20 +93,20 @@ class HostLoop(Loop):
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> list[int]:
         """Emit the target's choices along the tree; return the accepted nodes, the root first."""
-        root = len(sequence.tokens) - 1
+        root_position = len(sequence.tokens) - 1
 
         def choose(node: int) -> int:
-            return self.emission.choose(sequence, logits[node], root + tree.depths[node])
+            return self.emission.choose(sequence, logits[node], root_position + tree.depths[node])
 
         with nvtx.range("accept"), self.tally.timed("accept"):
             return self.emission.emit(sequence, walk(tree, choose))
 
     def commit(self, sequence: Sequence, proposal: Proposal, path: Seq[int]) -> None:
         """Commit the accepted nodes' rows in both caches, and record what became of the draft."""
-        root = sequence.cached
+        root_row = sequence.cached
         with nvtx.range("commit"), self.tally.timed("commit"):
-            self.target.commit(sequence.slot, [root + node for node in path], root)
-            sequence.cache(root + len(path))
+            self.target.commit(sequence.slot, [root_row + node for node in path], root_row)
+            sequence.cache(root_row + len(path))
             self.proposer.commit(sequence, proposal, path)
-            tokens = sequence.tokens[root + 1 :]
+            tokens = sequence.tokens[root_row + 1 :]
             self.planner.record(RoundResult(sequence, proposal, len(proposal.tree) - 1, path, tokens))

@@ -16,22 +16,22 @@ from .round_result import RoundResult
 class Planner:
     """The operator's limits, whatever requests ask for. `max_nodes`: a sequence's maximum nodes in a step.
 
-    `now`: the limits of the next rounds, which any thread may set. Requests are refused by `limits`, the initial ones.
+    `current`: those of the next rounds, which any thread may set. Requests are refused by `limits`, the first ones.
     """
 
     limits: Limits = NO_LIMITS
     max_nodes: int = 1 << 16
-    now: Limits = field(init=False)
+    current: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.now = self.limits
+        self.current = self.limits
 
     def limit(self, limits: Limits) -> None:
         """Set the limits of the next rounds; raises OptionError for more nodes than at first: steps may lack room."""
         most, nodes = self.limits.max_draft_tokens, limits.max_draft_tokens
         if most is not None and nodes is not None and nodes > most:
             raise OptionError(f"max_draft_tokens {nodes} is more than {most}, what the engine was loaded with")
-        self.now = limits if nodes is not None else replace(limits, max_draft_tokens=most)
+        self.current = limits if nodes is not None else replace(limits, max_draft_tokens=most)
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed."""
@@ -49,9 +49,9 @@ class Planner:
     def _budget(self, sequence: Sequence, batch: int) -> DraftBudget | None:
         """Return what a sequence may draft in a round in which `batch` sequences draft, this one included."""
         tree, most = sequence.request.tree, self.max_nodes - 1
-        shape = tree and tree.within(self.now.max_nodes(batch, min(most, tree.nodes)))
+        shape = tree and tree.within(self.current.max_nodes(batch, min(most, tree.nodes)))
         missing = sequence.request.max_tokens - len(sequence.tokens) - 1
-        return DraftBudget(self.now.max_nodes(batch, min(most, missing)), shape) if shape else None
+        return DraftBudget(self.current.max_nodes(batch, min(most, missing)), shape) if shape else None
 
     @staticmethod
     def record(result: RoundResult) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from specbuild.runtime.requests.prediction import CERTAIN
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH
-from specbuild.runtime.speculation.controller import Round, SequenceController
+from specbuild.runtime.speculation.controller import RoundDecisions, SequenceController
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.goodput import Candidate
 from specbuild.runtime.speculation.proposal import Continuation, Decision, Proposal
@@ -37,7 +37,7 @@ class Plan:
 
     sequences: Seq[Sequence]
     proposals: Seq[Proposal]
-    round: Round | None
+    round: RoundDecisions | None
 
 
 class Proposer:
@@ -76,7 +76,7 @@ class Proposer:
         controllers = [controller for controller, _ in candidates.values()]
         sampled = any(controller.sampled for controller in controllers)
         cost = controllers[0].engine.cost.of_round(max(step, len(sequences)), sampled)
-        round_ = Round(candidates, cost, limits.min_expected_speedup)
+        round_ = RoundDecisions(candidates, cost, limits.min_expected_speedup)
         for index, decision in round_.decisions.items():
             proposals[index] = self._decide(sequences[index], proposals[index], decision)
         return Plan(sequences, proposals, round_)

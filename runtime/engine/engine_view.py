@@ -45,7 +45,7 @@ class EngineView:
     @property
     def limits(self) -> Limits:
         """Limits on drafting, to be set at any time; OptionError for more nodes than at loading: see `Limits`."""
-        return self._loop.planner.now
+        return self._loop.planner.current
 
     @limits.setter
     def limits(self, limits: Limits) -> None:

@@ -83,7 +83,7 @@ class SequenceController:
             self.session.backoff.record(accepted)
 
 
-class Round:
+class RoundDecisions:
     """One round's decisions, by the index of their sequence, and how far the model's trees grow."""
 
     def __init__(

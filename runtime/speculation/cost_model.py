@@ -1,7 +1,7 @@
 """The cost of a round: the bundle's timing table, corrected by the seconds of recent steps.
 
 A table is measured once, on a quiet machine; the machine that decodes may be busy, throttled or another. So each
-shape of a step has a moving average of its steps' log ratios to the table. A shape that was not seen for long is taken
+bucket of steps has a moving average of its steps' log ratios to the table. A bucket that was not seen for long is taken
 to cost what the table says, or less if all steps do: so it is tried again. No token depends on it.
 """
 
@@ -16,7 +16,7 @@ from .acceptance import MAX_RATIO, MEMORY
 from .sessions import PROBES
 from .timing_table import Times, TimingTable, seconds_at
 
-FRESH = 48  # steps of other shapes after which a shape is mostly forgotten
+FRESH = 48  # steps of other buckets after which a bucket is mostly forgotten
 
 Part = Literal["verify", "draft"]
 
@@ -54,7 +54,7 @@ class CostModel:
     batch_size: int = 1
     padded: bool = False
     corrected: bool = True
-    _shapes: dict[tuple[Part, int], _Average] = field(default_factory=dict)
+    _buckets: dict[tuple[Part, int], _Average] = field(default_factory=dict)
     _all: _Average = field(default_factory=_Average)
     _factors: dict[tuple[Part, int], float] = field(default_factory=dict)
 
@@ -70,13 +70,13 @@ class CostModel:
         if not (self.corrected and seconds > 0 and expected > 0):
             return
         ratio = math.log(min(max(seconds / expected, 1 / MAX_RATIO), MAX_RATIO))
-        key = part, _shape(rows)
-        if (shape := self._shapes.get(key)) is None:
-            self._shapes[key] = _Average()  # a shape's first step binds buffers, and does not count
+        key = part, _bucket(rows)
+        if (bucket := self._buckets.get(key)) is None:
+            self._buckets[key] = _Average()  # a bucket's first step binds buffers, and does not count
             return
         self._factors.clear()
         step = self._all.last + 1
-        for average in (shape, self._all):
+        for average in (bucket, self._all):
             average.record(ratio, step)
 
     @property
@@ -86,9 +86,9 @@ class CostModel:
 
     def factor(self, part: Part, rows: int) -> float:
         """Return what the table's seconds of a step of `rows` rows are multiplied with."""
-        key = part, _shape(rows)
+        key = part, _bucket(rows)
         if (factor := self._factors.get(key)) is None:
-            average, unknown = self._shapes.get(key) or _Average(), min(self._all.value, 0.0)
+            average, unknown = self._buckets.get(key) or _Average(), min(self._all.value, 0.0)
             fresh = average.freshness(self._all.last) if average.weight else 0.0
             factor = self._factors[key] = math.exp(unknown + fresh * (average.value - unknown))
         return factor
@@ -132,7 +132,7 @@ class RoundCost:
 
     @property
     def row(self) -> float:
-        """Average seconds of one more row in a step of the target; 0 in a padded step, where somebody else pays."""
+        """Average seconds of one more row in a step of the target; 0 in a padded step, whose rows are paid already."""
         if self.model.padded:
             return 0.0
         first, last = self.sequences + 1, self.sequences + 7
@@ -158,6 +158,6 @@ class RoundCost:
         return step + self.times.level * self.model.correction * rows / self.times.batch_size
 
 
-def _shape(rows: int) -> int:
-    """Return the shape of a step, which steps of up to twice its rows share."""
+def _bucket(rows: int) -> int:
+    """Return the bucket of a step, which steps of up to twice its rows share."""
     return max(rows - 1, 0).bit_length()

@@ -58,18 +58,18 @@ class Allocation:
 
 
 def allocate(candidates: Sequence[Candidate], cost: RoundCost, min_speedup: float = 1.0) -> Allocation:
-    """Return the allocation of most goodput, or no drafts if it does not beat plain decoding by MARGIN, `min_speedup`."""
+    """Return the allocation of most goodput, which beats plain decoding by MARGIN and `min_speedup`; or no drafts."""
     zeros = [0] * len(candidates)
     nothing = Allocation(zeros, zeros, cost.sequences, cost.plain)
     texts = best = _continuations(candidates, cost, nothing)
-    goodput = 0.0
+    shallower = 0.0  # goodput with trees of fewer levels
     for levels in range(1, max((len(each.trees) for each in candidates), default=0)):
         if cost.model.padded and levels & (levels - 1):
             continue  # a device has a graph for each number of levels
         trees = _trees(levels, candidates, texts, best.goodput, cost)
-        if trees.goodput < goodput:
+        if trees.goodput < shallower:
             break
-        best, goodput = max(best, trees, key=lambda each: each.goodput), trees.goodput
+        best, shallower = max(best, trees, key=lambda each: each.goodput), trees.goodput
     drafting = sum(nodes > 0 for nodes in best.nodes)
     least = nothing.goodput * max(min_speedup, 1 + MARGIN * drafting / cost.sequences)
     return best if best.goodput >= least else nothing

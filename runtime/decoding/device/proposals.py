@@ -36,7 +36,7 @@ class Proposals:
         shapes = [s.shape for s in drafting if s.shape]
         # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
         roomy = [s for s in drafting if s.controller or (s.shape and self.room.fits(s, s.shape, shapes))]
-        plan = proposer.plan(roomy, len(sequences), self.planner.now)
+        plan = proposer.plan(roomy, len(sequences), self.planner.current)
         plan = replace(plan, proposals=[self._fit(*each, shapes) for each in zip(roomy, plan.proposals, strict=True)])
         drafts = proposer.grow(plan, [index for index, sequence in enumerate(roomy) if self._grows_on_host(sequence)])
         proposals = {s.slot: proposal for s, proposal in zip(roomy, drafts, strict=True)}

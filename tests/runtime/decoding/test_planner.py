@@ -53,6 +53,6 @@ def test_a_limit_of_the_rounds_to_come_is_none_that_steps_have_no_room_for():
         planner.check(sequence)
     with pytest.raises(OptionError, match="max_draft_tokens 9 is more than 8, what the engine was loaded with"):
         planner.limit(Limits(9))
-    assert planner.now == planner.limits == Limits(8)
+    assert planner.current == planner.limits == Limits(8)
     with pytest.raises(OptionError, match="drafts 9 nodes, max_draft_tokens allows 8"):
         planner.check(ask("topk:3,3"))
