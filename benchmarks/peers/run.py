@@ -2,15 +2,15 @@
 
 python -m benchmarks.peers.run --target DIR --draft DIR --bundle BUNDLE [options]
 
-Temperature 0, batch 1, float32, one request at a time. For each prompt all modes of all peers take turns, and prompts
-begin with different ones. All get the same token ids and decode the same number of tokens, past an end-of-text token.
+Temperature 0, batch 1, one request at a time; in float32, or with GGUF files as --target and --draft in their own
+numbers. For each prompt all modes of all peers take turns, and prompts begin with different ones. All get the same
+token ids and decode the same number of tokens, past an end-of-text token.
 The README.md beside this file describes each peer, and how its threads and precision are set.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -19,53 +19,56 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from benchmarks.common import OUT, PROMPTS, ROOT, machine, parser, save
 from benchmarks.peers import environments
 from benchmarks.peers.protocol import Decoded
 from benchmarks.peers.table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
 from benchmarks.peers.worker import PeerError, Worker
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.engine.composition import tokenizer_of
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.requests.prompt_file import read
 
 PEERS = (OURS, "transformers", "openvino", "onnxruntime-genai")
+OF_GGUF = (OURS, "llama-cpp")  # that read GGUF files
 PAUSE = 0.05  # seconds between turns, in which spinning thread pools go to sleep
 
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line; raise PeerError if it is invalid."""
     found = parser(__doc__, OUT / "peers.json")
-    found.add_argument("--target", type=Path, required=True, help="folder of a checkpoint with a tokenizer.json")
-    found.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint")
+    found.add_argument("--target", type=Path, required=True, help="folder of a checkpoint, or a GGUF file")
+    found.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint, or a GGUF file")
     found.add_argument("--bundle", type=Path, required=True, help="built of the two, and tuned")
-    found.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON objects with a prompt, a line each")
+    found.add_argument("--prompts", type=Path, default=PROMPTS, help="a prompt file")
     found.add_argument("--num-prompts", type=int, default=8, help="so many, evenly spread over the file")
     found.add_argument("--max-new-tokens", type=int, default=128)
     found.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     found.add_argument("--openvino-defaults", action="store_true", help="let OpenVINO choose its precision (bf16, …)")
-    found.add_argument("--only", default=",".join(PEERS), metavar="PEER,…", help="of the peers; default: %(default)s")
+    found.add_argument("--only", metavar="PEER,…", help="of the peers; default: all that read such checkpoints")
     found.add_argument("--folder", type=Path, default=ROOT / "build" / "peers", help="for environments, models")
     asked = found.parse_args(arguments)
-    asked.only = [OURS, *(name for name in asked.only.split(",") if name != OURS)]
-    if unknown := set(asked.only) - set(PEERS):
-        raise PeerError(f"--only {','.join(sorted(unknown))}: use {', '.join(PEERS)}")
-    for path in (asked.target / "tokenizer.json", asked.draft / "config.json", asked.bundle / "manifest.json"):
-        if not path.is_file():
+    peers = OF_GGUF if asked.target.is_file() else PEERS
+    asked.only = [OURS, *(name for name in (asked.only or ",".join(peers)).split(",") if name != OURS)]
+    if unknown := set(asked.only) - set(peers):
+        raise PeerError(f"--only {','.join(sorted(unknown))}: use {', '.join(peers)}")
+    for path in (asked.target, asked.draft, asked.bundle / "manifest.json"):
+        if not path.exists():
             raise PeerError(f"{path} is missing: --target and --draft are checkpoints, --bundle is built of them")
     if min(asked.num_prompts, asked.threads) < 1 or asked.max_new_tokens < 2:
         raise PeerError("--num-prompts and --threads are at least 1, --max-new-tokens at least 2")
     return asked
 
 
-def token_ids(file: Path, count: int, target: Path) -> list[list[int]]:
+def token_ids(file: Path, count: int, bundle: Path) -> list[list[int]]:
     """Return the token ids of `count` prompts of a file, evenly spread; raise PeerError if it cannot be read."""
     try:
-        texts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PeerError(f"{file} cannot be read ({error}): give JSON objects with a prompt, a line each") from None
-    if count > len(texts):
-        raise PeerError(f"--num-prompts {count} is more than the {len(texts)} prompts of {file}")
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    return [tokenizer.encode(texts[i * len(texts) // count]).ids for i in range(count)]
+        requests, tokenizer = read(str(file), {}), tokenizer_of(Bundle.open(bundle), None)
+        if count > len(requests):
+            raise PeerError(f"--num-prompts {count} is more than the {len(requests)} prompts of {file}")
+        return [tokenizer.encode(requests[i * len(requests) // count].prompt) for i in range(count)]
+    except SpecbuildError as error:
+        raise PeerError(str(error)) from None
 
 
 @contextmanager
@@ -125,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the comparison, print and write it; return the exit status."""
     try:
         asked = options(arguments)
-        prompts = token_ids(asked.prompts, asked.num_prompts, asked.target)
+        prompts = token_ids(asked.prompts, asked.num_prompts, asked.bundle)
         with workers(asked) as peers:
             about = {name: {key: peer.about[key] for key in ("versions", "settings")} for name, peer in peers.items()}
             result = measure(peers, prompts, asked.max_new_tokens)

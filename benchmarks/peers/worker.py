@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,  # a peer may begin processes of its own
                 env=os.environ | environment(job["threads"]),
             )
         self.about = self._ask(job)
@@ -71,7 +73,7 @@ class Worker:
         if value is None:
             self._process.communicate()
         else:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
