@@ -202,7 +202,7 @@ def _quantization(
     if texts is None or not isinstance(checkpoint, Checkpoint):
         return None
     with context.stage(f"{name}: quantize"):
-        request, names, schemes = _asked(context, loaded, texts)
+        request, names, schemes = _quantization_request(context, loaded, texts)
         check_products(graph, schemes)
         model = _layered(context, loaded)
         request = replace(request, comparing=Candidates(context, model, graph, names).best)
@@ -212,7 +212,9 @@ def _quantization(
         return quantize_model(model, request, names, schemes, before, exact, identity, detail)
 
 
-def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Request, Names, dict[str, Scheme]]:
+def _quantization_request(
+    context: BuildContext, loaded: LoadedModel, texts: Texts
+) -> tuple[Request, Names, dict[str, Scheme]]:
     """Return the quantization request for a model, its weights' names, and their schemes."""
     config, name = context.config, loaded.name
     names = Names.of(loaded.net)  # its configuration may be wrong about a tied head, the loaded model is not

@@ -1,4 +1,4 @@
-"""What the routes of a server share: models, options, watchers, and the threads that work for requests."""
+"""The models, options, watchers and threads that all routes of a server share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Service:
         return self.options.extra_fields == "refuse"
 
     async def tokenizing(self, work: Callable[[], Any]) -> Any:
-        """Run a function for a request that wants tokens and no text, beside generation; raises ApiError 429."""
+        """Run a function for a request that decodes no text, such as `/tokenize`; raises ApiError 429."""
         with self.text_admission.room(1) as ticket:
             found = await asyncio.get_running_loop().run_in_executor(self.text_pool, work)
             ticket.started()
@@ -65,7 +65,7 @@ class Service:
 
     @property
     def workers(self) -> Workers:
-        """What requests are decoded with beside the engines."""
+        """The threads, grammars and metrics of requests."""
         return Workers(self.pool, self.grammars, self.metrics)
 
     @property

@@ -78,7 +78,7 @@ class Plan:
             has = getattr(before.config, fields.get(name, name), None)
             if has != size:
                 raise OptionError(f"{before.source} has --{flag(name)} {has}, not {size}: drop it")
-        known, asked = self._known(before), self.config.draft_vocab_size
+        known, asked = self._draft_tokens(before), self.config.draft_vocab_size
         if known is not None and asked and asked != len(known):
             raise OptionError(
                 f"the head of {before.source} knows {len(known)} tokens, not {asked}: drop --draft-vocab-size"
@@ -89,7 +89,7 @@ class Plan:
                 f"{before.source} drafts with mask token {mask}: go on with --kind parallel, for its target"
             )
 
-    def _known(self, before: Checkpoint) -> Tensor | None:
+    def _draft_tokens(self, before: Checkpoint) -> Tensor | None:
         tokens = getattr(before.config, DRAFT_TOKENS, None)
         return None if tokens is None else torch.tensor(tokens)  # `reconcile` has validated them
 
@@ -116,7 +116,7 @@ class Plan:
             return head, {}
         assert self.shape is not None
         if self.before:
-            net, known = checkpoints.load(self.before, "sdpa"), self._known(self.before)
+            net, known = checkpoints.load(self.before, "sdpa"), self._draft_tokens(self.before)
             began = {config.init: len(list(net.parameters()))}
             trimmed = known is not None or bool(config.draft_vocab_size and wanted < size)
         else:

@@ -21,7 +21,7 @@ from .make import Plan, files_of_tokenizer
 from .options import DistillConfig
 from .student import Student
 from .teacher import Course, Teacher
-from .train import Found, Trainer, narrow, scalars
+from .train import Trainer, TrainingResult, narrow, scalars
 from .validate import Exam
 from .work import Work
 
@@ -136,7 +136,7 @@ def _report(
     corpus: Corpus,
     student: Student,
     began: dict[str, int],
-    found: Found,
+    found: TrainingResult,
 ) -> dict[str, Any]:
     return {
         "draft": str(config.output),

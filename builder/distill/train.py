@@ -33,7 +33,7 @@ Weights = dict[str, Tensor]
 
 
 @dataclass
-class Found:
+class TrainingResult:
     """A training's results so far, without weights. curve: step, loss, acceptance_length, seconds per validation."""
 
     step: int = 0
@@ -68,9 +68,9 @@ class Trainer:
         self._weights: Weights = {name: p.detach().float().clone() for name, p in named.items()}
         self._best: Weights = {}
         self._optimizers = optimizers(self.student.net, self._weights)
-        self._found = Found()
+        self._found = TrainingResult()
 
-    def run(self) -> Found:
+    def run(self) -> TrainingResult:
         """Train for all steps or until validation stops improving; the student ends with its best weights."""
         narrow(self.student.net, self.dtype)
         self._restore()
@@ -193,7 +193,7 @@ class Trainer:
             state = {key: each[name] for key, each in groups.items() if name in each}
             of = next(each for each in self._optimizers if any(weight is w for w in each.param_groups[0]["params"]))
             of.state[weight] = {k: v if k == "step" else v.to(weight.device) for k, v in state.items()}
-        self._found = Found(**about)
+        self._found = TrainingResult(**about)
 
 
 def optimizers(net: nn.Module, weights: Weights) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:

@@ -89,7 +89,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
                 decoder = Decoder(engine, loop, asked.new_tokens)
                 found = list[dict[str, Any]]()
                 for temperature in asked.temperatures:
-                    counted = _told(f"temperature {temperature:g}", prompts, progress)
+                    counted = _with_progress(f"temperature {temperature:g}", prompts, progress)
                     found.append(_at(temperature, decoder, counted, table, engine.manifest.buckets[-1] - 1))
     times = table["times"]["1"]
     steps = {name: times[part][0][1] for name, part in (("target", "verify"), ("draft", "draft"))}
@@ -116,7 +116,7 @@ def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
     return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)
 
 
-def _told(what: str, prompts: Sequence[list[int]], progress: tuning.Progress) -> Iterator[list[int]]:
+def _with_progress(what: str, prompts: Sequence[list[int]], progress: tuning.Progress) -> Iterator[list[int]]:
     """Yield the prompts, reporting progress before each."""
     for number, prompt in enumerate(prompts):
         progress(what, number, len(prompts))

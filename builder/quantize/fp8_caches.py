@@ -50,7 +50,7 @@ def calibrate(model: LayeredModel, texts: Sequence[Sequence[int]]) -> Scales:
         largest[layer] = torch.maximum(peak, largest.get(layer, peak))
         return key, value
 
-    with _kept(model.net, note):
+    with _with_keep(model.net, note):
         model.logits(texts)
     key, value = torch.stack([largest[layer] for layer in sorted(largest)], dim=1)
     return Scales(*((peak * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for peak in (key, value)))
@@ -64,7 +64,7 @@ def cached_logits(model: LayeredModel, texts: Sequence[Sequence[int]], scales: S
     if scales is None:
         return model.logits(texts)
     keys, values = (torch.from_numpy(each)[:, :, None, None] for each in (scales.key, scales.value))
-    with _kept(model.net, lambda layer, key, value: (_cached(key, keys[layer]), _cached(value, values[layer]))):
+    with _with_keep(model.net, lambda layer, key, value: (_cached(key, keys[layer]), _cached(value, values[layer]))):
         return model.logits(texts)
 
 
@@ -77,7 +77,7 @@ _keep: _Keep | None = None
 
 
 @contextmanager
-def _kept(model: PreTrainedModel, keep: _Keep) -> Iterator[None]:
+def _with_keep(model: PreTrainedModel, keep: _Keep) -> Iterator[None]:
     """Make each layer attend to the result of `keep(layer, key, value)`; restore the model afterwards."""
     global _keep
     before, _keep = model.config._attn_implementation, keep
@@ -100,7 +100,7 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute eager attention over `_keep`'s keys and values; `attention_layout.probe` refused all other options."""
-    assert _keep is not None, "runs inside _kept only"
+    assert _keep is not None, "runs inside _with_keep only"
     layer: int = module.layer_idx  # type: ignore[assignment]
     group = query.shape[1] // key.shape[1]
     keys, values = (x.repeat_interleave(group, 1) for x in _keep(layer, key, value))

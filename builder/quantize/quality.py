@@ -44,7 +44,7 @@ def moved(before: Before, after: Iterable[Logits]) -> dict[str, Any]:
 
     `perplexity` is [before, after]. `after` has the moved model's logits of each text.
     """
-    told = [_told(text, *both) for text, *both in zip(before.texts, before.logits, after, strict=True)]
+    told = [_token_measures(text, *both) for text, *both in zip(before.texts, before.logits, after, strict=True)]
     divergence, cosine, agreed, exactly, narrowly = map(np.concatenate, zip(*told, strict=True))
     return {
         "tokens": len(divergence),
@@ -77,7 +77,7 @@ def first_divergence(prompt: Sequence[int], tokens: Sequence[int], exact: Logits
     return int(different[0]) if len(different) else None
 
 
-def _told(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
+def _token_measures(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
     """Return for each token KL, cosine, top-1 agreement, and the next token's log-probability before and after."""
     nexts = [by_rows(_log_probability, each[:-1], np.array(text[1:], dtype=np.int64)) for each in (before, after)]
     return kl(before, after), by_rows(_cosine, before, after), before.argmax(1) == after.argmax(1), *nexts

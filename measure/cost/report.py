@@ -120,7 +120,7 @@ def _measured(requests: Sequence[Spent], seed: int) -> Interval | None:
     if not any(_is_baseline(each) for each in requests) or not all(sum(t for _, t in arm) for arm in arms):
         return None
     first, second = (_blocks(arm) for arm in arms)
-    drawn = [_drawn(table, seed + number) for number, table in enumerate((first, second))]
+    drawn = [_bootstrap(table, seed + number) for number, table in enumerate((first, second))]
 
     def ratio(base: Table, rest: Table) -> Table:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -145,7 +145,7 @@ def _blocks(values: Sequence[Sequence[float]]) -> Table:
     return found
 
 
-def _drawn(table: Table, seed: int) -> Table:
+def _bootstrap(table: Table, seed: int) -> Table:
     """Return the sums of bootstrap samples, drawn with replacement (Efron 1979): `[resamples, columns]`."""
     count = len(table)
     times = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
@@ -155,7 +155,7 @@ def _drawn(table: Table, seed: int) -> Table:
 
 def _intervals(table: Table, seed: int) -> dict[str, Interval]:
     """Return each of `_VALUES` with its interval; None where undefined. `table`: columns cost, plain cost, tokens."""
-    drawn = _drawn(table, seed) if len(table) > 1 else None
+    drawn = _bootstrap(table, seed) if len(table) > 1 else None
     found = {}
     with np.errstate(divide="ignore", invalid="ignore"):
         for name, value in _VALUES.items():

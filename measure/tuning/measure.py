@@ -54,7 +54,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Measurements:
     """The measurements on the prompts, one entry per prompt in each list."""
 
     probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and with the PROBES trees
@@ -108,7 +108,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
     return table, report
 
 
-def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any], together: bool) -> Found:
+def _conclude(found: dict[int, Any], seen: Measurements, largest: int, here: dict[str, Any], together: bool) -> Found:
     """Return the timing table, and the part of the report that follows from it and `seen`."""
     nodes = min(trees.SIZES[-1], largest)
     greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
@@ -152,12 +152,12 @@ def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
     return [case.tokens for case in cases]
 
 
-def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: int, steps: Steps) -> Seen:
+def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: int, steps: Steps) -> Measurements:
     """Decode the prompts in every way that tuning needs, with a turn of the steps after each.
 
     `largest`: nodes of the largest tree; 0 without a draft model.
     """
-    seen = Seen()
+    seen = Measurements()
     probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
     for number, prompt in prompts:
         seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})

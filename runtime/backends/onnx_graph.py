@@ -110,7 +110,7 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
             values.append(_value(each, maps[each.file]))
         shares = providers == ["CPUExecutionProvider"]
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        with _given(options, names, values, maps, shares):
+        with _with_initializers(options, names, values, maps, shares):
             session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
         for each in (*session.get_inputs(), *session.get_outputs()):
             _ = each.name, each.shape  # reading a name raises if it is not UTF-8
@@ -128,7 +128,9 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
 
 
 @contextmanager
-def _given(options: Any, names: list[str], values: list[Any], files: Iterable[str], shares: bool) -> Iterator[None]:
+def _with_initializers(
+    options: Any, names: list[str], values: list[Any], files: Iterable[str], shares: bool
+) -> Iterator[None]:
     """Add initializers to a session's options: to be copied, or if it `shares` them, to be used where they are mapped.
 
     ONNX Runtime looks then whether their files are there, and does not open them: it is shown empty ones.

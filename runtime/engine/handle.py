@@ -152,7 +152,7 @@ class Handle:
         if self.done:
             return
         try:
-            result = self._cut(reason, now) if cut else self._made(reason, now)
+            result = self._cut(reason, now) if cut else self._final_result(reason, now)
         except BaseException as error:
             self.sequence.fail(error)
             result = Result("", [], "error", self.sequence.metrics, None, self.sequence.error)
@@ -164,7 +164,7 @@ class Handle:
         except BaseException:
             _log.exception("a result could not be told, and the engine goes on")
 
-    def _made(self, reason: str, now: float) -> Result:
+    def _final_result(self, reason: str, now: float) -> Result:
         self.complete()
         sequence, metrics = self.sequence, self.sequence.metrics
         sequence.end(reason)

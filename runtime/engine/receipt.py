@@ -168,8 +168,9 @@ class Receipt:
             )
         if origin.exactness != self.exactness:
             raise OptionError(
-                f"the receipt is of {_told(self.exactness)}, this engine of {_told(origin.exactness)}: load it with "
-                "the threads and batch size it was made with, or try all the same with --any-class (any_class)"
+                f"the receipt is of {_class_text(self.exactness)}, this engine of {_class_text(origin.exactness)}: "
+                "load it on such a processor, on a GPU with such a batch size, or try all the same with --any-class "
+                "(any_class)"
             )
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
@@ -232,7 +233,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _told(found: ReceiptClass | None) -> str:
+def _class_text(found: ReceiptClass | None) -> str:
     return f"class {found.rows}/{found.sequence_rows}, {found.digest[:12]}…" if found else "no exactness class"
 
 

@@ -119,7 +119,7 @@ def environment() -> Environment:
     for name in _UNBOUNDED:
         del made.filters[name]
     made.filters = {name: charged(name, each) for name, each in made.filters.items()}
-    made.filters |= {"tojson": tojson, " tick": _tick, " made": _made, " copied": _copied, " searched": _searched}
+    made.filters |= {"tojson": tojson, " tick": _tick, " made": _charge_for, " copied": _copied, " searched": _searched}
     made.tests |= {name: charged(name, cast(Any, made.tests[name])) for name in _COMPARING}
     del made.globals["lipsum"]
     made.globals["raise_exception"] = _refuse
@@ -202,7 +202,7 @@ def _tick(work: Any) -> bool:
     return True
 
 
-def _made(value: Any) -> Any:
+def _charge_for(value: Any) -> Any:
     charge(weigh(value))
     return value
 

@@ -57,7 +57,7 @@ def charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         if isinstance(result, str):
             charge(len(result))
-        return iter(_taken(result)) if isinstance(result, Iterator) else result
+        return iter(_list_of(result)) if isinstance(result, Iterator) else result
 
     return charging
 
@@ -71,7 +71,7 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return charging
 
 
-def _taken(items: Iterator[Any]) -> list[Any]:
+def _list_of(items: Iterator[Any]) -> list[Any]:
     """Return all items as a list: a lazy iterator would do its work later, uncharged."""
     taken = []
     for item in items:

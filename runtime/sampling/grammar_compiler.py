@@ -65,7 +65,7 @@ class Compiler:
             )
         self._return(process)
         if "error" in answer:
-            raise OptionError(f"structured_outputs cannot be used: {one_line(ValueError(_told(answer['error'])))}")
+            raise OptionError(f"structured_outputs cannot be used: {one_line(ValueError(_message(answer['error'])))}")
         return answer["grammar"], answer["bytes"]
 
     def _take(self) -> _Process | None:
@@ -157,6 +157,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def _told(error: str) -> str:
+def _message(error: str) -> str:
     """Return llguidance's message, with what to do if it does not know a keyword."""
     return f"{error}: leave it out" if error.startswith(("Unimplemented keys", "Unknown format")) else error

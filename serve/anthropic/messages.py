@@ -45,7 +45,9 @@ def chat_of(asked: CountRequest) -> ChatRequest:
     system = [{"role": "system", "content": text_of(asked.system)}] if asked.system else []
     options, choice = asked.output_config or OutputOptions(), asked.tool_choice
     fields: dict[str, Any] = {name: getattr(asked, name, None) for name in SAMPLING}
-    fields["messages"] = system + [told for number, said in enumerate(asked.messages) for told in _told(said, number)]
+    fields["messages"] = system + [
+        each for number, said in enumerate(asked.messages) for each in _chat_messages(said, number)
+    ]
     fields["tools"] = [{"type": "function", "function": _function(each)} for each in asked.tools or ()] or None
     fields["reasoning_effort"] = options.effort
     if isinstance(asked, MessagesRequest):
@@ -73,7 +75,7 @@ def asked_name(field: str) -> str:
     return _NAMES.get(field.partition(".")[0], field)
 
 
-def _told(said: TurnMessage, number: int) -> Iterator[dict[str, Any]]:
+def _chat_messages(said: TurnMessage, number: int) -> Iterator[dict[str, Any]]:
     """Yield the chat's messages for one of Anthropic's; each tool result becomes a message of its own."""
     if isinstance(said.content, str):
         yield {"role": said.role, "content": said.content}

@@ -15,8 +15,8 @@ from .formats import ChoicesFormat
 
 
 @dataclass(slots=True)
-class _Told:
-    """What was returned of a sample: the length of its text, and tokens that wait for theirs."""
+class _SentText:
+    """The part of a sample's text that the client has, and the tokens whose texts are not complete yet."""
 
     offsets: logprobs.Offsets
     begins: int  # where the sample's own text begins, behind the echo
@@ -34,17 +34,17 @@ class CompletionFormat(ChoicesFormat):
         super().__init__(generation, options)
         body = generation.body
         self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
-        self._told = dict[int, _Told]()  # by choice
+        self._sent = dict[int, _SentText]()  # by choice
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `ChoicesFormat.choice`."""
-        return self._shown(number, chunk, first=True)
+        return self._part(number, chunk, first=True)
 
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `ChoicesFormat.delta`."""
-        return self._shown(number, chunk, first)
+        return self._part(number, chunk, first)
 
-    def _shown(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
+    def _part(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         echoed = self.generation.echoed[chunk.index] if first and self.begins else ""
         return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk)}
 
@@ -55,7 +55,7 @@ class CompletionFormat(ChoicesFormat):
         """
         if chunk.logprobs is None:
             return None
-        told = self._told.get(number) or self._told.setdefault(number, self._begin(chunk))
+        told = self._sent.get(number) or self._sent.setdefault(number, self._begin(chunk))
         for token, each in zip(chunk.token_ids, chunk.logprobs, strict=True):
             told.waiting.append((token, each, told.begins + told.offsets.next(token)))
         told.length += len(chunk.text)
@@ -66,15 +66,15 @@ class CompletionFormat(ChoicesFormat):
         within = [(token, each, min(offset, told.length)) for token, each, offset in ready]
         return logprobs.completion(self.generation.engine, within)
 
-    def _begin(self, chunk: Chunk) -> _Told:
+    def _begin(self, chunk: Chunk) -> _SentText:
         """Return what is told of a sample before its first token: the echoed prompt, if it is asked for."""
         tokenizer, prompt = self.generation.engine.tokenizer, self.generation.prompts[chunk.index]
         shows = not self.generation.params.skip_special_tokens
         offsets = logprobs.Offsets(tokenizer, prompt, lambda text, at: shows)
         if not self.begins:
-            return _Told(offsets, 0, 0)
+            return _SentText(offsets, 0, 0)
         echoed = self.generation.echoed[chunk.index]
         before = logprobs.Offsets(tokenizer, (), lambda text, at: echoed.startswith(text, at))
         given = zip(prompt, chunk.prompt_logprobs or [None], strict=True)  # a prompt of one token is not read
         waiting = [(token, each, min(before.next(token), len(echoed))) for token, each in given]
-        return _Told(offsets, len(echoed), len(echoed), waiting)
+        return _SentText(offsets, len(echoed), len(echoed), waiting)

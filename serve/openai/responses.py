@@ -1,4 +1,4 @@
-"""What responses of OpenAI's shape say of their tokens: usage, ends, and the metrics of speculation."""
+"""Usage, reasons of ends, and metrics of speculation, in OpenAI's shape."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def chain(tokens: Sequence[int], scope: str, known: Sequence[int] = ()) -> list[
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of a replica."""
+class _Replica:
+    """A replica, as far as it is known."""
 
     blocks: dict[int, int] = field(default_factory=dict)  # that it holds: 0 if sent since its last report, else 1
     work: dict[str, int] = field(default_factory=dict)  # tokens left of each request in progress
@@ -56,11 +56,11 @@ class Places:
             slots: Requests that a replica decodes at once; further ones wait.
         """
         self._random, self._routing, self._slots = random, routing, slots
-        self._known = dict[object, _Known]()
+        self._known = dict[object, _Replica]()
 
     def keep(self, replicas: Iterable[object]) -> None:
         """Set which replicas exist, and forget all others."""
-        self._known = {each: self._known.get(each) or _Known() for each in replicas}
+        self._known = {each: self._known.get(each) or _Replica() for each in replicas}
 
     def drop(self, replica: object) -> None:
         """Forget a replica that has died or is about to leave."""
@@ -105,7 +105,7 @@ class Places:
 
     def depth(self, replica: object, blocks: Sequence[int]) -> int:
         """Return how many of a prompt's first blocks a replica holds."""
-        known = self._known.get(replica, _Known())
+        known = self._known.get(replica, _Replica())
         return next((place for place, block in enumerate(blocks) if block not in known.blocks), len(blocks))
 
     def choose(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
@@ -128,7 +128,7 @@ class Places:
         return waits and self.load(replica) > SHARE * self.load(least)
 
 
-def _learn(known: _Known, blocks: Iterable[int], age: int) -> None:
+def _learn(known: _Replica, blocks: Iterable[int], age: int) -> None:
     """Note that a replica holds these blocks, and forget the oldest beyond the limit."""
     for block in blocks:
         known.blocks.pop(block, None)

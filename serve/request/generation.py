@@ -37,7 +37,7 @@ class Gaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What requests are decoded with beside the engine: threads that prepare them, and those that compile grammars."""
+    """The threads that prepare requests, the compiler of their grammars, and the metrics."""
 
     preparing: ThreadPoolExecutor
     grammars: GrammarCompiler

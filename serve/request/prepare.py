@@ -23,7 +23,7 @@ PromptState = Literal["begun", "ended", None]
 
 
 class Prepared(NamedTuple):
-    """What a request is decoded from.
+    """A request that can be decoded: its prompts' tokens and its parameters.
 
     echoed: the texts of prompts that are repeated. reasoning: whether the prompt's end begins or ends a reasoning.
     constraint: what a text must follow, if that is compiled already; holding it keeps it cached.
@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(served: ServedModel, body: Sampling, caller: Caller) -> Prepared:
-    """Return what a request is decoded from; raises ApiError and SpecbuildErrors."""
+    """Prepare a request for decoding; raises ApiError and SpecbuildErrors."""
     engine = served.engine.engine
     state: PromptState = None
     if isinstance(body, ChatRequest):

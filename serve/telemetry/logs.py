@@ -37,7 +37,7 @@ class RequestLog:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": now, "level": level, "message": message, **told}
         try:
-            shown = {name: _shown(value) for name, value in line.items() if value is not None}
+            shown = {name: _log_value(value) for name, value in line.items() if value is not None}
             text = json.dumps(shown, default=str)
             with self._lock:
                 self._stream.write(text + "\n")
@@ -46,7 +46,7 @@ class RequestLog:
             return
 
 
-def _shown(value: Any) -> Any:
+def _log_value(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else str(value)
     return value[:MAX_TEXT] if isinstance(value, str) else value
