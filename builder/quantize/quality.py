@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.builder.frontend.layer_by_layer import LayeredModel
-from specbuild.builder.frontend.logits_file import Logits
+from specbuild.builder.frontend.logits_file import LOWEST, Logits
 from specbuild.measure.divergence import by_rows, kl
 from specbuild.runtime.sampling.logprobs import log_softmax
 
@@ -78,8 +78,15 @@ def first_divergence(prompt: Sequence[int], tokens: Sequence[int], exact: Logits
 
 
 def _token_measures(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
-    """Return for each token KL, cosine, top-1 agreement, and the next token's log-probability before and after."""
-    nexts = [by_rows(_log_probability, each[:-1], np.array(text[1:], dtype=np.int64)) for each in (before, after)]
+    """Return for each token KL, cosine, top-1 agreement, and the next token's log-probability before and after.
+
+    A draft may have some of the target's tokens alone: the others have no logits, and as next tokens do not count.
+    """
+    own, following = before[0] > LOWEST, np.array(text[1:], dtype=np.int64)
+    if not own.all():
+        before, after = before[:, own], after[:, own]
+    drafted, columns = own[following], (np.cumsum(own) - 1)[following]
+    nexts = [by_rows(_log_probability, each[:-1][drafted], columns[drafted]) for each in (before, after)]
     return kl(before, after), by_rows(_cosine, before, after), before.argmax(1) == after.argmax(1), *nexts
 
 

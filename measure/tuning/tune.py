@@ -26,9 +26,11 @@ def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, 
 
     The arguments are those of `measure`. If it raises, or loading the bundle does, the bundle is unchanged.
     """
+    bundle = Bundle.open(folder)
+    build = decode(bundle.read(REPORT, JSON_BYTES))
     timings, report = measure(folder, asked, progress)
     progress("writing", 0, 0)
-    _write(Bundle.open(folder), timings, report)
+    _write(bundle, build | {"tuning": report}, timings)
     return report
 
 
@@ -44,10 +46,9 @@ def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | No
     return report
 
 
-def _write(bundle: Bundle, timings: dict[str, Any], report: dict[str, Any]) -> None:
+def _write(bundle: Bundle, report: dict[str, Any], timings: dict[str, Any]) -> None:
     """Replace the bundle by one with the timing table and the report in it; other files are linked, not copied."""
-    build = decode(bundle.read(REPORT, JSON_BYTES))
-    texts = {FILE: _json(timings), REPORT: _json(build | {"tuning": report})}
+    texts = {FILE: _json(timings), REPORT: _json(report)}
     folder = bundle.folder.resolve()
     with staging(folder, sum(map(len, texts.values()))) as new:
         kept = bundle.manifest.files.keys() - texts.keys()
