@@ -17,6 +17,8 @@ NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-ca
 DRAFTED = (3, 5, 8)  # tokens that the draft model proposes at most
 CONTEXT = 4096
 LOADING = 300  # seconds until a server has to answer
+# Of llama-cpp-python 0.3.36 the server ends by a segmentation fault where it packs weights for AMX (on a Xeon).
+PACKING = ["--no-repack"] if "amx_int8" in Path("/proc/cpuinfo").read_text(encoding="utf-8") else []
 
 
 class LlamaServer:
@@ -24,16 +26,16 @@ class LlamaServer:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._program, self._log = Path(job["folder"]) / "build" / "bin" / "llama-server", Path(job["folder"])
-        plain = ["-m", job["target"], "-t", str(job["threads"]), "-c", str(CONTEXT), "-np", "1", "--no-webui"]
+        plain = ["-m", job["target"], "-t", str(job["threads"]), "-c", str(CONTEXT), "-np", "1", "--no-ui", *PACKING]
         draft = [*plain, "-md", job["draft"], "--spec-type", "draft-simple"]
         self._modes = {"plain": plain}
-        self._modes |= {f"draft {count}": [*draft, "--draft-max", str(count)] for count in DRAFTED}
+        self._modes |= {f"draft {count}": [*draft, "--spec-draft-n-max", str(count)] for count in DRAFTED}
         self._modes |= {name: [*plain, "--spec-type", name] for name in NGRAMS}
         atexit.register(self.close)
         self._addresses, self._servers = dict[str, str](), list[subprocess.Popen[bytes]]()
         found = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=True)
         self.versions = {"llama.cpp": found.stderr.splitlines()[0]}
-        self.settings = {"threads": job["threads"], "prefix_caching": False}
+        self.settings = {"threads": job["threads"], "prefix_caching": False, "repack": not PACKING}
 
     @property
     def modes(self) -> list[str]:
