@@ -38,13 +38,13 @@ class CompletionFormat(ChoicesFormat):
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `ChoicesFormat.choice`."""
-        return self._part(number, chunk, first=True)
+        return self._text_part(number, chunk, first=True)
 
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `ChoicesFormat.delta`."""
-        return self._part(number, chunk, first)
+        return self._text_part(number, chunk, first)
 
-    def _part(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
+    def _text_part(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         echoed = self.generation.echoed[chunk.index] if first and self.begins else ""
         return {"text": echoed + chunk.text, "logprobs": self._logprobs(number, chunk)}
 
