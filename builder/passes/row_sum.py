@@ -28,7 +28,8 @@ class RowSum(FusionPass):
         shape, axes = dims(x), ir.convenience.get_const_tensor(axis)
         if not keeps or not shape or axes is None or axes.numpy().tolist() not in ([-1], [len(shape) - 1]):
             return 0
-        return shape[-1] if isinstance(shape[-1], int) and shape[-1] % ALIGNED else 0
+        length = shape[-1] if isinstance(shape[-1], int) else 0
+        return length if length > 2 and length % ALIGNED else 0  # two numbers have one sum
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: int) -> None:
         """See the class."""
