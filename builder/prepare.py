@@ -258,8 +258,6 @@ def _own_blocks(
         return {}
     embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
     every = {head: tensors[embedding]} | dict(tensors) if embedding in tensors else tensors
-    if schemes is not None:
-        schemes = {name: each for name, each in schemes.items() if each.block and each.dtype == "fp32"}
     return {f"{name}.weight": each.row_bytes for name, each in own_blocks(every, names, schemes=schemes).items()}
 
 

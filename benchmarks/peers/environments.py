@@ -46,8 +46,8 @@ def _compile(folder: Path) -> None:
     if (folder / "build" / "bin" / "llama-server").is_file():
         return
     print(f"llama-cpp: compiling {folder / 'build'}", file=sys.stderr)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder]
-    _run([*pip, "--requirement", HERE / "llama-cpp.txt"])
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
+    _run([*pip, "--dest", folder, "--requirement", HERE / "llama-cpp.txt"])
     (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as source:
         source.extractall(folder, filter="data")

@@ -32,8 +32,13 @@ def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
     if module.has_post_expert_norm:
         outer = module.post_expert_norm(outer)
     tokens, chosen = top_k_index.shape
-    first, *others = (outer.view(tokens, chosen, -1) * top_k_weights[..., None]).unbind(1)
-    return sum(others, first).to(hidden_states.dtype)  # in order: a sum over an axis has another one for one row
+    return _in_order(outer.view(tokens, chosen, -1) * top_k_weights[..., None]).to(hidden_states.dtype)
+
+
+def _in_order(shares: Tensor) -> Tensor:
+    """Return the sum over the chosen experts, `[N, chosen, H]`, in order: over an axis one row has another order."""
+    first, *others = shares.unbind(1)
+    return sum(others, first)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
@@ -47,8 +52,7 @@ def _llama4(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     rows = (x[:, None] * torch.sigmoid(scores)[..., None]).flatten(0, 1)
     gate, up = torch.ops.specbuild.expert_matmul(rows, experts.gate_up_proj, chosen, True).chunk(2, -1)
     outer = torch.ops.specbuild.expert_matmul(experts.act_fn(gate) * up, experts.down_proj, chosen, True)
-    first, *others = outer.view(*chosen.shape, -1).unbind(1)
-    return module.shared_expert(x) + sum(others, first), logits
+    return module.shared_expert(x) + _in_order(outer.view(*chosen.shape, -1)), logits
 
 
 @contextmanager

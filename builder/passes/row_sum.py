@@ -11,7 +11,7 @@ ALIGNED = 16  # float32 numbers of the widest vector, after which every row begi
 
 
 class RowSum(FusionPass):
-    """`ReduceSum(x [..., N], -1)` becomes `MatMul(x, ones [N, 1])` where N is no multiple of ALIGNED.
+    """`ReduceSum(x [..., N], -1)` becomes `MatMul(x, ones [N, 1])` where N > 2 is no multiple of ALIGNED.
 
     ONNX Runtime's sum of a row has other bits alone than among others: seen where ERNIE 4.5 adds six experts' shares.
     Post: no such sum is left.
@@ -21,7 +21,9 @@ class RowSum(FusionPass):
 
     def find(self, node: ir.Node) -> int:
         """Return the length of the rows if a node is such a sum, else 0."""
-        x, axis = (*node.inputs, None, None)[:2] if node.op_type == "ReduceSum" else (None, None)
+        if node.op_type != "ReduceSum" or len(node.inputs) < 2:
+            return 0
+        x, axis = node.inputs[:2]
         if x is None or axis is None or x.dtype != ir.DataType.FLOAT:
             return 0
         keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()

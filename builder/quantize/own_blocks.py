@@ -75,14 +75,15 @@ def own_blocks(
 ) -> dict[str, OwnBlocks]:
     """Return, by name, the weights that come in blocks; a tied head and embedding are one.
 
-    With `schemes` only those whose scheme has at least as many bits, with the scheme's activations.
+    With `schemes` only those whose scheme has blocks in float32 with at least as many bits, with its activations.
     """
-    every = Scheme("int8", "fp32", activations=activations)
+    every = Scheme("int8", "fp32", 32, activations=activations)
     quantizable = {name: weights[f"{name}.weight"] for name in names.weights if f"{name}.weight" in weights}
     each_once, blocks = dict[tuple[int, str], OwnBlocks](), dict[str, OwnBlocks]()
     for name, weight in quantizable.items():
         scheme = schemes.get(name) if schemes is not None else every
-        if scheme and weight.format and weight.format.bits <= scheme.bits:
+        holds = scheme and scheme.block and scheme.dtype == "fp32"
+        if scheme and holds and weight.format and weight.format.bits <= scheme.bits:
             key = id(weight), scheme.activations
             blocks[name] = each_once.setdefault(key, OwnBlocks(name, weight, scheme.activations))
     return blocks
