@@ -32,7 +32,7 @@ class Cost:
         bundle: Its weights in the bundle.
         build_memory: Memory to build it.
         build_memory_by_use: What that memory is used for at the peak.
-        build_memory_required: How much of it there has to be: the rest is the mapped bundle.
+        build_memory_required: How much there has to be: a mapped bundle may be read from disk again.
         build_scratch: Room in TMPDIR to build it.
         build_seconds: Time to build it; None if that is not known.
         run_memory: Memory to run it with the largest batch of the longest texts; on a GPU, without activations.

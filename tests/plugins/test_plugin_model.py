@@ -17,8 +17,8 @@ pytestmark = pytest.mark.nightly
 
 def test_a_plan_with_small_trees_drafts_none_that_are_larger(host):
     """best:7 may run 42 nodes in the draft, and such a model takes 16."""
-    plain = run(loop_of(host, 2), requests("off", 2))
-    done = run(loop_of(host, 2, tree_nodes=BUCKETS[-1]), [*requests("best:7", 1), *requests("chain:4", 2)[1:]])
+    plain = run(loop_of(host, 2), requests("off")[:2])
+    done = run(loop_of(host, 2, tree_nodes=BUCKETS[-1]), [requests("best:7")[0], requests("chain:4")[1]])
     assert [s.output for s in done] == [s.output for s in plain]
     drafted = [s.metrics.speculative_decoding.num_spec_steps for s in done]
     assert drafted[0] == 0 < drafted[1]

@@ -49,7 +49,7 @@ def ask(client, asked, number):
         if not reply.headers["content-type"].startswith("text/event-stream"):
             return reply.status_code, [json.loads(reply.read())]
         events = list[Any]()
-        for line in (line.removeprefix("data: ") for line in reply.iter_lines() if line):
+        for line in (line.removeprefix("data: ") for line in reply.iter_lines() if line[:1] not in ("", ":")):
             assert "[DONE]" not in events, "nothing comes after the end"
             events.append(line if line == "[DONE]" else json.loads(line))
             if asked["ignore_eos"]:

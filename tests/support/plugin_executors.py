@@ -46,6 +46,7 @@ def lowered(name, precision, page_rows=0):
     """The graph with the plugin; "fp16, fp8": in float16 over caches in E4M3."""
     from specbuild.builder.frontend.attention_layout import probe
     from specbuild.builder.frontend.export import export
+    from specbuild.builder.frontend.layer_by_layer import LayeredModel
     from specbuild.builder.passes import run_portable
     from specbuild.builder.quantize.fp8_caches import calibrate
 
@@ -53,7 +54,7 @@ def lowered(name, precision, page_rows=0):
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
     precision, _, fp8 = precision.partition(", ")
-    return plugin.lower(graph, precision, CAPACITY, calibrate(model, [prompt_of(9, 40)]) if fp8 else None, page_rows)
+    return plugin.lower(graph, precision, CAPACITY, calibrate(LayeredModel.of(model), [prompt_of(9, 40)]) if fp8 else None, page_rows)
 
 
 def spec(name):

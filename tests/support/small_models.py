@@ -66,14 +66,14 @@ def random_model(model_type, **fields):
 
 def randomize(model, noise=0.0):
     """Give a model random weights; norms and biases random too. Noise tells it from another one."""
-    generator = torch.Generator().manual_seed(0)
+    generator, other = (torch.Generator().manual_seed(seed) for seed in (0, 1))
     with torch.no_grad():
         for weight in model.parameters():
             centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
             scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
             weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
             if noise:
-                weight += noise * scale * torch.randn(weight.shape, generator=generator)
+                weight += noise * scale * torch.randn(weight.shape, generator=other)
     return model
 
 
