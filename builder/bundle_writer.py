@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,11 +32,10 @@ class Kernels:
     report: dict[str, Any] | None = None
 
 
-def save_kernels(context: BuildContext) -> Kernels:
-    """Compile the kernels for each architecture and shape and write the cubins; without shapes, only those of GLUE."""
-    shapes, records = context.source.shapes, dict[str, KernelRecord]()
-    sources = None if shapes else nvrtc.sources(nvrtc.GLUE)
-    cubins = nvrtc.compile_kernels(context.config.architectures, shapes, sources)
+def save_kernels(context: BuildContext, products: Iterable[nvrtc.Product]) -> Kernels:
+    """Compile the kernels for each architecture, with the models' attention and products, and write the cubins."""
+    records = dict[str, KernelRecord]()
+    cubins = nvrtc.compile_kernels(context.config.architectures, [*context.source.shapes, *products])
     for cubin in cubins:
         file = f"{KERNELS}/{cubin.name}.cubin"
         (context.folder / file).parent.mkdir(parents=True, exist_ok=True)

@@ -263,11 +263,12 @@ def _rewrite(graph: ir.Model, by_name: Mapping[str, Numbers], names: Names) -> d
 def _precision(config: BuildConfig, name: str, quantized: Mapping[str, Numbers]) -> str:
     """Return the name of a model's precision, as the manifest has it."""
     dtype, precision, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
-    if config.keeps(name):
-        return str(scheme)
-    if not quantized:
+    if not (quantized or config.keeps(name)):
         return dtype
-    label = precision if chooses(precision) or (scheme and scheme.quantized) else "mixed"
+    if config.keeps(name):
+        label = str(scheme)
+    else:
+        label = precision if chooses(precision) or (scheme and scheme.quantized) else "mixed"
     return label if dtype == "fp32" or "/" in label else f"{label}/{dtype}"
 
 

@@ -95,14 +95,15 @@ def build(
 
 def _run(context: BuildContext) -> dict[str, Any]:
     config, source, kernels, quality, tuning = context.config, context.source, Kernels(), None, None
-    if config.architectures:
-        with context.stage("kernels"):
-            kernels = save_kernels(context)
     quant_texts = _texts(config.quantize, source) if config.quantizes else None
     target = compile_target(context, quant_texts)
     models = {"target": target.model}
     if "draft" in source.models:
         models["draft"] = compile_draft(context, quant_texts, target)
+    if config.architectures:
+        with context.stage("kernels"):
+            products = {each for model in models.values() for each in model.emitted.products}
+            kernels = save_kernels(context, sorted(products, key=str))
     template = save_tokenizer(context.folder, source.target.tokenizer)
     save_sampling(context.folder, source.target.sampling)
     bound = max(config.descriptor.bound, target.graph.bound)

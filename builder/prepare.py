@@ -243,9 +243,16 @@ def _stored(config: BuildConfig, name: str, model: Checkpoint | HeadCheckpoint, 
     else:
         others = assign(config.quantize, name, precision, config.backend, weights.names)
         blocks, experts = _own_blocks(model, weights.names, others), experts_scheme(config, name)
-    rows = {key: shape[0] for key, shape in weights.shapes.items() if key in blocks}
+    shapes, head = dict(weights.shapes), f"{weights.names.head}.weight"
+    if config.descriptor.on_gpu:  # where an embedding is looked up in 16 bits
+        embedding = f"{weights.names.embedding}.weight"
+        blocks.pop(embedding, None)
+        scheme = others.get(weights.names.head or "")
+        if weights.names.tied and (head in blocks or (scheme and scheme.quantized)):
+            shapes[head] = shapes[embedding]
+    rows = {key: shape[0] for key, shape in shapes.items() if key in blocks}
     own = sum(count * blocks[key] for key, count in rows.items())
-    rest = {key: shape for key, shape in weights.shapes.items() if key not in rows}
+    rest = {key: shape for key, shape in shapes.items() if key not in rows}
     return (own + weight_bytes(rest, others, dtype, experts)) * 33 // 32
 
 

@@ -88,6 +88,20 @@ size_t specbuild_attention_workspace(const specbuild_attention *p);
 /* Everything specbuild_tree_attention refuses by itself, without a launch. */
 int specbuild_attention_check(const specbuild_attention *p);
 
+/* A product of rows with a weight in blocks, packed as a CPU's operators take it (cpu/products.h): codes `q` in panels of 16
+ * columns, and factors, every 256 numbers of k their blocks' scales, minima and steps. */
+typedef struct specbuild_product {
+  const void *input;                  /* dtype [rows, K] */
+  const uint8_t *codes, *factors;     /* [⌈N / 16⌉, bytes of a panel] */
+  void *output;                       /* dtype [rows, N] */
+  int32_t rows, inner, columns;       /* inner: K, a multiple of block; columns: N */
+  int32_t bits, block;                /* 4, 5, 6 or 8; 16, 32, 64 or 128 columns of k */
+  int32_t scale_bits, minimum_bits;   /* 8, 16 or 32; the same, or 8 for zero points, or 0: there are none */
+  int32_t dtype;                      /* F16 or BF16 */
+} specbuild_product;
+
+int specbuild_block_product(const specbuild_product *p, void *stream);
+
 /* How one sequence decodes; the parameters of the request, in device memory. */
 typedef struct specbuild_request {
   uint64_t seed;

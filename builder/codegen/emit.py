@@ -21,6 +21,7 @@ from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.runtime.backends.kernels.library import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
+from . import nvrtc
 from .engine_layers import describe
 from .parts import WEIGHTS, save_parts
 from .tensorrt import built_on, compile_engine, profiles_of
@@ -56,6 +57,7 @@ class Emitted:
         engines: Records of the plans, by file.
         report: The report's entry on the engine.
         stored: The tensors in the weight files so far, for models that share a folder.
+        products: The kernels of its products with weights in blocks.
     """
 
     graphs: dict[str, str]
@@ -63,6 +65,7 @@ class Emitted:
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     report: dict[str, Any] | None = None
     stored: Stored | None = None
+    products: frozenset[nvrtc.Product] = frozenset()
 
 
 def lowering(config: BuildConfig) -> ModuleType:
@@ -108,7 +111,8 @@ def emit(
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
     if config.plugin and not config.descriptor.compiles:
-        return Emitted({str(config.max_batch_size): save_parts(folder, name, lowered, progress)}, census)
+        file_of_parts = save_parts(folder, name, lowered, progress)
+        return Emitted({str(config.max_batch_size): file_of_parts}, census, products=_products(lowered, config, name))
     file = folder / name / GRAPH
     save(lowered, file, WEIGHTS, progress)
     del lowered
@@ -132,6 +136,13 @@ def emit(
         block_size=config.engine.block_size,
     )
     return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers, layers))
+
+
+def _products(lowered: ir.Model, config: BuildConfig, name: str) -> frozenset[nvrtc.Product]:
+    """Return which kernels a lowered graph's products with weights in blocks need."""
+    dtype = config.dtype_of(name).upper().replace("FP", "F")
+    products = [node for node in lowered.graph if node.op_type == "BlockProduct"]
+    return frozenset(nvrtc.Product(dtype, node.attributes["bits"].as_int()) for node in products)
 
 
 def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:

@@ -1,8 +1,8 @@
 """Compiles the CUDA kernels to cubins with NVRTC, which comes as a wheel: it needs neither a CUDA toolkit nor a GPU.
 
-A source that depends on the model is compiled once for each `Shape`, any other source once. Each compilation makes a
-file of its own, so that they run in parallel and a bundle holds only what its models need. The same compiler produces
-the same bytes each time.
+A source that depends on the model is compiled once for each `Shape` or `Product`, any other source once. Each
+compilation makes a file of its own, so that they run in parallel and a bundle holds only what its models need. The same
+compiler produces the same bytes each time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
-# Sources of the kernels that decode around engines.
-GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")
 DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # types of caches, by type of activations
+PRODUCT_BITS = 4, 5, 6, 8  # of a code
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder`, both in a clone and in a wheel
 INSTALL = "pip install 'specbuild-trt[cuda]'"
 # kernels.h also declares the launchers, which are host functions: without the second flag NVRTC refuses them.
@@ -37,6 +36,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 class Shape:
     """A variant of TreeAttention: the head size, and the types of activations and cache. Raises OptionError."""
 
+    macro: ClassVar[str] = "SPECBUILD_ONE_HEAD_DIM"  # in sources that depend on it
     head_dim: int
     dtype: str
     cache_dtype: str
@@ -59,6 +59,25 @@ class Shape:
         return [f"-DSPECBUILD_ONE_{name}={value}" for name, value in values.items()]
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A variant of products with weights in blocks: the type of activations, and the bits of a code."""
+
+    macro: ClassVar[str] = "SPECBUILD_ONE_BITS"  # in sources that depend on it
+    dtype: str
+    bits: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}_{self.bits}"
+
+    @property
+    def macros(self) -> list[str]:
+        """Compiler options that leave out every other variant."""
+        return [f"-DSPECBUILD_ONE_DTYPE={self.dtype}", f"-DSPECBUILD_ONE_BITS={self.bits}"]
+
+
+Variant = Shape | Product
+PRODUCTS = tuple(Product(dtype, bits) for dtype in DTYPES for bits in PRODUCT_BITS)
 SHAPES = tuple(Shape(size, dtype, cache) for size in HEAD_DIMS for dtype, caches in DTYPES.items() for cache in caches)
 
 
@@ -92,10 +111,8 @@ class Cubin:
     log: str
 
 
-def sources(names: Sequence[str] = ()) -> list[Path]:
-    """Return the named files of plugins/kernels, by default all with kernels; raise ExecutionError if there is none."""
-    if names:
-        return [PLUGINS / "kernels" / f"{name}.cu" for name in names]
+def sources() -> list[Path]:
+    """Return the files of plugins/kernels that have kernels; raise ExecutionError if there is none."""
     found = [p for p in sorted((PLUGINS / "kernels").glob("*.cu")) if "__global__" in p.read_text(encoding="utf-8")]
     if not found:
         raise ExecutionError(f"{PLUGINS} has no kernels: install specbuild again")
@@ -117,21 +134,21 @@ def check_compiler(wanted: Sequence[str]) -> None:
             raise OptionError(f"NVRTC {version} does not know sm_{name}: install a newer one, {INSTALL}")
 
 
-def compile_source(source: Path, architecture: str, shape: Shape | None = None) -> Cubin:
+def compile_source(source: Path, architecture: str, variant: Variant | None = None) -> Cubin:
     """Compile one source for one architecture.
 
     Args:
         source: The file.
         architecture: The GPU architecture, such as "90".
-        shape: The variant, for a source that depends on the model.
+        variant: The variant, for a source that depends on the model.
 
     Raises:
         OptionError: NVRTC is not installed.
         ExecutionError: The source does not compile.
     """
     nvrtc, _ = _nvrtc()
-    name = f"sm_{architecture}/{source.stem}" + (f"_{shape}" if shape else "")
-    flags = [*FLAGS, f"-I{PLUGINS}", f"-arch=sm_{architecture}", *(shape.macros if shape else ())]
+    name = f"sm_{architecture}/{source.stem}" + (f"_{variant}" if variant else "")
+    flags = [*FLAGS, f"-I{PLUGINS}", f"-arch=sm_{architecture}", *(variant.macros if variant else ())]
     options = [flag.encode() for flag in flags]
     status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
     if status:
@@ -149,13 +166,13 @@ def compile_source(source: Path, architecture: str, shape: Shape | None = None) 
 
 
 def compile_kernels(
-    wanted: Sequence[str], shapes: Iterable[Shape], files: Sequence[Path] | None = None, jobs: int | None = None
+    wanted: Sequence[str], variants: Iterable[Variant], files: Sequence[Path] | None = None, jobs: int | None = None
 ) -> list[Cubin]:
-    """Compile every source for every architecture and shape, in parallel.
+    """Compile every source for every architecture, one that depends on the model for its variants, in parallel.
 
     Args:
         wanted: The GPU architectures.
-        shapes: The variants of sources that depend on the model.
+        variants: Those of sources that depend on the model.
         files: The sources, all by default.
         jobs: How many threads compile, by default one per core.
 
@@ -164,11 +181,12 @@ def compile_kernels(
         ExecutionError: A source does not compile.
     """
     check_compiler(wanted)
-    each: list[Shape] = list(dict.fromkeys(shapes))
-    work: list[tuple[Path, str, Shape | None]] = []
+    every, work = list(dict.fromkeys(variants)), list[tuple[Path, str, Variant | None]]()
     for source in sources() if files is None else files:
-        shaped = "SPECBUILD_ONE_HEAD_DIM" in source.read_text(encoding="utf-8")
-        work += [(source, name, shape) for name in wanted for shape in (each if shaped else [None])]
+        text = source.read_text(encoding="utf-8")
+        depends = any(kind.macro in text for kind in (Shape, Product))
+        own = [each for each in every if each.macro in text] if depends else [None]
+        work += [(source, name, variant) for name in wanted for variant in own]
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # NVRTC compiles without holding the GIL
         running = [pool.submit(compile_source, *item) for item in work]
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -91,8 +92,9 @@ def _block_bytes(model: ir.Model, item_bytes: int) -> dict[str, int]:
     for node in model.graph:
         if node.op_type == "BlockMatMul":
             form, (rows, blocks, *_) = BlockForm.of(node, node.inputs[2:]), _sizes(node.inputs[1])
-            factors = form.factor_bytes(blocks) if item_bytes == 4 else blocks * item_bytes  # GPUs': scales alone
-            found[str(node.inputs[1] and node.inputs[1].name)] = rows * (form.code_bytes(blocks) + factors)
+            form = replace(form, scale_bits=min(form.scale_bits, 8 * item_bytes))  # as an engine has them
+            bytes_of_row = form.code_bytes(blocks) + form.factor_bytes(blocks)
+            found[str(node.inputs[1] and node.inputs[1].name)] = rows * bytes_of_row
     return found
 
 

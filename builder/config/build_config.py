@@ -89,6 +89,12 @@ class BuildConfig:
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
             native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
+        if self.descriptor.blocks and self.descriptor.on_gpu and not self.plugin:
+            if self.quantizes or any(map(self.keeps, self.models)):
+                raise OptionError(
+                    "weights in blocks are multiplied beside TreeAttention, in 16 bits: drop --attention native and "
+                    "fp32, or give --precision fp16"
+                )
         if self.tune and self.descriptor.on_gpu:
             raise OptionError(
                 f"{self.backend} bundles are tuned where they run: drop --tune, and run specbuild tune there"

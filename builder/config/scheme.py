@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from specbuild.runtime.bundle.backend import BACKENDS, FLOATS
+from specbuild.runtime.bundle.backend import BACKENDS, FLOATS, Backend
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.errors import OptionError, shown
 
@@ -103,25 +103,27 @@ class Scheme:
 
 def parse(text: str, backend: str) -> Scheme:
     """Parse a scheme, with the backend's defaults for what it leaves out; raise OptionError for a wrong one."""
-    kinds, dtypes = BACKENDS[backend].precisions, BACKENDS[backend].dtypes
+    on, kinds, dtypes = BACKENDS[backend], BACKENDS[backend].precisions, BACKENDS[backend].dtypes
     words, slash, dtype = text.partition("/")
     kind, colon, options = words.partition(":")
     if kind not in kinds:
         whole = ", or of a whole model auto, best:size, best:speed, best:kl" if kind.lower() in ("auto", "best") else ""
         raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}{whole}")
     if kind in (*FLOATS, KEEP):
-        if kind == KEEP and options in KEPT_ACTIVATIONS and not slash:
+        rounds = kind == KEEP and not on.on_gpu
+        if rounds and options in KEPT_ACTIVATIONS and not slash:
             return Scheme(kind, dtypes[0], activations=options)
         if options or slash or colon:
-            takes = f"the options {' or '.join(KEPT_ACTIVATIONS)}" if kind == KEEP else "no options"
+            takes = f"the options {' or '.join(KEPT_ACTIVATIONS)}" if rounds else "no options"
             raise OptionError(f"{shown(text)}: {kind} takes {takes}")
-        return Scheme(kind, dtypes[0], activations="wide") if kind == KEEP else Scheme(kind, kind)
+        return Scheme(kind, dtypes[0] if kind == KEEP else kind, activations="wide" if rounds else "weight-only")
     if slash and dtype not in dtypes:
         raise OptionError(f"{shown(text)}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
     if colon and not options:
         raise OptionError(f"{shown(text)}: no option follows the colon, {_HELP}")
-    cpu = not BACKENDS[backend].on_gpu
-    scheme = _DEFAULTS[kind, cpu]
+    scheme = _DEFAULTS[kind, on.blocks]
+    if on.on_gpu and scheme.activations == "wide":
+        scheme = replace(scheme, activations="weight-only")
     chosen = list[str]()
     for option in options.split(",") if options else ():
         twice = next((kind for kind in _KINDS_OF_OPTIONS if option in kind and not kind.isdisjoint(chosen)), None)
@@ -148,12 +150,12 @@ def parse(text: str, backend: str) -> Scheme:
             )
         scheme = replace(scheme, block=0)
     scheme = replace(scheme, dtype=dtype or dtypes[0])
-    if reason := _unsupported(scheme, cpu):
+    if reason := _unsupported(scheme, on):
         raise OptionError(f"{shown(text)}: {reason}")
     return scheme
 
 
-def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
+def _unsupported(scheme: Scheme, backend: Backend) -> str | None:
     """Return why a backend cannot compute with a scheme, None if it can."""
     kind, block = scheme.kind, scheme.block
     if kind == "fp8":
@@ -167,7 +169,11 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
         return f"a block has {', '.join(map(str, BLOCKS))} columns, not {block}"
     if kind == "int4" and (not block or scheme.activations == "static"):
         return "INT4 is in blocks, its activations weight-only, dynamic or wide"
-    if cpu:
+    if backend.blocks and backend.on_gpu:
+        if scheme.activations != "weight-only":
+            return "a GPU's blocks are multiplied with inputs that are not rounded: use weight-only"
+        return None if block >= LEAST_GPU_BLOCK else f"use blocks of {LEAST_GPU_BLOCK} columns or more"
+    if backend.blocks:
         static = scheme.activations == "static"
         return "INT8 for this backend is in blocks: use static for channels" if not block and not static else None
     if scheme.activations in ("dynamic", "wide") or not scheme.symmetric:
@@ -179,7 +185,7 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
 
 _KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
-_DEFAULTS = {  # by kind, and whether it is for a CPU
+_DEFAULTS = {  # by kind, and whether specbuild's own products compute with it
     ("int8", True): Scheme("int8", "fp32", 32, activations="wide", scale_bits=16),
     ("int8", False): Scheme("int8", "fp16"),
     ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="wide", scale_bits=16),

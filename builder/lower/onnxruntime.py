@@ -31,8 +31,8 @@ from specbuild.builder.passes.pattern import (
 )
 
 from .block_form import BlockForm
-from .panels import COLUMNS, pack_codes, pack_factors, pack_floats
-from .quantized import unpack
+from .block_panels import pack_weight, packed_codes, packed_factors, panels_of, rows_of
+from .panels import COLUMNS, pack_floats
 from .standard import batch_of_tokens, graph_input, swiglu, window_of
 
 DOMAIN = "specbuild"
@@ -49,7 +49,6 @@ INPUTS = {
     "past_value": "values.{layer}",
 }
 OUTPUTS = {"logits": "logits"}
-_Floats = NDArray[np.float32]
 _NO_FACTORS = {"scale_bits": 32, "minimum_bits": 0}
 
 
@@ -75,67 +74,14 @@ def _is_weight(value: ir.Value | None) -> bool:
 
 
 def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
-    x, codes, *factors = node.inputs
-    assert codes is not None
-    columns, blocks = (int(size) for size in dims(codes)[:2])  # type: ignore[index]
-    form = BlockForm.of(node, factors)
-    name = str(codes.name).removesuffix("_codes")
-    if name not in packed:
-        panels = -(-columns // COLUMNS)
-        sizes = {"codes": form.code_bytes(blocks), "factors": form.factor_bytes(blocks)}
-        makes = {"codes": partial(_codes, codes, form.bits), "factors": partial(_factors, form, factors)}
-        packed[name] = [
-            _panels(graph, f"{name}_panels_{part}", [panels, COLUMNS * sizes[part]], make)
-            for part, make in makes.items()
-        ]
-    attributes = {"inner": node.attributes["columns"].as_int(), "columns": columns} | asdict(form)
+    form, weight = pack_weight(graph, node, packed)
+    attributes = {"inner": node.attributes["columns"].as_int(), "columns": rows_of(node)} | asdict(form)
     if node.op_type == "BlockGather":
-        new = insert(node, "RowwiseGather", [x, *packed[name]], DOMAIN, attributes)
+        new = insert(node, "RowwiseGather", [node.inputs[0], *weight], DOMAIN, attributes)
     else:
         attributes |= {"rounding": node.attributes["rounding"].as_int(), "instructions": -1}
-        new = insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes)
+        new = insert(node, "RowwiseMatMul", [node.inputs[0], *weight], DOMAIN, attributes)
     _put(graph, node, new.outputs[0])
-
-
-def _panels(graph: ir.Graph, name: str, shape: Sequence[int], make: Callable[[], NDArray[np.uint8]]) -> ir.Value:
-    return initializer(graph, recipe(name, ir.DataType.UINT8, shape, make))
-
-
-def _codes(codes: ir.Value, bits: int) -> NDArray[np.uint8]:
-    return _packed_codes(numbers_of(codes), bits)
-
-
-def _packed_codes(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    return pack_codes(unpack(numbers.reshape(len(numbers), -1), bits), bits)
-
-
-def _factors(form: BlockForm, factors: Sequence[ir.Value | None]) -> NDArray[np.uint8]:
-    scales, *others = factors
-    return _packed_factors(form, numbers_of(scales), *(None if each is None else numbers_of(each) for each in others))
-
-
-def _packed_factors(
-    form: BlockForm,
-    scales: NDArray[Any],
-    zeros: NDArray[np.uint8] | None = None,
-    offsets: NDArray[Any] | None = None,
-    scale_steps: _Floats | None = None,
-    offset_steps: _Floats | None = None,
-) -> NDArray[np.uint8]:
-    """Pack scales, and minima: what is taken off a block's products, in which code 0 is 0."""
-    if form.scale_bits == 8:
-        assert scale_steps is not None
-        if offsets is not None and offset_steps is not None:
-            return pack_factors(form.block, scales, offsets, scale_steps, -offset_steps)
-        return pack_factors(form.block, scales, scale_steps)
-    narrow = np.float16 if form.scale_bits == 16 else np.float32
-    if zeros is None:
-        return pack_factors(form.block, scales.astype(narrow))
-    points = unpack(zeros, form.bits)[:, : scales.shape[1]]
-    if form.minimum_bits == 8:
-        return pack_factors(form.block, scales.astype(narrow), points.astype(np.int8))
-    minima = scales * points.astype(np.float32) - (0 if offsets is None else offsets)
-    return pack_factors(form.block, scales.astype(narrow), minima.astype(narrow if offsets is not None else np.float32))
 
 
 def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value]]) -> None:
@@ -147,7 +93,7 @@ def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
     if name not in packed:
         shape = [-(-columns // COLUMNS), 4 * inner * COLUMNS]
         make = partial(_floats, weight, turned)
-        packed[name] = [_panels(graph, f"{name}_panels", shape, make)]
+        packed[name] = [panels_of(graph, f"{name}_panels", shape, make)]
     attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, **_NO_FACTORS}
     attributes |= {"rounding": 32, "instructions": -1}
     _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
@@ -163,8 +109,8 @@ def _pack_experts(graph: ir.Graph, node: ir.Node) -> None:
     if factors:
         columns, inner = rows, rest[0] * attributes["block"]
         form = BlockForm.of(node, factors)
-        made = [_Part("codes", form.code_bytes(rest[0]), partial(_packed_codes, bits=bits), [weight])]
-        made += [_Part("factors", form.factor_bytes(rest[0]), partial(_packed_factors, form), factors)]
+        made = [_Part("codes", form.code_bytes(rest[0]), partial(packed_codes, bits=bits), [weight])]
+        made += [_Part("factors", form.factor_bytes(rest[0]), partial(packed_factors, form), factors)]
         attributes |= asdict(form)
     else:
         inner, columns = (rows, rest[0]) if turned else (rest[0], rows)
@@ -174,7 +120,7 @@ def _pack_experts(graph: ir.Graph, node: ir.Node) -> None:
     for part in made:
         make = partial(_each, part.make, part.values)
         packed.append(
-            _panels(graph, f"{weight.name}_panels_{part.name}", [experts, panels, COLUMNS * part.bytes], make)
+            panels_of(graph, f"{weight.name}_panels_{part.name}", [experts, panels, COLUMNS * part.bytes], make)
         )
     packed += [None] * (2 - len(packed))
     attributes |= {"inner": inner, "columns": columns, "instructions": -1}

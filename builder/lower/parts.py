@@ -1,21 +1,23 @@
-"""Lowers for ONNX Runtime's CUDA provider with specbuild's own attention: graphs that end where TreeAttention begins.
+"""Lowers for ONNX Runtime's CUDA provider with specbuild's own kernels: graphs that end where a kernel begins.
 
-`cut` cuts the lowered graph at its attentions. A part takes every weight as an input, so layers of the same form are
-one graph, which runs for each with that layer's weights. The runtime launches the attention's kernel between parts, and
-captures all of them together.
+The kernels are TreeAttention and products with weights in blocks, `BlockProduct(x, codes, factors)`. `cut` cuts the
+lowered graph at them. A part takes every weight as an input, so layers of the same form are one graph, which runs for
+each with that layer's weights. The runtime launches kernels between parts, and captures all of them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from specbuild.builder.passes.pattern import insert, replace
+from specbuild.builder.passes import clean
+from specbuild.builder.passes.pattern import dims, insert, producer, replace
 
 from . import plugin
+from .block_panels import pack_weight, rows_of
 from .onnxruntime import residual_norm
 from .plugin import INPUTS, OUTPUTS
 
@@ -27,11 +29,12 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
 
 _FUSED = {"AddRMSNorm": residual_norm, "MatMulNT": _transposed_product}  # ONNX Runtime's own kernels
 _STATES = "past_", "present_"  # caches, which the kernel reads and writes in place
+_KERNELS = "TreeAttention", "BlockProduct"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The graph between two attentions, and the values that it reads and makes.
+    """A graph between kernels, and the values that it reads and makes.
 
     Attributes:
         graph: The graph; its values have names of their own, so parts of the same form are the same graph.
@@ -46,40 +49,74 @@ class Part:
 
 def lower(portable: ir.Model, precision: str, capacity: int, *of_caches: Any) -> ir.Model:
     """Return a new model, still whole; see `plugin.lower`, whose arguments these are, and `cut`."""
-    model = portable.clone()
+    model, packed = portable.clone(), dict[str, list[ir.Value]]()
     for node in list(model.graph):
         if node.op_type in _FUSED:
-            for old, new in zip(node.outputs, _FUSED[node.op_type](node), strict=True):
-                new.shape, new.type = old.shape, old.type
-                replace(old, new)
-            model.graph.remove(node, safe=True)
-    return plugin.lower(model, precision, capacity, *of_caches)
+            made = _FUSED[node.op_type](node)
+        elif node.op_type == "BlockMatMul":
+            made = _block_product(node, packed)
+        else:
+            continue
+        for old, new in zip(node.outputs, made, strict=True):
+            new.shape, new.type = new.shape or old.shape, new.type or old.type
+            replace(old, new)
+        model.graph.remove(node, safe=True)
+    lowered = plugin.lower(model, precision, capacity, *of_caches)
+    _without_views(lowered)
+    return lowered
 
 
-def cut(model: ir.Model) -> list[Part]:
-    """Return a lowered model's parts in order: one more than it has attentions."""
+def _block_product(node: ir.Node, packed: dict[str, list[ir.Value]]) -> list[ir.Value]:
+    graph = node.graph
+    assert graph is not None
+    form, weight = pack_weight(graph, node, packed)
+    attributes = asdict(form) | {"inner": node.attributes["columns"].as_int(), "columns": rows_of(node)}
+    new = insert(node, "BlockProduct", [node.inputs[0], *weight], plugin.DOMAIN, attributes)
+    new.outputs[0].shape = ir.Shape([*(dims(node.inputs[0]) or ())[:-1], rows_of(node)])
+    new.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    return list(new.outputs)
+
+
+def _without_views(model: ir.Model) -> None:
+    """Let kernels read and write what a Reshape beside them only views: they take rows as they lie in memory."""
+    for node in [node for node in model.graph if node.op_type == "BlockProduct"]:
+        while view := producer(node.inputs[0], "Reshape"):
+            node.replace_input_with(0, view.inputs[0])
+        (product,), uses = node.outputs, list(node.outputs[0].uses())
+        if len(uses) == 1 and uses[0].node.op_type == "Reshape" and not product.is_graph_output():
+            view = uses[0].node
+            product.shape = view.outputs[0].shape
+            replace(view.outputs[0], product)
+    clean(model)
+
+
+def cut(model: ir.Model) -> list[Part | ir.Node]:
+    """Return a lowered model's parts and kernels in the order in which they run; a part without nodes is left out."""
     stages = _stages(model.graph)
-    last = max(stages.values(), default=0)
     results = [value for value in model.graph.outputs if not str(value.name).startswith(_STATES)]
-    return [
-        part_of(model, [node for node, stage in stages.items() if stage == number and not _attends(node)], results)
-        for number in range(last + 1)
-    ]
+    steps = list[Part | ir.Node]()
+    for number in range(max(stages.values(), default=0) + 1):
+        nodes = [node for node, stage in stages.items() if stage == number]
+        if between := [node for node in nodes if not is_kernel(node)]:
+            steps.append(part_of(model, between, results))
+        steps += [node for node in nodes if is_kernel(node)]
+    return steps
 
 
-def _attends(node: ir.Node | None) -> bool:
-    return node is not None and node.op_type == "TreeAttention"
+def is_kernel(node: ir.Node | None) -> bool:
+    """Return whether a node is one of specbuild's own kernels."""
+    return node is not None and node.op_type in _KERNELS
 
 
 def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
-    """Return the part of each node: after the attentions that it depends on, and as late as its results allow."""
+    """Return the stage of each node: after the kernels that it depends on, and as late as its results allow."""
     stages = dict[ir.Node, int]()
     for node in graph:
         makers = [value.producer() for value in node.inputs if value is not None]
-        stages[node] = max((stages[maker] + _attends(maker) for maker in makers if maker), default=0)
+        stages[node] = max((stages[maker] + is_kernel(maker) for maker in makers if maker), default=0)
     for node in reversed(list(graph)):
         users = [stages[use.node] for output in node.outputs for use in output.uses()]
-        if users and not _attends(node):
+        if users and not is_kernel(node):
             stages[node] = max(stages[node], min(users))
     return stages
 
@@ -134,4 +171,4 @@ def _copy(value: ir.Value, name: str) -> ir.Value:
     return ir.Value(name=name, shape=value.shape, type=value.type)
 
 
-__all__ = ["INPUTS", "OUTPUTS", "Part", "cut", "lower", "part_of"]
+__all__ = ["INPUTS", "OUTPUTS", "Part", "cut", "is_kernel", "lower", "part_of"]

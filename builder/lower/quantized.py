@@ -1,19 +1,24 @@
 """Lowers quantized products to ONNX's QuantizeLinear and DequantizeLinear, the form that TensorRT takes.
 
 A compiler fuses these pairs into products of the narrow types. ONNX Runtime does so for INT8 and computes the rest as
-written, by which a graph is checked without a GPU. Scales have the type that is computed in.
+written, by which a graph is checked without a GPU. Scales have the type that is computed in. Blocks that no such pair
+holds, and lookups, take the weight's own numbers in that type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
+import torch
 
-from specbuild.builder.passes.pattern import TRANSPOSED, constant, dims, initializer, insert, recipe
+from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.passes.pattern import TRANSPOSED, constant, dims, initializer, insert, numbers_of, recipe
+from specbuild.builder.quantize.numbers import PARTS, Quantized
 
 _NARROW = {4: ir.DataType.INT4, 8: ir.DataType.INT8}
 
@@ -33,7 +38,13 @@ def scaled_product(node: ir.Node) -> list[ir.Value]:
 
 
 def block_product(node: ir.Node) -> list[ir.Value]:
-    """Lower a weight-only `BlockMatMul` with symmetric weights: `[K, N]`, with a scale for each block of a column."""
+    """Lower a `BlockMatMul` to a product with a dequantized weight `[K, N]`.
+
+    A symmetric weight is DequantizeLinear's, with a scale for each block of a column.
+    """
+    if len(node.inputs) > 3 or node.attributes["bits"].as_int() not in _NARROW:
+        weight = insert(node, "Transpose", [restored(node)], attributes={"perm": [1, 0]})
+        return list(insert(node, "MatMul", [node.inputs[0], weight.outputs[0]]).outputs)
     (x, codes, scales), graph = node.inputs, node.graph
     assert codes is not None
     assert scales is not None
@@ -55,6 +66,33 @@ def block_product(node: ir.Node) -> list[ir.Value]:
     kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
     kernel.type = scales.type
     return list(insert(node, "MatMul", [x, kernel]).outputs)
+
+
+def block_lookup(node: ir.Node) -> list[ir.Value]:
+    """Lower a `BlockGather` to a Gather of the weight's own numbers."""
+    return list(insert(node, "Gather", [restored(node), node.inputs[0]]).outputs)
+
+
+def restored(node: ir.Node) -> ir.Value:
+    """Return the weight `[N, K]` of a node in blocks, as a recipe of its own numbers in float32."""
+    graph, codes, bits = node.graph, node.inputs[1], node.attributes["bits"].as_int()
+    assert graph is not None
+    assert codes is not None
+    parts = {name: value for name, value in zip(PARTS, node.inputs[1:], strict=False) if value is not None}
+    name, scheme = f"{str(codes.name).removesuffix('_codes')}_restored", Scheme(f"int{bits}", "fp32")
+    if name in graph.initializers:
+        return graph.initializers[name]
+    rows, blocks, _ = (int(each) for each in dims(codes) or ())
+
+    def make() -> np.ndarray:
+        numbers = {part: numbers_of(value) for part, value in parts.items()}
+        numbers["codes"] = unpack(numbers["codes"].reshape(rows, -1), bits).reshape(rows, blocks, -1)
+        if "zeros" in numbers:
+            numbers["zeros"] = unpack(numbers["zeros"], bits)[:, :blocks]
+        tensors: dict[str, Any] = {part: torch.from_numpy(np.ascontiguousarray(each)) for part, each in numbers.items()}
+        return Quantized(scheme, **tensors).restored().numpy()
+
+    return initializer(graph, recipe(name, ir.DataType.FLOAT, [rows, node.attributes["columns"].as_int()], make))
 
 
 def _turned_codes(codes: ir.TensorProtocol, bits: int) -> np.ndarray:

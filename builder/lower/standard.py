@@ -20,7 +20,7 @@ from specbuild.builder.passes import clean
 from specbuild.builder.passes.pattern import constant, dims, insert, recipe, replace
 from specbuild.runtime.errors import OptionError
 
-from .quantized import block_product, scaled_product
+from .quantized import block_lookup, block_product, scaled_product
 
 OPSET = 24
 INPUTS = {
@@ -265,5 +265,6 @@ _LOWERED = {
     "MatMulNT": _transposed_product,
     "ExpertMatMul": _expert_product,
     "BlockMatMul": block_product,
+    "BlockGather": block_lookup,
     "ScaledMatMul": scaled_product,
 }

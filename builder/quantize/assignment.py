@@ -66,10 +66,10 @@ def _parse(text: str, backend: str, dtype: str) -> Scheme:
 def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
     """Return the head's scheme if the other weights have `scheme`.
 
-    INT4 and static activations become INT8. On GPUs a tied head is not quantized, because it would be stored twice, and
-    neither is one of FP8 or with static activations.
+    INT4 and static activations become INT8. In engines a tied head is not quantized, because it would be stored twice,
+    and neither is one of FP8 or with static activations.
     """
-    if BACKENDS[backend].on_gpu and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
+    if BACKENDS[backend].compiles and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
         return replace(parse("int8", backend), dtype=scheme.dtype)

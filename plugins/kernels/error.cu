@@ -9,6 +9,7 @@ const char *specbuild_error(void) { return specbuild::message; }
 
 size_t specbuild_struct_size(const char *name) {
   if (!strcmp(name, "attention")) return sizeof(specbuild_attention);
+  if (!strcmp(name, "product")) return sizeof(specbuild_product);
   if (!strcmp(name, "request")) return sizeof(specbuild_request);
   if (!strcmp(name, "choose")) return sizeof(specbuild_choose);
   if (!strcmp(name, "noise")) return sizeof(specbuild_noise);

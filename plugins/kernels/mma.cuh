@@ -37,19 +37,18 @@ __device__ void load_matrices(uint32_t *to, const void *row) {
 }
 
 template <class T> __device__ void multiply_add(float c[4], const uint32_t a[4], const uint32_t b[2]) {
-  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  float mine[12];  // A's words, then B's
+  for (int i = 0; i < 12; ++i) mine[i] = to_float(T{uint16_t((i < 8 ? a[i / 2] : b[i / 2 - 4]) >> 16 * (i % 2))});
   const unsigned char *lanes = host::exchange(mine, sizeof mine);
   const unsigned lane = host::lane();
-  const auto value = [&](unsigned from, int word, unsigned half) {
-    uint32_t w;
-    memcpy(&w, lanes + host::kStride * from + 4 * word, 4);
-    return to_float(T{uint16_t(w >> 16 * half)});
-  };
-  for (int i = 0; i < 4; ++i) {
-    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
-    for (unsigned k = 0; k < 16; ++k)
-      c[i] += value(row * 4 + k % 8 / 2, int(k / 8 * 2) + i / 2, k % 2) * value(column * 4 + k % 8 / 2, 4 + int(k / 8), k % 2);
-  }
+  const auto numbers = [&](unsigned from) { return reinterpret_cast<const float *>(lanes + host::kStride * from); };
+  for (int i = 0; i < 4; ++i)
+    for (unsigned four = 0; four < 8; ++four) {  // two numbers of k in each of four lanes, twice
+      const float *const x = numbers(lane / 4 * 4 + four % 4) + 4 * (four / 4) + i / 2 * 2;
+      const float *const y = numbers((lane % 4 * 2 + i % 2) * 4 + four % 4) + 8 + 2 * (four / 4);
+      c[i] += x[0] * y[0];
+      c[i] += x[1] * y[1];
+    }
 }
 
 __device__ inline void copy16(void *to, const void *from, bool there) { host::later(to, from, 16, !there); }

@@ -28,6 +28,7 @@ class Backend:
     bound: float = 1e-4  # in logits: two float32 computations may choose differently if the gap is smaller
     package: str | None = None  # the Python module that compiles and runs its engines; None: it runs graphs
     provider: str | None = None  # ONNX Runtime's execution provider; None: it does not use ONNX Runtime
+    blocks: bool = False  # whether specbuild's own products run, of weights in blocks of any form
     native_lowering: str | None = None  # the module that lowers without the plugin; None: it takes no plugins
     architectures: tuple[str, ...] = ()  # engines can be compiled for these; (): only for the compiling GPU
     cubins: tuple[str, ...] = ()  # default architectures to compile kernels for
@@ -72,6 +73,7 @@ BACKENDS: Mapping[str, Backend] = {
             lowering="onnxruntime",
             precisions=("fp32", "int8", "int4", "keep"),
             dtypes=("fp32",),
+            blocks=True,
             provider="CPUExecutionProvider",
             load_options=frozenset({"threads", "max_num_batched_tokens"}),
         ),
@@ -80,8 +82,9 @@ BACKENDS: Mapping[str, Backend] = {
             device="gpu",
             lowering="parts",
             native_lowering="standard",
-            precisions=("fp16", "bf16", "fp32"),
-            dtypes=("fp16",),
+            precisions=("fp16", "bf16", "fp32", "int8", "int4", "keep"),
+            dtypes=("fp16", "bf16"),
+            blocks=True,
             provider="CUDAExecutionProvider",
             cubins=COMPATIBLE,
             load_options=_RESIDENT,

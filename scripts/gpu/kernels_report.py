@@ -43,7 +43,7 @@ def main() -> int:
     started = time.perf_counter()
     try:
         wanted = architectures(options.cuda_arch or ["all"])
-        cubins = nvrtc.compile_kernels(wanted, nvrtc.SHAPES, jobs=options.jobs)
+        cubins = nvrtc.compile_kernels(wanted, [*nvrtc.SHAPES, *nvrtc.PRODUCTS], jobs=options.jobs)
     except SpecbuildError as error:
         print(f"kernels_report: {error}", file=sys.stderr)
         return error.exit_status

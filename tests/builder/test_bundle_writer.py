@@ -129,12 +129,11 @@ def test_memory_is_planned_by_batch_and_length(bundle):
 def test_each_cubin_has_its_record(context, tmp_path, monkeypatch):
     """Around other backends' graphs only what decodes is compiled; one small source stands for that here."""
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
-    asked = []
-    monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
+    monkeypatch.setattr(nvrtc, "sources", lambda: [tmp_path / "modest.cu"])
     work = context(backend="onnxruntime-cuda", precision="fp32", cuda_arch=("80,90",))
-    kernels = save_kernels(work)
+    kernels = save_kernels(work, [])
     names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90")}
-    assert (kernels.records, asked) == (names, [nvrtc.GLUE])
+    assert kernels.records == names
     assert all((work.folder / name).read_bytes()[:4] == b"\x7fELF" for name in names)
     assert kernels.report is not None
     assert list(kernels.report["architectures"]) == ["sm_80", "sm_90"]

@@ -33,6 +33,8 @@ SOUND = {
     "grow_level": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
     "finish_tree": {"batch": 1, "pool": 17, "frontiers": 4, "best": 4, "rows": 8, "nodes": 5},
     "publish": {"batch": 1, "nodes": 3, "rounds": 2},
+    "block_product": {"rows": 1, "inner": 64, "columns": 16, "bits": 8, "block": 32, "scale_bits": 16}
+    | {"minimum_bits": 0, "dtype": Dtype.F16},
 }
 CACHE = {"count": 2, "heads": 1, "row_bytes": 16, "capacity": 8, "page_table": None}
 NO_SIZES = {"shift", "cut_offs", "first", "trunk"}
@@ -103,6 +105,10 @@ NO_MATCH = {  # what does not fit the rest, or is not known
         *({"cache": True, "page_rows": rows, "page_table": ADDRESS} for rows in (3, 4)),
     ],
     "tree_mask": [{"capacity": 1}],
+    "block_product": [
+        *({"dtype": Dtype.F32}, {"bits": 7}, {"block": 48}, {"bits": 5, "block": 16}, {"inner": 48}),
+        *({"scale_bits": 4}, {"scale_bits": 8, "minimum_bits": 16}),
+    ],
 }  # fmt: skip
 
 

@@ -79,19 +79,23 @@ def card(once, host):
     return environment(once("card", lambda folder: build(folder, kernels, header)))
 
 
+def build_on(card, bundle, *options):
+    """Build a bundle in a process that finds the stand-in, and return what was printed."""
+    command = [sys.executable, "-c", COMMAND, "build", *options, *SMALL, f"--output={bundle}"]
+    done = subprocess.run(command, env=card, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="session")
 def card_bundle(card, pair, once):
     """`card_bundle(backend)`: the reference pair's, with cubins for the stand-in; built and checked on it, once."""
 
     def make(backend, folder):
         folder.mkdir()
-        sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend.partition(',')[0]}"]
-        command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
-        done = subprocess.run(
-            [*command, f"--output={folder / 'card.bundle'}"], env=card, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
-        assert done.stdout.count("default tree against plain decoding: 192 tokens equal") == 2, done.stdout
+        options = f"--draft={pair / 'draft'}", f"--backend={backend.partition(',')[0]}", *BUNDLES[backend]
+        printed = build_on(card, folder / "card.bundle", f"--target={pair / 'target'}", *options)
+        assert printed.count("default tree against plain decoding: 192 tokens equal") == 2, printed
 
     return lambda backend: once(f"card-{backend}", lambda folder: make(backend, folder)) / "card.bundle"
 

@@ -54,7 +54,9 @@ def lowered(name, precision, page_rows=0):
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
     precision, _, fp8 = precision.partition(", ")
-    return plugin.lower(graph, precision, CAPACITY, calibrate(LayeredModel.of(model), [prompt_of(9, 40)]) if fp8 else None, page_rows)
+    return plugin.lower(
+        graph, precision, CAPACITY, calibrate(LayeredModel.of(model), [prompt_of(9, 40)]) if fp8 else None, page_rows
+    )
 
 
 def spec(name):

@@ -52,6 +52,16 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Product(ctypes.Structure):
+    """Parameters of a product with a weight in blocks (`specbuild_product`)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("input", "codes", "factors", "output")),
+        *((name, c_int32) for name in ("rows", "inner", "columns", "bits", "block", "scale_bits", "minimum_bits")),
+        ("dtype", c_int32),
+    ]
+
+
 class Request(ctypes.Structure):
     """Sampling parameters of one sequence (`specbuild_request`)."""
 
@@ -156,6 +166,7 @@ class Ring(ctypes.Structure):
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention": Attention,
+    "product": Product,
     "request": Request,
     "choose": Choose,
     "noise": Noise,
@@ -169,6 +180,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
 }
 LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "tree_attention": Attention,
+    "block_product": Product,
     "choose_tokens": Choose,
     "make_noise": Noise,
     "walk_tree": Walk,

@@ -19,7 +19,7 @@ from .library import find_library
 
 _UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared memory, may exceed the default 48 KiB
 # Not every bundle's loop has these, so they are looked up at their first launch.
-_LATER = ("publish", *grids.ATTENTION)
+_LATER = ("publish", *grids.ATTENTION, *grids.PRODUCTS)
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:
@@ -80,7 +80,7 @@ class CubinKernels:
         self._files = {name: file for file, r in records.items() if r.architecture == best for name in r.kernels}
         self._read = read or (lambda name: (folder / name).read_bytes())
         self._architecture, self._folder = architecture, folder
-        launched = grids.KERNELS | {"tree_attention": grids.ATTENTION}
+        launched = grids.KERNELS | {"tree_attention": grids.ATTENTION, "block_product": grids.PRODUCTS}
         self._structs = {kernel: LAUNCHERS[name] for name, kernels in launched.items() for kernel in kernels}
         kernels = [kernel for kernel in self._structs if kernel not in _LATER]
         for kernel in sorted(kernels):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from specbuild.runtime.errors import OptionError
 
-from .abi import LAUNCHERS, Attention, Choose, Commit, Dtype, Grow, Mask, Ring, Walk
+from .abi import LAUNCHERS, Attention, Choose, Commit, Dtype, Grow, Mask, Product, Ring, Walk
 
 # Limits from plugins/kernels.h, and CUDA's for y and z of a grid.
 _NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1
@@ -42,6 +42,13 @@ ATTENTION = (
     ),
     *(f"tree_attention_combine_{dtype}" for dtype in ("F16", "BF16")),
 )  # the kernels of "tree_attention", of which a bundle has those of its models' shapes
+
+PRODUCTS = tuple(
+    f"block_product_{dtype}_{bits}_t{tiles}"
+    for dtype in ("F16", "BF16")
+    for bits in (4, 5, 6, 8)
+    for tiles in (1, 2, 8)
+)  # the kernels of "block_product", of which a bundle has those of its models' weights
 
 
 class Launch(NamedTuple):
@@ -126,6 +133,19 @@ def _attention(p: Attention) -> list[Launch]:
     return [each, Launch(f"tree_attention_combine_{dtype}", combine, 1, 1, 32 * _WARPS)][: 1 + (p.splits > 1)]
 
 
+def _product(p: Product) -> list[Launch]:
+    dtype, block, rows = _TYPES.get(p.dtype), p.block, 8 * 65535
+    _refuse(dtype not in ("F16", "BF16") or p.bits not in (4, 5, 6, 8), f"codes of {p.bits} bits in {dtype}")
+    _refuse(block not in (16, 32, 64, 128) or (p.bits == 5 and block == 16), f"blocks of {block} columns")
+    _check(p, "", rows=rows, inner=_ANY, columns=_ANY)
+    _refuse(p.inner % block > 0, f"rows of {p.inner} numbers in blocks of {block}")
+    minima = (0, 8, 32, p.scale_bits)
+    _refuse(p.scale_bits not in (8, 16, 32) or p.minimum_bits not in minima, f"factors of {p.scale_bits} bits")
+    tiles = next((tiles for tiles in (1, 2) if p.rows <= 8 * tiles), 8)
+    kernel = f"block_product_{dtype}_{p.bits}_t{tiles}"
+    return [Launch(kernel, _blocks(p.columns, 16), _blocks(p.rows, 8 * tiles), 1, 256)]
+
+
 def _choose(p: Choose) -> list[Launch]:
     optional = "history masks bias_tokens bias_values parents row_nodes counts scores fault"
     _check(p, optional, batch=_GRID, nodes=_GRID, vocab=_VOCAB, best=_BEST, tree_nodes=_POOL)
@@ -186,6 +206,7 @@ def _publish(p: Ring) -> list[Launch]:
 
 _GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
     "tree_attention": _attention,
+    "block_product": _product,
     "choose_tokens": _choose,
     "walk_tree": _walk,
     "commit_path": _commit,

@@ -1,4 +1,4 @@
-"""A model's file of parts: which graph runs with which weights, and what the attention between two of them reads."""
+"""A model's file of parts: which graph runs with which weights, and what the kernels between them read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.checked_json import Text, checked, decode
@@ -14,8 +14,9 @@ from specbuild.runtime.errors import BundleError
 
 PARTS = "parts.json"
 # The dtype in memory of a type, by ONNX's name.
-TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float16", "float32", "int32", "int64")}
+TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float16", "float32", "int32", "int64", "uint8")}
 TYPES["bfloat16"] = np.dtype(np.uint16)
+BLOCKS = 16, 32, 64, 128  # columns of a weight's block
 Size = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
@@ -37,17 +38,20 @@ class Weight:
     offset: Size
 
 
-@dataclass(frozen=True, slots=True)
-class PartRecord:
+class PartRecord(Struct, frozen=True, tag="part"):
     """A part: its graph's file, and its inputs and outputs in the graph's order, by name."""
 
     graph: Text
     inputs: list[Text]
     outputs: list[Text]
 
+    @property
+    def named(self) -> list[str]:
+        """The values that it reads and makes."""
+        return [*self.inputs, *self.outputs]
 
-@dataclass(frozen=True, slots=True)
-class AttentionRecord:
+
+class AttentionRecord(Struct, frozen=True, tag="attention"):
     """An attention: the values that it reads, "query", "key" and "value" or all three side by side as "qkv", and makes.
 
     `cos` and `sin` are weights `float32 [positions, rotary_dim / 2]`, None where nothing is rotated.
@@ -62,34 +66,78 @@ class AttentionRecord:
     cos: Text | None
     sin: Text | None
 
+    @property
+    def named(self) -> list[str]:
+        """The values that it reads and makes."""
+        return [*self.inputs.values(), self.output]
+
+
+class ProductRecord(Struct, frozen=True, tag="product"):
+    """A product of the rows of a value with a weight in blocks, packed as plugins/kernels.h says, and what it makes."""
+
+    input: Text
+    output: Text
+    codes: Text
+    factors: Text
+    inner: Size
+    columns: Size
+    bits: Size
+    block: Size
+    scale_bits: Size
+    minimum_bits: Size
+
+    @property
+    def named(self) -> list[str]:
+        """The values that it reads and makes."""
+        return [self.input, self.output]
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of its codes and factors, in bytes."""
+        panels, blocks, of_step = -(-self.columns // 16), self.inner // self.block, -(-self.inner // 256)
+        factors = blocks * (self.scale_bits + self.minimum_bits) * 2
+        steps = of_step * 64 * (1 + bool(self.minimum_bits)) if self.scale_bits == 8 else 0
+        return {self.codes: [panels, 2 * self.inner * self.bits], self.factors: [panels, factors + steps]}
+
 
 @dataclass(frozen=True, slots=True)
 class PartsFile:
-    """A model in parts, with one attention between each and the next."""
+    """A model in parts, and the kernels between them, in the order in which they run."""
 
-    parts: list[PartRecord]
-    attentions: list[AttentionRecord]
+    steps: list[PartRecord | AttentionRecord | ProductRecord]
     weights: dict[Text, Weight]
     values: dict[Text, Value]
+
+    @property
+    def attentions(self) -> list[AttentionRecord]:
+        """The attentions, one for each layer, in order."""
+        return [step for step in self.steps if isinstance(step, AttentionRecord)]
 
     @classmethod
     def read(cls, graph: GraphFile) -> PartsFile:
         """Read a file of parts; raise BundleError if no build can have written it."""
         try:
             file = checked(decode(graph.data), cls)
-            ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
-            named = [name for part in file.parts for name in (*part.inputs, *part.outputs)]
-            unknown = set(named) - file.weights.keys() - file.values.keys() - ends
-            if len(file.parts) != len(file.attentions) + 1 or unknown:
-                raise ValueError("parts and attentions do not fit each other")
-            for each in file.attentions:
-                read, tables = {*each.inputs.values(), each.output}, {each.cos, each.sin} - {None}
-                known = set(each.inputs) in ({"qkv"}, {"query", "key", "value"})
-                if not known or read - file.values.keys() or tables - file.weights.keys():
-                    raise ValueError("an attention reads what is not there")
-            types = {each.dtype for each in file.weights.values()} | {each.dtype for each in file.values.values()}
-            if types - TYPES.keys():
-                raise ValueError("a type that no build writes")
+            file._check()
         except ValueError as error:
             raise BundleError(f"{graph.path} is malformed ({str(error)[:300]}): build the bundle again") from None
         return file
+
+    def _check(self) -> None:
+        """Raise ValueError if a step reads what is not there, or has another form than its kernel takes."""
+        ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
+        for step in self.steps:
+            known = self.values.keys() | (self.weights.keys() | ends if isinstance(step, PartRecord) else set())
+            if set(step.named) - known:
+                raise ValueError("a step reads what is not there")
+            if isinstance(step, AttentionRecord):
+                inputs, tables = set(step.inputs), {step.cos, step.sin} - {None}
+                if inputs not in ({"qkv"}, {"query", "key", "value"}) or tables - self.weights.keys():
+                    raise ValueError("an attention reads what is not there")
+            if isinstance(step, ProductRecord):
+                shapes = {n: self.weights[n].shape for n in (step.codes, step.factors) if n in self.weights}
+                if step.block not in BLOCKS or shapes != step.shapes:
+                    raise ValueError("a product's weight has another size")
+        types = {each.dtype for each in self.weights.values()} | {each.dtype for each in self.values.values()}
+        if types - TYPES.keys():
+            raise ValueError("a type that no build writes")

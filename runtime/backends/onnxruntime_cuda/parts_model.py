@@ -1,8 +1,8 @@
-"""A model of ONNX Runtime with specbuild's own attention: graphs that run in turn, TreeAttention's kernel between them.
+"""A model of ONNX Runtime with specbuild's own kernels: graphs that run in turn, kernels between them.
 
-A file of parts says which graph runs with which weights, and what each attention reads. Weights are uploaded once, as
-they lie in the bundle, and bound to the graphs as inputs; layers of one form share a session. On a GPU a step's graph
-holds all parts and kernels.
+A file of parts says which graph runs with which weights, and what each kernel reads. Weights are uploaded once, as they
+lie in the bundle, and bound to the graphs as inputs; layers of one form share a session. On a GPU a step's graph holds
+all parts and kernels.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Device, Step, Tensor
 from specbuild.runtime.backends.gpu.step_tensors import slot_parts
-from specbuild.runtime.backends.kernels.abi import Attention, Dtype
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Product
 from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.errors import BundleError
 
 from .model import OrtModel, RunContext, open_on
-from .parts_file import TYPES, AttentionRecord, PartsFile, Weight
+from .parts_file import TYPES, AttentionRecord, PartRecord, PartsFile, ProductRecord, Weight
 
 _STAGED = 4 << 20  # bytes of weights in an upload
 _ALIGNED = 256  # bytes
@@ -59,7 +59,7 @@ class PartsModel(OrtModel):
 
     def _open(self) -> np.dtype[Any]:
         """Open the graphs on the stream; return the dtype of the caches' memory, which is the queries'."""
-        graph, names = self._graph, {part.graph for part in self._file.parts}
+        graph, names = self._graph, {step.graph for step in self._file.steps if isinstance(step, PartRecord)}
         assert isinstance(graph, GraphFile)
         self._dtype = self._file.values[self._file.attentions[0].output].dtype
         if self._dtype not in _KERNELS and self._provider == "cuda":
@@ -138,30 +138,49 @@ class PartsModel(OrtModel):
         for name, value in self._file.values.items():
             shape = (each if isinstance(each, int) else sizes[each] for each in value.shape)
             bound[name] = self._values[name].view(*shape)
-        steps, caches = list[Step](), slot_parts(self.tensors.cache, slot)
-        for layer, part in enumerate(self._file.parts):
-            inputs = {f"i{number}": bound[name] for number, name in enumerate(part.inputs)}
-            outputs = {f"o{number}": bound[name] for number, name in enumerate(part.outputs)}
-            steps.append(self._bound(self._session[part.graph], inputs, outputs))
-            if layer < len(self._file.attentions):
-                each = self._params(self._file.attentions[layer], batch, nodes, *caches[2 * layer : 2 * layer + 2])
+        steps, caches = list[Step](), iter(slot_parts(self.tensors.cache, slot))
+        for step in self._file.steps:
+            if isinstance(step, PartRecord):
+                inputs = {f"i{number}": bound[name] for number, name in enumerate(step.inputs)}
+                outputs = {f"o{number}": bound[name] for number, name in enumerate(step.outputs)}
+                steps.append(self._bound(self._session[step.graph], inputs, outputs))
+            elif isinstance(step, AttentionRecord):
+                each = self._params(step, batch, nodes, next(caches), next(caches))
                 each.workspace = self._workspace.address if each.splits > 1 else None
                 steps.append(functools.partial(self._kernels.launch, "tree_attention", each, self.stream))
+            else:
+                each_product = self._product(step, bound)
+                steps.append(functools.partial(self._kernels.launch, "block_product", each_product, self.stream))
         return steps
+
+    def _product(self, record: ProductRecord, bound: Mapping[str, Tensor]) -> Product:
+        """Return a product's parameters for the values of a step."""
+        rows = math.prod(bound[record.output].shape) // record.columns
+        return Product(
+            input=bound[record.input].address,
+            codes=self._weights[record.codes].address,
+            factors=self._weights[record.factors].address,
+            output=bound[record.output].address,
+            rows=rows,
+            inner=record.inner,
+            columns=record.columns,
+            bits=record.bits,
+            block=record.block,
+            scale_bits=record.scale_bits,
+            minimum_bits=record.minimum_bits,
+            dtype=_KERNELS[self._dtype],
+        )
 
 
 def _lives(file: PartsFile) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the values that each part, with the attention after it, is the first to need, and the last."""
-    used = [[*part.inputs, *part.outputs] for part in file.parts]
-    for names, attention in zip(used, file.attentions, strict=False):
-        names += [*attention.inputs.values(), attention.output]
+    """Yield the values that each step is the first to need, and the last."""
     first, last = dict[str, int](), dict[str, int]()
-    for at, names in enumerate(used):
-        for name in names:
+    for at, step in enumerate(file.steps):
+        for name in step.named:
             if name in file.values:
                 first.setdefault(name, at)
                 last[name] = at
-    for at in range(len(used)):
+    for at in range(len(file.steps)):
         yield [name for name in first if first[name] == at], [name for name in last if last[name] == at]
 
 

@@ -20,6 +20,8 @@ OPTIONS = [*map(str, BLOCKS), "channel", "tensor", "sym", "asym", *METHODS, *ACT
         ("fp32", CPU, Scheme("fp32", "fp32")),
         ("bf16", GPU, Scheme("bf16", "bf16")),
         ("fp16", "onnxruntime-cuda", Scheme("fp16", "fp16")),
+        ("keep", "onnxruntime-cuda", Scheme("keep", "fp16")),
+        ("int4/bf16", "onnxruntime-cuda", Scheme("int4", "bf16", 32, False, "gptq", scale_bits=16)),
         ("int8", CPU, Scheme("int8", "fp32", 32, True, "rtn", "wide", scale_bits=16)),
         ("int8:dynamic,128", CPU, Scheme("int8", "fp32", 128, True, "rtn", "dynamic", scale_bits=16)),
         ("int4", CPU, Scheme("int4", "fp32", 32, False, "gptq", "wide", scale_bits=16)),
@@ -87,7 +89,7 @@ NO_SCHEMES = {
         *("bf16/fp16", "int8/fp32", "int8:static,gptq", "int4:16", "fp8:64", "int4:channel", "int8:tensor"),
         *("int4:static", "int8:dynamic", "int8:64"),
     ],
-    "onnxruntime-cuda": ["int8"],
+    "onnxruntime-cuda": ["int8:static", "int8:dynamic", "int4:16", "int8:channel", "keep:wide", "fp8"],
 }
 
 

@@ -91,7 +91,8 @@ def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide, tmp_path):
     path = write_gguf(wide, tmp_path / "a.gguf", "Q8_0")
     assert (config(path).precision_of("target"), config(path).quantizes) == ("keep", False)
     assert config(path, draft=str(wide)).precision_of("draft") == "fp32"
-    assert config(path, backend="onnxruntime-cuda").precision_of("target") == "fp16"
+    assert config(path, backend="onnxruntime-cuda").precision_of("target") == "keep"
+    assert config(path, backend="tensorrt-rtx").precision_of("target") == "fp16"
     options = QuantizeOptions(tensor_type=("lm_head=int8",))
     assert config(path, quantize=options).precision_of("target") == "fp32"
     with pytest.raises(OptionError, match="keep is for all weights of a model"):

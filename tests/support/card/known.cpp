@@ -16,6 +16,9 @@ void tree_mask_F16(specbuild_mask), tree_mask_BF16(specbuild_mask);
 void grow_level(specbuild_grow), grow_finish(specbuild_grow);
 void tree_attention_F16_F16_d64_r16(specbuild_attention), tree_attention_F16_F16_d64_r32(specbuild_attention);
 void tree_attention_F16_F16_d64_r64(specbuild_attention), tree_attention_combine_F16(specbuild_attention);
+void block_product_F16_4_t1(specbuild_product), block_product_F16_4_t2(specbuild_product);
+void block_product_F16_4_t8(specbuild_product), block_product_F16_8_t1(specbuild_product);
+void block_product_F16_8_t2(specbuild_product), block_product_F16_8_t8(specbuild_product);
 }
 
 namespace {
@@ -53,6 +56,8 @@ const card_kernel kernels[] = {
     KNOWN(tree_mask_F32),  KNOWN(tree_mask_F16), KNOWN(tree_mask_BF16), KNOWN(grow_level),    KNOWN(grow_finish),
     KNOWN(twice),          KNOWN(tree_attention_F16_F16_d64_r16),      KNOWN(tree_attention_F16_F16_d64_r32),
     KNOWN(tree_attention_F16_F16_d64_r64),       KNOWN(tree_attention_combine_F16),
+    KNOWN(block_product_F16_4_t1), KNOWN(block_product_F16_4_t2), KNOWN(block_product_F16_4_t8),
+    KNOWN(block_product_F16_8_t1), KNOWN(block_product_F16_8_t2), KNOWN(block_product_F16_8_t8),
 };
 
 template <class F> F asked(const char *name) {

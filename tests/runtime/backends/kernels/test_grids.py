@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Choose, Dtype
-from specbuild.runtime.backends.kernels.grids import ATTENTION, KERNELS, Launch, launches, splits, workspace
+from specbuild.runtime.backends.kernels.grids import (
+    ATTENTION,
+    KERNELS,
+    PRODUCTS,
+    Launch,
+    launches,
+    splits,
+    workspace,
+)
 from specbuild.runtime.errors import OptionError
 
 REPORT = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "kernels-report.json"
@@ -36,6 +44,8 @@ ACCEPTED = {
     | {"capacity": 640, "page_rows": 64, "pages": 30, "rotary_dim": 64, "positions": 99, "scale": 1, "softcap": 0}
     | {"splits": 2, "dtype": Dtype.F16, "cache_dtype": Dtype.E4M3, "norm_epsilon": 0}
     | {"query_stride": 4096, "key_stride": 4096, "value_stride": 4096},
+    "block_product": {"rows": 20, "inner": 768, "columns": 99, "bits": 6, "block": 16, "scale_bits": 8}
+    | {"minimum_bits": 8, "dtype": Dtype.BF16},
     "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
 }
 CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}
@@ -46,6 +56,10 @@ NUMBERS = {
     "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
     "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
     "pages": st.integers(-1, 2),
+    "bits": st.integers(3, 9),
+    "block": st.sampled_from([8, 16, 32, 96, 128]),
+    "scale_bits": st.sampled_from([0, 4, 8, 16, 32]),
+    "minimum_bits": st.sampled_from([-8, 0, 8, 16, 32]),
 }
 
 
@@ -150,6 +164,18 @@ def test_attention_of_every_shape(noted, host, size):
         assert launches("tree_attention", params) == expected
         found |= {launch.kernel for launch in expected}
     assert found == {name for name in ATTENTION if f"_d{size}_" in name or "combine" in name}
+    assert found <= everywhere()
+
+
+def test_products_of_every_form(noted):
+    """A kernel for each type and number of bits, and for few rows, more and many."""
+    found = set[str]()
+    for rows, bits, dtype in itertools.product((8, 9, 16, 17, 600), (4, 5, 6, 8), (Dtype.F16, Dtype.BF16)):
+        params, _ = accepted("block_product", rows=rows, bits=bits, block=32, dtype=dtype)
+        expected = noted("block_product", params)
+        assert launches("block_product", params) == expected
+        found |= {launch.kernel for launch in expected}
+    assert found == set(PRODUCTS)
     assert found <= everywhere()
 
 

@@ -181,7 +181,9 @@ def test_the_kernel_over_pages(host, host_kernels, fp8):
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
     by = functools.partial(attention_oracle.run, host_kernels)
     target = made("target", HostDevice(), 1, "fp16" + fp8, by=by)
-    wanted = [s.output for s in run(HostLoop(target, Proposer(looks_up=False), CHUNK, frozenset()), requests("off")[:3])]
+    wanted = [
+        s.output for s in run(HostLoop(target, Proposer(looks_up=False), CHUNK, frozenset()), requests("off")[:3])
+    ]
     paged = Paged(host, 2, 7, precision="fp16" + fp8, by=by)
     done = run(paged.loop, requests("topk:2,3")[:3])
     assert [s.output for s in done] == wanted
