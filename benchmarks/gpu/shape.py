@@ -110,8 +110,9 @@ def bytes_read(bundle: Bundle) -> int:
     (graph,) = bundle.manifest.models["target"].graphs.values()
     file = PartsFile.read(GraphFile.of(bundle, graph))
     looked_up = {each.cos for each in file.attentions} | {each.sin for each in file.attentions}
-    if "lm_head.weight.T" in file.weights or "lm_head.weight" in file.weights:
-        looked_up.add("model.embed_tokens.weight")
+    tables = [name for name in file.weights if name.startswith(("model.embed_tokens.weight", "lm_head.weight"))]
+    if len(tables) > 1:  # a head of its own
+        looked_up.add(max(name for name in tables if "_panels" not in name and not name.endswith(".T")))
     read = [each for name, each in file.weights.items() if name not in looked_up]
     return sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in read)
 

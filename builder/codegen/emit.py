@@ -112,7 +112,7 @@ def emit(
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
     if config.plugin and not config.descriptor.compiles:
         file_of_parts = save_parts(folder, name, lowered, progress)
-        return Emitted({str(config.max_batch_size): file_of_parts}, census, products=_products(lowered, config, name))
+        return Emitted({str(config.max_batch_size): file_of_parts}, census, products=products_of(lowered, config, name))
     file = folder / name / GRAPH
     save(lowered, file, WEIGHTS, progress)
     del lowered
@@ -138,7 +138,7 @@ def emit(
     return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers, layers))
 
 
-def _products(lowered: ir.Model, config: BuildConfig, name: str) -> frozenset[nvrtc.Product]:
+def products_of(lowered: ir.Model, config: BuildConfig, name: str) -> frozenset[nvrtc.Product]:
     """Return which kernels a lowered graph's products with weights in blocks need."""
     dtype = config.dtype_of(name).upper().replace("FP", "F")
     products = [node for node in lowered.graph if node.op_type == "BlockProduct"]

@@ -1,7 +1,7 @@
 """Write what travels of a bundle of a known shape: all but its weights, which make_weights.py makes where it runs.
 
 python scripts/gpu/make_shape.py OUT --like llama-3.1-8b|qwen2.5-coder-1.5b|smollm2-135m|CONFIG.json
-    [--precision fp16|bf16] [--max-seq-len N] [--max-batch-size N] [--arch 90]
+    [--precision fp16|bf16|int8|int4] [--max-seq-len N] [--max-batch-size N] [--arch 90]
 
 The graphs, the kernels and the manifest are a build's for `onnxruntime-cuda`; no weight is read or made, so an 8B takes
 no more memory or disk than a toy. The tokenizer is the reference pair's: tokens past its vocabulary have no text.
@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx_ir as ir
+import torch
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, Qwen2Config
 
 from specbuild.builder.build_context import BuildContext, Stages
 from specbuild.builder.bundle_writer import make_manifest, save_kernels, save_tokenizer, write_manifest
-from specbuild.builder.codegen.emit import Emitted, lowering
-from specbuild.builder.codegen.nvrtc import Shape
+from specbuild.builder.codegen.emit import Emitted, lowering, products_of
+from specbuild.builder.codegen.nvrtc import Product, Shape
 from specbuild.builder.codegen.parts import WEIGHTS, save_parts
 from specbuild.builder.compiled_model import CompiledModel
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.checkpoint import Checkpoint
 from specbuild.builder.frontend.export import export
@@ -32,6 +34,10 @@ from specbuild.builder.frontend.lazy_weights import skeleton
 from specbuild.builder.frontend.quiet import quiet
 from specbuild.builder.passes import run_portable
 from specbuild.builder.prepare import Sources
+from specbuild.builder.quantize.assignment import assign
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.numbers import Numbers, Quantized, fit
+from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import ModelRecord
 from specbuild.runtime.errors import OptionError, SpecbuildError, one_line
@@ -68,6 +74,35 @@ LIKE = {
         tie_word_embeddings=True,
     ),
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Numbers):
+    """A weight in blocks that has a form, and no numbers."""
+
+    scheme: Scheme
+    shape: tuple[int, int, int]
+
+    @property
+    def parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See Numbers."""
+        return ("codes", "scales") if self.scheme.symmetric else ("codes", "scales", "zeros")
+
+    def whole(self, rows: Any = None) -> Quantized:
+        """Raise NotImplementedError: make_weights.py makes the numbers, elsewhere."""
+        raise NotImplementedError
+
+
+def blocks_of(net: torch.nn.Module, build: BuildConfig) -> dict[str, Blocks]:
+    """Return the weights that a build of this precision has in blocks, by name."""
+    names, found = Names.of(net), dict[str, Blocks]()
+    schemes = assign(build.quantize, "target", build.precision_of("target"), build.backend, names)
+    for name, asked in schemes.items():
+        rows, columns = net.get_submodule(name).weight.shape
+        scheme = fit(asked.to_nearest, columns)
+        if scheme.quantized:
+            found[name] = Blocks(scheme, (rows, columns // scheme.block, scheme.block))
+    return found
 
 
 @dataclass(frozen=True)
@@ -112,26 +147,28 @@ def source_of(name: str, config: Any, build: BuildConfig) -> Sources:
     return Sources(checkpoint, None, None, None, length, {"target": layout}, {}, shapes, 0, 0)
 
 
-def save_graphs(context: BuildContext) -> ModelRecord:
-    """Write the target's graphs and its file of parts, and return its record."""
+def save_graphs(context: BuildContext) -> tuple[ModelRecord, frozenset[Product]]:
+    """Write the target's graphs and its file of parts; return its record, and the kernels of its products."""
     build, source, layout = context.config, context.source.target, context.source.layouts["target"]
     net, positions, precision = skeleton(source.config, "eager"), context.source.max_seq_len, build.dtype_of("target")
     graph = export(net, layout, positions, context.capacity)
     run_portable(graph)
+    if blocks := blocks_of(net, build):
+        Quantize(blocks, Names.of(net))(graph)
     lowered = lowering(build).lower(graph, precision, context.capacity, None, 0)
     for value in lowered.graph.initializers.values():
-        if value.dtype.is_floating_point() and value.shape:
+        if (value.dtype.is_floating_point() or value.dtype == ir.DataType.UINT8) and value.shape:
             hole = ir.LazyTensor(lambda name=value.name: Hole(name), value.dtype, value.shape, name=value.name)
             value.const_value = hole
     (context.folder / "target").mkdir()
     file = save_parts(context.folder, "target", lowered)
     (context.folder / "target" / WEIGHTS).unlink()
-    return ModelRecord(
+    record = ModelRecord(
         source=source.source,
         source_sha256=source.sha256(),
         architecture=type(net).__name__,
         parameters=source.parameters,
-        precision=precision,
+        precision=f"{build.precision}/{precision}" if blocks else precision,
         **layout.record,
         vocab_size=source.vocab_size,
         capacity=context.capacity,
@@ -140,6 +177,7 @@ def save_graphs(context: BuildContext) -> ModelRecord:
         inputs=lowering(build).INPUTS,
         outputs=lowering(build).OUTPUTS,
     )
+    return record, products_of(lowered, build, "target")
 
 
 @quiet()
@@ -154,7 +192,8 @@ def write(name: str, build: BuildConfig) -> None:
     check()
     with staging(build.output, 1 << 24, check) as folder:
         context = BuildContext(build, folder, source, Stages(lambda stage: None, lambda phase, share: None))
-        kernels, record = save_kernels(context), save_graphs(context)
+        record, products = save_graphs(context)
+        kernels = save_kernels(context, sorted(products, key=str))
         model = CompiledModel("target", record, Emitted(record.graphs, {}), {}, {}, {})
         template = save_tokenizer(folder, source.target.tokenizer)
         write_manifest(folder, make_manifest(context, {"target": model}, kernels, build.descriptor.bound, template))
@@ -165,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--like", required=True, metavar="SHAPE")
-    parser.add_argument("--precision", choices=("fp16", "bf16"), default="fp16")
+    parser.add_argument("--precision", choices=("fp16", "bf16", "int8", "int4"), default="fp16")
     parser.add_argument("--max-seq-len", type=int, help="by default all of the shape's positions")
     parser.add_argument("--max-batch-size", type=int, default=64)
     parser.add_argument("--arch", default="90", help="the GPU's compute capability")

@@ -2,11 +2,12 @@
 
 python scripts/gpu/make_weights.py BUNDLE [--seed 0]
 
-Products have normal numbers of 0.7 / √inputs, as Qwen2.5-Coder 1.5B has them (0.46 to 1.33), biases of 0.02, norms are
-1, and rotary tables turn by powers of 10,000. Embeddings have 1: then the layers add about as much as a token's own row
-brings, and the likeliest token after t is t where the head is the embedding, else t + 1, whose row of the head is t's
-of the embedding. So a step's result is known. The file's hash is taken of the bytes as they are written, and goes into
-the manifest, which says what the weights are; a bundle that has weights is refused.
+Products have normal numbers of 0.7 / √inputs, as Qwen2.5-Coder 1.5B has them (0.46 to 1.33), in blocks even ones of the
+same spread, biases of 0.02, norms are 1, and rotary tables turn by powers of 10,000. Embeddings have 1: then the layers
+add about as much as a token's own row brings, and the likeliest token after t is t where the head is the embedding,
+else t + 1, whose row of the head is t's of the embedding. So a step's result is known. The file's hash is taken of the
+bytes as they are written, and goes into the manifest, which says what the weights are; a bundle that has weights is
+refused.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.builder.lower.panels import pack_codes, pack_factors
 from specbuild.runtime.backends.onnx_graph import GraphFile
-from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS, PartsFile, Weight
+from specbuild.runtime.backends.onnxruntime_cuda.parts_file import PARTS, PartsFile, ProductRecord, Weight
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST, FileRecord, Manifest
 from specbuild.runtime.errors import BundleError, SpecbuildError
@@ -45,6 +47,14 @@ class Drawing:
 
     def blocks(self, name: str, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[bytes]:
         """Yield the bytes of a weight in order."""
+        products = [step for step in self.file.steps if isinstance(step, ProductRecord)]
+        product = next((each for each in products if name in (each.codes, each.factors)), None)
+        if product and product.codes.startswith(EMBEDDINGS):
+            yield self._head(product, pool)[name].tobytes()
+            return
+        if product:
+            yield from self._in_blocks(product, name, weight)
+            return
         cosines, sines = ({getattr(each, part) for each in self.file.attentions} for part in ("cos", "sin"))
         if name in cosines | sines:
             positions, half = weight.shape
@@ -65,6 +75,30 @@ class Drawing:
     def _embedding(self) -> str:
         return next(name for name in EMBEDDINGS if name in self.file.weights)
 
+    def _in_blocks(self, product: ProductRecord, name: str, weight: Weight) -> Iterator[bytes]:
+        """Yield the bytes of a product's codes, any code as often as any other, or of its factors."""
+        generator = np.random.default_rng([self.seed, *name.encode()])
+        if name == product.codes:
+            yield from (generator.bytes(weight.shape[1]) for _ in range(weight.shape[0]))
+            return
+        blocks, levels = product.inner // product.block, 1 << product.bits
+        scale = SPREAD / math.sqrt(product.inner) / (levels / math.sqrt(12))
+        shape = product.columns, blocks
+        yield _factors(product, np.full(shape, scale, np.float32), np.full(shape, levels // 2)).tobytes()
+
+    def _head(self, product: ProductRecord, pool: ThreadPoolExecutor) -> dict[str, NDArray]:
+        """Return codes and factors of a head whose row after a token's is the token's of the embedding."""
+        shape = product.columns, product.inner // product.block, product.block
+        dtype = self.file.weights[self._embedding].dtype
+        table = np.concatenate(list(self._drawn(self._embedding, math.prod(shape), EMBEDDED, dtype, pool)))
+        tied = self._embedding == HEAD
+        rows = np.roll(_floats(table, dtype).reshape(shape), 0 if tied else 1, axis=0)
+        middle = 1 << product.bits - 1
+        scales = (np.abs(rows).max(-1) / (middle - 1)).astype(np.float16).astype(np.float32)
+        codes = np.clip(np.round(rows / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
+        packed = pack_codes(codes.reshape(product.columns, -1), product.bits)
+        return {product.codes: packed, product.factors: _factors(product, scales, np.full(scales.shape, middle))}
+
     def _drawn(self, name: str, count: int, spread: float, dtype: str, pool: ThreadPoolExecutor) -> Iterator[NDArray]:
         """Yield `count` normal numbers in blocks, each of a generator of its own; a few are drawn ahead."""
         seeds = [self.seed, *name.encode()]
@@ -76,6 +110,23 @@ class Drawing:
         ahead, blocks = 2 * (os.cpu_count() or 1), -(-count // BLOCK)
         for first in range(0, blocks, ahead):
             yield from pool.map(draw, range(first, min(first + ahead, blocks)))
+
+
+def _factors(product: ProductRecord, scales: NDArray, zeros: NDArray) -> NDArray:
+    """Return scales and zero points, packed as a product's form has them."""
+    types = {8: np.int8, 16: np.float16, 32: np.float32}
+    factors = [scales.astype(types[product.scale_bits])]
+    if product.minimum_bits:
+        minima = zeros if product.minimum_bits == 8 else scales * zeros
+        factors.append(minima.astype(types[product.minimum_bits]))
+    return pack_factors(product.block, *factors)
+
+
+def _floats(numbers: NDArray, dtype: str) -> NDArray[np.float32]:
+    """Return numbers of a parts file's type in float32."""
+    if dtype == "bfloat16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
 
 
 def _spread(name: str, shape: Sequence[int]) -> float:

@@ -69,7 +69,7 @@ def shape(import_script, make_checkpoint, tmp_path):
     toy = make_checkpoint(tmp_path / "toy", **sizes) / "config.json"
     out = tmp_path / "bundles" / "shape-toy.bundle"
     out.parent.mkdir()
-    options = ["--like", str(toy), "--max-seq-len", "384", "--max-batch-size", "2"]
+    options = ["--like", str(toy), "--precision", "int4", "--max-seq-len", "384", "--max-batch-size", "2"]
     assert import_script("gpu/make_shape").main([str(out), *options]) == 0
     return out
 
