@@ -85,22 +85,26 @@ class BuildConfig:
         if self.cuda_arch != ("none",):
             targets.architectures(self.cuda_arch)
         self.engine.check(self.descriptor)
-        if self.plugin and "fp32" in map(self.dtype_of, self.models):
-            linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
-            native = ", or --attention native" if linear else ""
-            raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
-        if self.descriptor.blocks and self.descriptor.on_gpu and not self.plugin:
-            if self.quantizes or any(map(self.keeps, self.models)):
-                raise OptionError(
-                    "weights in blocks are multiplied beside TreeAttention, in 16 bits: drop --attention native and "
-                    "fp32, or give --precision fp16"
-                )
+        self._check_kernels()
         if self.tune and self.descriptor.on_gpu:
             raise OptionError(
                 f"{self.backend} bundles are tuned where they run: drop --tune, and run specbuild tune there"
             )
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
+
+    def _check_kernels(self) -> None:
+        """Raise OptionError where specbuild's own kernels on a GPU do not compute what is asked."""
+        if self.plugin and "fp32" in map(self.dtype_of, self.models):
+            linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
+            native = ", or --attention native" if linear else ""
+            raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
+        in_blocks = self.descriptor.blocks and (self.quantizes or any(map(self.keeps, self.models)))
+        if in_blocks and self.descriptor.on_gpu and not self.plugin:
+            raise OptionError(
+                "weights in blocks are multiplied beside TreeAttention, in 16 bits: drop --attention native and fp32, "
+                "or give --precision fp16"
+            )
 
     def _check_precisions(self) -> None:
         for name in ("target", "draft"):
