@@ -1,4 +1,4 @@
-"""What a launch asks of CUDA, counted: attributes once a kernel and device."""
+"""What a launch asks of CUDA: again after a failure, and by several threads at once."""
 
 import ctypes
 import shutil
@@ -9,8 +9,7 @@ import pytest
 
 PLUGINS, HARNESS = Path(__file__).resolve().parents[2] / "plugins", Path(__file__).parent / "launch"
 NAMES = "asked", "allowed", "launched", "overlapped", "allowance"
-FIRST, SECOND = 0, 1  # kernels
-FREE = 16 * 1024  # bytes of shared memory that need no asking
+FIRST = 0  # a kernel
 
 
 @pytest.fixture(scope="module")
@@ -33,38 +32,6 @@ def counts(harness):
     numbers = (ctypes.c_int * len(NAMES))()
     harness.harness_counts(numbers)
     return dict(zip(NAMES, numbers, strict=True))
-
-
-@pytest.mark.slow
-def test_a_kernel_is_asked_for_once_on_each_device(harness):
-    for turn in range(3):
-        for device in (0, 1):
-            for kernel in (FIRST, SECOND):
-                assert harness.harness_compiled_for(kernel, device) == (90, 80)[device]
-                assert harness.harness_launch(kernel, device, FREE, 0) == 0
-        assert counts(harness) == {
-            "asked": 4, "allowed": 0, "launched": 4 * (turn + 1), "overlapped": 0, "allowance": 0
-        }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_shared_memory_is_asked_for_where_it_grows(harness):
-    for shared, allowed in ((FREE + 1, 1), (FREE + 1, 1), (FREE, 1), (70_000, 2), (FREE + 1, 2), (70_000, 2)):
-        assert harness.harness_launch(FIRST, 0, shared, 0) == 0
-        assert counts(harness)["allowed"] == allowed
-    assert counts(harness)["allowance"] == 70_000
-    harness.harness_launch(FIRST, 1, FREE + 1, 0)  # on the other device nothing was allowed yet, nor the other kernel
-    harness.harness_launch(SECOND, 0, FREE + 1, 0)
-    assert counts(harness)["allowed"] == 4
-    assert counts(harness)["asked"] == 3
-
-
-def test_what_overlaps_was_compiled_for_it(harness):
-    for device, overlapped in ((0, 1), (1, 1), (0, 2)):
-        harness.harness_launch(FIRST, device, 0, 1)
-        assert counts(harness)["overlapped"] == overlapped
-    harness.harness_launch(FIRST, 0, 0, 0)
-    assert counts(harness)["overlapped"] == 2
 
 
 def test_what_failed_is_asked_again(harness):

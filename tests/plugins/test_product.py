@@ -22,14 +22,12 @@ def product(kernels, drawn, x):
     drawn=block_weights((4, 5, 6, 8)),
     dtype=st.sampled_from([np.float16, ml_dtypes.bfloat16]),
     rows=st.integers(1, 70),
-    one=st.integers(0, 69),
 )
-def test_anything(kernels, drawn, dtype, rows, one):
+def test_anything(kernels, drawn, dtype, rows):
     x = np.clip(drawn.x[:rows], -99, 99).astype(dtype)
     found = product(kernels, drawn, x).astype(np.float64)
     exact, weight = x.astype(np.float64), drawn.weight
-    scale = np.abs(exact) @ np.abs(weight).T + np.abs(exact).sum(-1, keepdims=True) * np.abs(weight).max()
-    rounding = float(ml_dtypes.finfo(dtype).eps)
-    assert (np.abs(found - exact @ weight.T) <= rounding * np.abs(found) + 1e-5 * scale + 1e-7).all()
-    row = one % rows
-    assert np.array_equal(product(kernels, drawn, x[row : row + 1].copy()), found[row : row + 1].astype(dtype))
+    scale = np.abs(exact).sum(-1, keepdims=True) * np.abs(weight).max()
+    rounding = float(ml_dtypes.finfo(dtype).eps) * np.abs(found)
+    assert (np.abs(found - exact @ weight.T) <= rounding + 1e-5 * scale + 1e-7).all()
+    assert np.array_equal(product(kernels, drawn, x[-1:].copy()), found[-1:].astype(dtype))
