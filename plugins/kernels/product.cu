@@ -51,35 +51,37 @@ __device__ __forceinline__ float factor_at(const uint8_t *factors, int bits, int
   return reinterpret_cast<const float *>(factors)[at];
 }
 
-// A panel's scales and minima of one block of k.
+// A panel's scales and minima.
 struct Factors {
-  const uint8_t *scales, *minima, *steps;
-  int at;  // of column 0's
+  const specbuild_product &p;
+  const uint8_t *panel;
+  int shift, of_step;  // a block has 2^shift numbers of k; bytes of 256 of them
 
-  __device__ Factors(const specbuild_product &p, int panel, int k) {
-    const int step = k / kStep, first = step * kStep, blocks = smaller(kStep, p.inner - first) / p.block;
-    const int64_t whole_step = bytes(p, kStep / p.block);
-    const int last = p.inner % kStep, steps_before = p.inner / kStep;
-    const int64_t of_panel = steps_before * whole_step + (last ? bytes(p, last / p.block) : 0);
-    scales = p.factors + panel * of_panel + step * whole_step;
-    minima = scales + blocks * p.scale_bits * 2;
-    steps = minima + blocks * p.minimum_bits * 2;
-    at = (k - first) / p.block * 16;
+  __device__ Factors(const specbuild_product &p, int index) : p(p), shift(31 - __clz(p.block)), of_step(bytes(kStep)) {
+    const int last = p.inner % kStep;
+    panel = p.factors + index * (p.inner / kStep * int64_t(of_step) + (last ? bytes(last) : 0));
   }
-  // Of so many blocks, of 16 columns.
-  static __device__ int64_t bytes(const specbuild_product &p, int blocks) {
-    return blocks * (p.scale_bits + p.minimum_bits) * 2 + (p.scale_bits == 8 ? 64 + (p.minimum_bits ? 64 : 0) : 0);
+  __device__ int bytes(int numbers) const {
+    const int steps = p.scale_bits == 8 ? (p.minimum_bits ? 128 : 64) : 0;
+    return (numbers >> shift) * (p.scale_bits + p.minimum_bits) * 2 + steps;
   }
-  __device__ float scale(const specbuild_product &p, int column) const {
-    const float number = factor_at(scales, p.scale_bits, at + column);
-    return p.scale_bits == 8 ? number * factor_at(steps, 32, column) : number;
+  __device__ float scale(int k, int column) const {
+    const float number = factor_at(scales(k), p.scale_bits, at(k, column));
+    return p.scale_bits == 8 ? number * factor_at(steps(k), 32, column) : number;
   }
   // Zero points, of 8 bits beside wider scales, are multiples of these.
-  __device__ float minimum(const specbuild_product &p, int column, float scale) const {
-    const float number = factor_at(minima, p.minimum_bits, at + column);
-    if (p.scale_bits == 8) return number * factor_at(steps, 32, 16 + column);
+  __device__ float minimum(int k, int column, float scale) const {
+    const float number = factor_at(minima(k), p.minimum_bits, at(k, column));
+    if (p.scale_bits == 8) return number * factor_at(steps(k), 32, 16 + column);
     return p.minimum_bits == 8 ? number * scale : number;
   }
+
+ private:
+  __device__ int at(int k, int column) const { return (k % kStep >> shift) * 16 + column; }
+  __device__ int blocks(int k) const { return smaller(kStep, p.inner - k / kStep * kStep) >> shift; }  // of k's step
+  __device__ const uint8_t *scales(int k) const { return panel + k / kStep * int64_t(of_step); }
+  __device__ const uint8_t *minima(int k) const { return scales(k) + blocks(k) * p.scale_bits * 2; }
+  __device__ const uint8_t *steps(int k) const { return minima(k) + blocks(k) * p.minimum_bits * 2; }
 };
 
 template <class T, int kBits, int kTiles> __device__ __forceinline__ void product(const specbuild_product &p) {
@@ -88,6 +90,7 @@ template <class T, int kBits, int kTiles> __device__ __forceinline__ void produc
   const int panel = blockIdx.x, first_row = int(blockIdx.y) * 8 * kTiles;
   const uint8_t *const codes = p.codes + panel * (int64_t(p.inner) * 2 * kBits);
   const T *const input = static_cast<const T *>(p.input);
+  const Factors factors(p, panel);
   const int zero = p.minimum_bits ? 0 : 1 << (kBits - 1);
   const int scaled = smaller(p.block, kUnit);  // numbers of k that are scaled together: 16 or 32
   const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
@@ -110,10 +113,9 @@ template <class T, int kBits, int kTiles> __device__ __forceinline__ void produc
           if (p.minimum_bits) multiply_add<T>(inputs[tile], ones, b.pairs);
         }
       }
-      const Factors factors(p, panel, from);
       for (int side = 0; side < 2; ++side) {
-        const float scale = factors.scale(p, column + 8 * side);
-        const float minimum = p.minimum_bits ? factors.minimum(p, column + 8 * side, scale) : 0.0f;
+        const float scale = factors.scale(from, column + 8 * side);
+        const float minimum = p.minimum_bits ? factors.minimum(from, column + 8 * side, scale) : 0.0f;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
           for (int i = 2 * side; i < 2 * side + 2; ++i)
