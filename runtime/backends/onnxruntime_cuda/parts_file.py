@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -123,6 +124,10 @@ class PartsFile:
             raise BundleError(f"{graph.path} is malformed ({str(error)[:300]}): build the bundle again") from None
         return file
 
+    def _width(self, name: str) -> int:
+        """Return how many numbers a value has for each node."""
+        return math.prod(size for size in self.values[name].shape if isinstance(size, int))
+
     def _check(self) -> None:
         """Raise ValueError if a step reads what is not there, or has another form than its kernel takes."""
         ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
@@ -136,8 +141,9 @@ class PartsFile:
                     raise ValueError("an attention reads what is not there")
             if isinstance(step, ProductRecord):
                 shapes = {n: self.weights[n].shape for n in (step.codes, step.factors) if n in self.weights}
-                if step.block not in BLOCKS or shapes != step.shapes:
-                    raise ValueError("a product's weight has another size")
+                widths = self._width(step.input), self._width(step.output)
+                if step.block not in BLOCKS or shapes != step.shapes or widths != (step.inner, step.columns):
+                    raise ValueError("a product's weight or a value has another size")
         types = {each.dtype for each in self.weights.values()} | {each.dtype for each in self.values.values()}
         if types - TYPES.keys():
             raise ValueError("a type that no build writes")

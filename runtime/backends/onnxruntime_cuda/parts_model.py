@@ -149,8 +149,8 @@ class PartsModel(OrtModel):
                 each.workspace = self._workspace.address if each.splits > 1 else None
                 steps.append(functools.partial(self._kernels.launch, "tree_attention", each, self.stream))
             else:
-                each_product = self._product(step, bound)
-                steps.append(functools.partial(self._kernels.launch, "block_product", each_product, self.stream))
+                product = self._product(step, bound)
+                steps.append(functools.partial(self._kernels.launch, "block_product", product, self.stream))
         return steps
 
     def _product(self, record: ProductRecord, bound: Mapping[str, Tensor]) -> Product:
