@@ -38,13 +38,14 @@ def scaled_product(node: ir.Node) -> list[ir.Value]:
 
 
 def block_product(node: ir.Node) -> list[ir.Value]:
-    """Lower a `BlockMatMul` to a product with a dequantized weight `[K, N]`.
+    """Lower a `BlockMatMul` to a product with a dequantized weight.
 
-    A symmetric weight is DequantizeLinear's, with a scale for each block of a column.
+    A symmetric weight is DequantizeLinear's, `[K, N]` with a scale for each block of a column. Any other, which no
+    engine has, is ONNX Runtime's alone to multiply, as a graph is checked.
     """
     if len(node.inputs) > 3 or node.attributes["bits"].as_int() not in _NARROW:
-        weight = insert(node, "Transpose", [restored(node)], attributes={"perm": [1, 0]})
-        return list(insert(node, "MatMul", [node.inputs[0], weight.outputs[0]]).outputs)
+        operands = node.inputs[0], restored(node)
+        return list(insert(node, "FusedMatMul", operands, "com.microsoft", {"transB": 1}).outputs)
     (x, codes, scales), graph = node.inputs, node.graph
     assert codes is not None
     assert scales is not None
