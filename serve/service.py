@@ -53,7 +53,7 @@ class Service:
 
     @property
     def refuses_unknown(self) -> bool:
-        """Whether requests with unknown fields are refused."""
+        """Return whether requests with unknown fields are refused."""
         return self.options.extra_fields == "refuse"
 
     async def tokenizing(self, work: Callable[[], Any]) -> Any:

@@ -26,7 +26,6 @@ from specbuild.builder.codegen.nvrtc import Product, Shape
 from specbuild.builder.codegen.parts import WEIGHTS, save_parts
 from specbuild.builder.compiled_model import CompiledModel
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.checkpoint import Checkpoint
 from specbuild.builder.frontend.export import export
@@ -36,7 +35,7 @@ from specbuild.builder.passes import run_portable
 from specbuild.builder.prepare import Sources
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.linears import Names
-from specbuild.builder.quantize.numbers import Numbers, Quantized, fit
+from specbuild.builder.quantize.numbers import RoundedWeight, fit
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import ModelRecord
@@ -76,32 +75,15 @@ LIKE = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks(Numbers):
-    """A weight in blocks that has a form, and no numbers."""
-
-    scheme: Scheme
-    shape: tuple[int, int, int]
-
-    @property
-    def parts(self) -> tuple[str, ...]:  # type: ignore[override]
-        """See Numbers."""
-        return ("codes", "scales") if self.scheme.symmetric else ("codes", "scales", "zeros")
-
-    def whole(self, rows: Any = None) -> Quantized:
-        """Raise NotImplementedError: make_weights.py makes the numbers, elsewhere."""
-        raise NotImplementedError
-
-
-def blocks_of(net: torch.nn.Module, build: BuildConfig) -> dict[str, Blocks]:
-    """Return the weights that a build of this precision has in blocks, by name."""
-    names, found = Names.of(net), dict[str, Blocks]()
+def blocks_of(net: torch.nn.Module, build: BuildConfig) -> dict[str, RoundedWeight]:
+    """Return the weights that a build of this precision has in blocks, by name; they have a form, and no numbers."""
+    names, found = Names.of(net), dict[str, RoundedWeight]()
     schemes = assign(build.quantize, "target", build.precision_of("target"), build.backend, names)
     for name, asked in schemes.items():
-        rows, columns = net.get_submodule(name).weight.shape
-        scheme = fit(asked.to_nearest, columns)
+        weight = net.get_submodule(name).weight
+        scheme = fit(asked.to_nearest, weight.shape[1])
         if scheme.quantized:
-            found[name] = Blocks(scheme, (rows, columns // scheme.block, scheme.block))
+            found[name] = RoundedWeight(name, weight, scheme)
     return found
 
 

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,16 @@ class Drawing:
 
     seed: int
     file: PartsFile
+    heads: dict[str, NDArray] = field(default_factory=dict)  # codes and factors of a head, which are made together
 
     def blocks(self, name: str, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[bytes]:
         """Yield the bytes of a weight in order."""
         products = [step for step in self.file.steps if isinstance(step, ProductRecord)]
         product = next((each for each in products if name in (each.codes, each.factors)), None)
         if product and product.codes.startswith(EMBEDDINGS):
-            yield self._head(product, pool)[name].tobytes()
+            if name not in self.heads:
+                self.heads.update(self._head(product, pool))
+            yield self.heads.pop(name).tobytes()
             return
         if product:
             yield from self._in_blocks(product, name, weight)
