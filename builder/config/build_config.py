@@ -116,12 +116,12 @@ class BuildConfig:
         target, draft = self.scheme_of("target"), self.scheme_of("draft")
         if self.own_draft and target and draft and draft.bits >= target.bits:
             raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
-        schemes = [parse(scheme, self.backend) for scheme in self.quantize.all_types]
-        if any(scheme.kind == KEEP for scheme in schemes) or (schemes and any(map(self.keeps, self.models))):
+        kept = any(parse(scheme, self.backend).kind == KEEP for scheme in self.quantize.all_types)
+        if kept or any(self.keeps(name) and self.quantize.types_of(name) for name in self.models):
             raise OptionError(
                 "keep is for all weights of a model: drop --tensor-type and the like, or give --precision"
             )
-        self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
+        self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.types_of("target")))
         self.engine.check_types(self.descriptor, self.types)
 
     def check_draft_model(self, exists: bool) -> None:
@@ -194,7 +194,7 @@ class BuildConfig:
     def _default(self, model: str) -> str:
         """Return the precision of a model that none was given for."""
         source, adapter = (self.target, self.adapter) if model == "target" else (str(self.draft), self.draft_adapter)
-        keeps = KEEP in self.descriptor.precisions and not self.quantize.all_types and not adapter
+        keeps = KEEP in self.descriptor.precisions and not self.quantize.types_of(model) and not adapter
         return KEEP if keeps and Path(source).expanduser().is_file() else self.descriptor.precisions[0]
 
     def keeps(self, model: str) -> bool:

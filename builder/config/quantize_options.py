@@ -19,6 +19,14 @@ def chooses(precision: str) -> bool:
     return precision in (AUTO, BEST_SIZE, BEST_SPEED, BEST_KL)
 
 
+def glob_of(pattern: str, model: str) -> str | None:
+    """Return a pattern's glob of names, or None if it begins with "target:" or "draft:" and `model` is the other."""
+    only, separator, glob = pattern.partition(":")
+    if separator and only in ("target", "draft"):
+        return glob if only == model else None
+    return pattern
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
     """Options for quantizing weights, beside the models' precisions. Raises OptionError for an invalid value.
@@ -63,8 +71,12 @@ class QuantizeOptions:
     @property
     def all_types(self) -> list[str]:
         """All schemes that these options give."""
-        asked = [*(scheme for _, scheme in self.types), self.output_tensor_type, self.token_embedding_type]
-        return [scheme for scheme in asked if scheme]
+        return [*self.types_of("target"), *self.types_of("draft")]
+
+    def types_of(self, model: str) -> list[str]:
+        """Return the schemes that these options give to weights of "target" or "draft"."""
+        asked = [scheme for pattern, scheme in self.types if glob_of(pattern, model) is not None]
+        return [scheme for scheme in (*asked, self.output_tensor_type, self.token_embedding_type) if scheme]
 
     def check(self, quantizes: bool, target: bool = True) -> None:
         """Raise OptionError for options that would be ignored.

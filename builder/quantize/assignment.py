@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.quantize_options import QuantizeOptions, chooses
+from specbuild.builder.config.quantize_options import QuantizeOptions, chooses, glob_of
 from specbuild.builder.config.scheme import Scheme, parse
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
@@ -92,12 +92,8 @@ def matches(pattern: str, model: str, name: str) -> bool:
 
     A pattern that begins with "target:" or "draft:" matches the weights of that `model` only.
     """
-    only, separator, rest = pattern.partition(":")
-    if separator and only in ("target", "draft"):
-        if only != model:
-            return False
-        pattern = rest
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+    glob = glob_of(pattern, model)
+    return glob is not None and (fnmatchcase(name, glob) or fnmatchcase(name, f"*.{glob}"))
 
 
 def experts_scheme(config: BuildConfig, model: str) -> Scheme | None:

@@ -95,6 +95,8 @@ def test_a_gguf_is_kept_unless_something_else_is_asked_for(wide, tmp_path):
     assert config(path, backend="tensorrt-rtx").precision_of("target") == "fp16"
     options = QuantizeOptions(tensor_type=("lm_head=int8",))
     assert config(path, quantize=options).precision_of("target") == "fp32"
+    of_draft = QuantizeOptions(tensor_type=("draft:lm_head=int8",))
+    assert config(path, draft=str(wide), quantize=of_draft).precision_of("target") == "keep"
     with pytest.raises(OptionError, match="keep is for all weights of a model"):
         config(path, precision="keep", quantize=options)
     with pytest.raises(OptionError, match=f"keep is for a GGUF file, and {wide} is none: give another --precision"):
