@@ -121,7 +121,8 @@ class BuildConfig:
             raise OptionError(
                 "keep is for all weights of a model: drop --tensor-type and the like, or give --precision"
             )
-        self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.types_of("target")))
+        narrow = target is None or target.quantized or bool(self.quantize.types_of("target"))
+        self.quantize.check(self.quantizes, narrow)
         self.engine.check_types(self.descriptor, self.types)
 
     def check_draft_model(self, exists: bool) -> None:

@@ -71,11 +71,11 @@ class QuantizeOptions:
     @property
     def all_types(self) -> list[str]:
         """All schemes that these options give."""
-        return [*self.types_of("target"), *self.types_of("draft")]
+        return self.types_of("target", "draft")
 
-    def types_of(self, model: str) -> list[str]:
-        """Return the schemes that these options give to weights of "target" or "draft"."""
-        asked = [scheme for pattern, scheme in self.types if glob_of(pattern, model) is not None]
+    def types_of(self, *models: str) -> list[str]:
+        """Return the schemes that these options give to weights of such models."""
+        asked = [scheme for pattern, scheme in self.types if any(glob_of(pattern, model) for model in models)]
         return [scheme for scheme in (*asked, self.output_tensor_type, self.token_embedding_type) if scheme]
 
     def check(self, quantizes: bool, target: bool = True) -> None:

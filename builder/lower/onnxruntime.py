@@ -30,6 +30,7 @@ from specbuild.builder.passes.pattern import (
     replace,
 )
 
+from .around_products import PRODUCT, fuse
 from .block_form import BlockForm
 from .block_panels import pack_weight, packed_codes, packed_factors, panels_of, rows_of
 from .panels import COLUMNS, pack_floats
@@ -80,7 +81,7 @@ def _pack_blocks(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
         new = insert(node, "RowwiseGather", [node.inputs[0], *weight], DOMAIN, attributes)
     else:
         attributes |= {"rounding": node.attributes["rounding"].as_int(), "instructions": -1}
-        new = insert(node, "RowwiseMatMul", [node.inputs[0], *weight], DOMAIN, attributes)
+        new = insert(node, PRODUCT, [node.inputs[0], *weight], DOMAIN, attributes)
     _put(graph, node, new.outputs[0])
 
 
@@ -96,7 +97,7 @@ def _pack_floats(graph: ir.Graph, node: ir.Node, packed: dict[str, list[ir.Value
         packed[name] = [panels_of(graph, f"{name}_panels", shape, make)]
     attributes = {"inner": inner, "columns": columns, "bits": 32, "block": inner, **_NO_FACTORS}
     attributes |= {"rounding": 32, "instructions": -1}
-    _put(graph, node, insert(node, "RowwiseMatMul", [x, *packed[name]], DOMAIN, attributes).outputs[0])
+    _put(graph, node, insert(node, PRODUCT, [x, *packed[name]], DOMAIN, attributes).outputs[0])
 
 
 def _pack_experts(graph: ir.Graph, node: ir.Node) -> None:
@@ -124,7 +125,7 @@ def _pack_experts(graph: ir.Graph, node: ir.Node) -> None:
         )
     packed += [None] * (2 - len(packed))
     attributes |= {"inner": inner, "columns": columns, "instructions": -1}
-    new = insert(node, "RowwiseMatMul", [x, *packed, chosen], DOMAIN, attributes)
+    new = insert(node, PRODUCT, [x, *packed, chosen], DOMAIN, attributes)
     _put(graph, node, new.outputs[0])
 
 
@@ -192,6 +193,7 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
         graph_input("state_rows", ir.DataType.INT32, ["slots"]),
     )
     caches = _lower_caches(graph, place, capacity)
+    fuse(graph)
     for node in list(graph):
         if node.op_type in _LOWERED:
             for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
@@ -349,15 +351,6 @@ def _norm(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "SimplifiedLayerNormalization", node.inputs, attributes=attributes).outputs)
 
 
-def residual_norm(node: ir.Node) -> list[ir.Value]:
-    """Lower AddRMSNorm to ONNX Runtime's own kernel."""
-    attributes = {"epsilon": node.attributes["epsilon"].as_float()}
-    new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, "com.microsoft", attributes, outputs=4)
-    for unused in new.outputs[1:3]:
-        unused.name = ""
-    return [new.outputs[0], new.outputs[3]]
-
-
 def _scaled_product(node: ir.Node) -> list[ir.Value]:
     """Lower `ScaledMatMul` to a product of two unsigned integer tensors.
 
@@ -395,7 +388,6 @@ _CACHES = {
 }
 _LOWERED = {
     "RMSNormalization": _norm,
-    "AddRMSNorm": residual_norm,
     "SwiGLU": swiglu,
     "ScaledMatMul": _scaled_product,
 }

@@ -18,7 +18,6 @@ from specbuild.builder.passes.pattern import dims, insert, producer, replace
 
 from . import plugin
 from .block_panels import pack_weight, rows_of
-from .onnxruntime import residual_norm
 from .plugin import INPUTS, OUTPUTS
 
 
@@ -27,7 +26,16 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "FusedMatMul", node.inputs, "com.microsoft", {"transB": 1}).outputs)
 
 
-_FUSED = {"AddRMSNorm": residual_norm, "MatMulNT": _transposed_product}  # ONNX Runtime's own kernels
+def _residual_norm(node: ir.Node) -> list[ir.Value]:
+    """Lower AddRMSNorm to ONNX Runtime's own kernel."""
+    attributes = {"epsilon": node.attributes["epsilon"].as_float()}
+    new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, "com.microsoft", attributes, outputs=4)
+    for unused in new.outputs[1:3]:
+        unused.name = ""
+    return [new.outputs[0], new.outputs[3]]
+
+
+_FUSED = {"AddRMSNorm": _residual_norm, "MatMulNT": _transposed_product}  # ONNX Runtime's own kernels
 _STATES = "past_", "present_"  # caches, which the kernel reads and writes in place
 _KERNELS = "TreeAttention", "BlockProduct"
 

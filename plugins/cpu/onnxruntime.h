@@ -88,6 +88,7 @@ class Ort {
   OrtStatus* shape_info(const OrtValue* value, OrtTensorTypeAndShapeInfo** info) const {
     return at<OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)>(65)(value, info);
   }
+  void release(OrtStatus* status) const { at<void(OrtStatus*)>(93)(status); }
   void release(OrtTensorTypeAndShapeInfo* info) const { at<void(OrtTensorTypeAndShapeInfo*)>(99)(info); }
   OrtStatus* attribute(const OrtKernelInfo* info, const char* name, float* number) const {
     return at<OrtStatus*(const OrtKernelInfo*, const char*, float*)>(85)(info, name, number);

@@ -34,6 +34,16 @@ Number attribute(const OrtKernelInfo* info, const char* name) {
   return number;
 }
 
+// Returns an attribute, or `otherwise` where a node has none.
+template <class Number>
+Number attribute_or(const OrtKernelInfo* info, const char* name, Number otherwise) {
+  Number number{};
+  OrtStatus* missing = ort().attribute(info, name, &number);
+  if (!missing) return number;
+  ort().release(missing);
+  return otherwise;
+}
+
 inline std::vector<int64_t> shape_of(const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* info;
   check(ort().shape_info(value, &info));

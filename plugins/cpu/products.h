@@ -113,6 +113,9 @@ struct Instructions {
   void (*round)(const Weights&, const float* x, int64_t rows, Rounding, const Rows&);
   // Computes a panel's 16 columns of rows `first` to `last`; y is [rows, N]. Before `first` there are whole tiles.
   void (*panel)(const Weights&, int64_t panel, const Rows&, int64_t first, int64_t last, Rounding, float* y);
+  // `functions.h` has both.
+  void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float* y);
+  void (*swiglu)(const float* gate, const float* up, int64_t size, float* y);
   // Computes one head of one node. `rows` are the cache rows that it sees, in order; `scores` has room for as many.
   void (*attend)(const Attention&, int64_t slot, int64_t head, const float* q, const int32_t* rows, int64_t count,
                  float* scores, float* y);

@@ -1,13 +1,17 @@
-// RowwiseMatMul(x [..., K], codes uint8, factors uint8?) -> [..., N]: products.h.
+// RowwiseMatMul(x [..., K], codes uint8, factors uint8?, _, norm [K]?, bias [N]?, residual [..., N]?) -> [..., N]:
+// products.h. What stands around a product is computed with it, while its numbers are in a thread's cache: RMSNorm of x
+// before, with the weight `norm` and the attribute epsilon; after it a bias and a residual sum; or, with the attribute
+// gated, SwiGLU of the first and the second half of the columns, which leaves [..., N / 2].
 // RowwiseMatMul(x [R, K], codes, factors?, experts int64 [S]) -> [S, N]: there is a weight for each expert, one after
 // another; row s is row s · R / S of x, by the weight of its expert. S is a multiple of R.
 // RowwiseGather(ids int64 [...], codes, factors?) -> [..., K]: columns of the same weights, in float32.
 //
-// Attributes: inner (K), columns (N), bits, block, scale_bits, minimum_bits; of RowwiseMatMul also rounding (8, 16 or 32) and, for tests,
-// instructions: an index into `all_instructions`, -1 for the fastest that the processor has.
+// Attributes: inner (K), columns (N), bits, block, scale_bits, minimum_bits; of RowwiseMatMul also rounding (8, 16 or 32)
+// and, for tests, instructions: an index into `all_instructions`, -1 for the fastest that the processor has.
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "operators.h"
@@ -63,13 +67,15 @@ Weights weight_of(Weights w, int64_t expert) {
 
 struct MatMul {
   static constexpr const char* kName = "RowwiseMatMul";
-  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtUint8, kOrtInt64};
+  static constexpr OrtElementType kInputs[] = {kOrtFloat, kOrtUint8, kOrtUint8, kOrtInt64, kOrtFloat, kOrtFloat, kOrtFloat};
   static constexpr size_t kRequired = 2;
 
   explicit MatMul(const OrtKernelInfo* info)
-      : packing(info), rounding(Rounding(attribute(info, "rounding"))), uses(instructions_of(attribute(info, "instructions"))) {
+      : packing(info), rounding(Rounding(attribute(info, "rounding"))), epsilon(attribute_or(info, "epsilon", 0.0f)),
+        halves(attribute_or<int64_t>(info, "gated", 0) ? 2 : 1), uses(instructions_of(attribute(info, "instructions"))) {
     const int64_t bits = attribute(info, "rounding");
     require(bits == 8 || bits == 16 || bits == 32, "rounding must be 8, 16 or 32");
+    require(halves == 1 || packing.weights.columns % (2 * kColumns) == 0, "gated columns must be whole panels in each half");
   }
 
   void compute(OrtKernelContext* context) const {
@@ -78,10 +84,24 @@ struct MatMul {
     const Weights w = packing.of(context);
     require(!x.shape.empty() && x.shape.back() == w.inner, "the input's last axis must be `inner` long");
     std::vector<int64_t> shape = x.shape;
-    shape.back() = w.columns;
-    float* y = output(context, shape);
+    shape.back() = w.columns / halves;
     const int64_t rows = product(x.shape) / w.inner;
-    if (rows) multiply(context, w, static_cast<const float*>(x.data), rows, y);
+    const Around around{floats(context, 4, w.inner, "norm"), floats(context, 5, w.columns, "bias"),
+                        floats(context, 6, rows * w.columns, "residual")};
+    require(halves == 1 || !around.residual, "a gated product has no residual sum");
+    float* y = output(context, shape);
+    if (rows) multiply(context, w, static_cast<const float*>(x.data), rows, around, y);
+  }
+
+  // What stands around a product: a null is not there.
+  struct Around {
+    const float *norm, *bias, *residual;
+  };
+
+  static const float* floats(OrtKernelContext* context, size_t index, int64_t size, const char* name) {
+    const Tensor found = input(context, index);
+    if (found.data && product(found.shape) != size) throw Failure{ort().status((std::string(name) + " has another size").c_str())};
+    return static_cast<const float*>(found.data);
   }
 
   // Brings rows of one expert together, so that each weight that is chosen is read once.
@@ -153,31 +173,59 @@ struct MatMul {
     return w.inner * (w.bits == 32 || rounding == Rounding::kNone ? 4 : rounding == Rounding::kBits8 && w.bits <= uses.byte_bits ? 1 : 2);
   }
 
-  void round(const Weights& w, const float* x, int64_t first, int64_t last, const Rounded& to) const {
-    uses.round(w, x + first * w.inner, last - first, rounding, to.from(w, first));
+  void round(const Weights& w, const float* x, int64_t first, int64_t last, const Rounded& to, const float* norm = nullptr) const {
+    x += first * w.inner;
+    const std::unique_ptr<float[]> normed(norm ? new float[(last - first) * w.inner] : nullptr);
+    if (norm) {
+      for (int64_t at = 0; at < (last - first) * w.inner; at += w.inner) uses.rms_norm(x + at, norm, w.inner, epsilon, normed.get() + at);
+    }
+    uses.round(w, norm ? normed.get() : x, last - first, rounding, to.from(w, first));
   }
 
   // As many rows as are whole tiles.
   int64_t tiles_of(int64_t rows) const { return std::max<int64_t>(1, rows / uses.rows) * uses.rows; }
 
-  void multiply(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows, float* y) const {
+  void multiply(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows, const Around& around, float* y) const {
     const Rounded rounded(w, rows, row_bytes(w));
     const int64_t at_once = tiles_of(kTaskBytes / (4 * w.inner));
     parallel(context, (rows + at_once - 1) / at_once, [&](int64_t part) {
-      round(w, x, part * at_once, std::min(rows, (part + 1) * at_once), rounded);
+      round(w, x, part * at_once, std::min(rows, (part + 1) * at_once), rounded, around.norm);
     });
-    const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes());
+    const std::unique_ptr<float[]> both(halves > 1 ? new float[rows * w.columns] : nullptr);
+    float* const products = halves > 1 ? both.get() : y;
+    const int64_t of_half = w.panels() / halves, panels = std::max<int64_t>(1, kTaskBytes / (halves * w.panel_bytes()));
     const int64_t in_cache = tiles_of(std::max<int64_t>(16, kRowBytes / rounded.row_bytes));
-    parallel(context, (w.panels() + panels - 1) / panels, [&](int64_t task) {
-      const int64_t end = std::min(w.panels(), (task + 1) * panels);
-      for (int64_t row = 0; row < rows; row += in_cache)
-        for (int64_t panel = task * panels; panel < end; ++panel)
-          uses.panel(w, panel, rounded.from(w, 0), row, std::min(rows, row + in_cache), rounding, y);
+    parallel(context, (of_half + panels - 1) / panels, [&](int64_t task) {
+      const int64_t begin = task * panels, end = std::min(of_half, begin + panels);
+      for (int64_t row = 0; row < rows; row += in_cache) {
+        const int64_t last = std::min(rows, row + in_cache);
+        for (int64_t panel = begin; panel < end; ++panel)
+          for (int64_t half = 0; half < halves; ++half)
+            uses.panel(w, half * of_half + panel, rounded.from(w, 0), row, last, rounding, products);
+        finish(w, row, last, begin * kColumns, std::min(w.columns / halves, end * kColumns), around, products, y);
+      }
     });
+  }
+
+  // Computes what comes after a product in some rows and columns.
+  void finish(const Weights& w, int64_t row, int64_t last, int64_t begin, int64_t end, const Around& around, float* products, float* y) const {
+    const int64_t columns = w.columns / halves;
+    for (; row < last; ++row) {
+      float* const product = products + row * w.columns;
+      for (int64_t of = 0; around.bias && of < w.columns; of += columns) add(around.bias + of + begin, end - begin, product + of + begin);
+      if (around.residual) add(around.residual + row * columns + begin, end - begin, product + begin);
+      if (halves > 1) uses.swiglu(product + begin, product + columns + begin, end - begin, y + row * columns + begin);
+    }
+  }
+
+  static void add(const float* x, int64_t size, float* y) {
+    for (int64_t n = 0; n < size; ++n) y[n] += x[n];
   }
 
   Packing packing;
   Rounding rounding;
+  float epsilon;
+  int64_t halves;  // of the columns: 2 if they are gated
   const Instructions& uses;
 };
 

@@ -393,7 +393,7 @@ void round_of(const Weights& w, const float* x, int64_t rows, Rounding rounding,
 
 template <class V>
 constexpr Instructions instructions(const char* name, bool (*usable)()) {
-  return {name, usable, V::kRows, V::kByteBits, round_of<V>, panel_of<V>, attend<V>};
+  return {name, usable, V::kRows, V::kByteBits, round_of<V>, panel_of<V>, rms_norm<V>, swiglu, attend<V>};
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from block_weights import ROWS, BlockWeight, block_weights
@@ -12,15 +14,28 @@ from onnx import TensorProto
 FLOATS = {"scale_bits": 32, "minimum_bits": 0}
 
 
-def session_of(operator, drawn, threads=2):
-    inputs = {"x": (TensorProto.FLOAT, ["rows", drawn.codes.shape[1]]), "factors": None}
+def session_of(operator, drawn, threads=2, around=(), **attributes):
+    inputs = {"x": (TensorProto.FLOAT, ["rows", drawn.codes.shape[1]])}
     inputs |= {name: (TensorProto.UINT8, each.shape) for name, each in drawn.feeds.items()}
-    inputs = {name: inputs[name] for name in ("x", "codes", "factors")}
-    return operator("RowwiseMatMul", inputs, threads, rounding=drawn.rounding, **drawn.attributes)
+    inputs |= {name: (TensorProto.FLOAT, ["rows", "n"] if name == "residual" else ["n"]) for name in around}
+    inputs = {name: inputs.get(name) for name in ("x", "codes", "factors", "experts", "norm", "bias", "residual")}
+    return operator("RowwiseMatMul", inputs, threads, rounding=drawn.rounding, **drawn.attributes, **attributes)
 
 
-def run(session, drawn, x):
-    return session.run(None, {"x": x} | drawn.feeds)
+def run(session, drawn, x, **around):
+    return session.run(None, {"x": x} | drawn.feeds | around)
+
+
+def near(found, drawn, x):
+    """Whether products are those of the rounded rows, but for a number that lies between two."""
+    x, limit = x.astype(np.float64), (1 << drawn.rounding - 1) - 1
+    step = np.abs(x).max(-1, keepdims=True) / limit
+    if drawn.rounding < 32:
+        blocks = x.reshape(ROWS, -1, drawn.block)
+        steps = np.abs(blocks).max(-1, keepdims=True) / limit
+        x = (np.round(blocks / steps) * steps).reshape(x.shape)
+    allowed = 1e-5 * np.abs(x) @ np.abs(drawn.weight).T + (drawn.rounding < 32) * step * np.abs(drawn.weight).max(-1)
+    return (np.abs(found - x @ drawn.weight.T) <= allowed).all()
 
 
 @pytest.mark.slow
@@ -39,15 +54,36 @@ def test_a_rows_bits_are_those_of_the_row_alone(operator, drawn, at_once, thread
 @settings(max_examples=40)
 @given(block_weights())
 def test_products_are_those_of_the_rounded_numbers(operator, drawn):
-    x = drawn.x.astype(np.float64)
-    if drawn.rounding < 32:
-        blocks = x.reshape(ROWS, -1, drawn.block)
-        steps = np.abs(blocks).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)
-        x = (np.round(blocks / steps) * steps).reshape(x.shape)
-    found = run(session_of(operator, drawn), drawn, drawn.x)[0]
-    step = np.abs(x).max(-1, keepdims=True) / ((1 << drawn.rounding - 1) - 1)  # of a number that lies between two
-    allowed = 1e-5 * np.abs(x) @ np.abs(drawn.weight).T + (drawn.rounding < 32) * step * np.abs(drawn.weight).max(-1)
-    assert (np.abs(found - x @ drawn.weight.T) <= allowed).all()
+    assert near(run(session_of(operator, drawn), drawn, drawn.x)[0], drawn, drawn.x)
+
+
+@settings(max_examples=30)
+@given(block_weights(), st.sets(st.sampled_from(["norm", "bias", "residual"])), st.booleans(), st.integers(0, ROWS - 1))
+def test_what_stands_around_a_product_is_computed_with_it(operator, drawn, names, gated, row):
+    chance, half = np.random.default_rng(row), len(drawn.codes) // 32 * 16
+    if gated := gated and half > 0:
+        names -= {"residual"}
+        drawn = replace(drawn, codes=drawn.codes[: 2 * half], factors=[each[: 2 * half] for each in drawn.factors])
+    columns, inner = drawn.codes.shape
+    shapes = {"norm": inner, "bias": columns, "residual": (ROWS, columns)}
+    around = {name: chance.standard_normal(shapes[name], np.float32) for name in names}
+    session = session_of(operator, drawn, 2, around, epsilon=0.5, gated=int(gated))
+    found = run(session, drawn, drawn.x, **around)
+    of_row = around | ({"residual": around["residual"][row : row + 1]} if "residual" in names else {})
+    for numbers, alone in zip(found, run(session, drawn, drawn.x[row : row + 1], **of_row), strict=True):
+        assert np.array_equal(numbers, found[0])
+        assert np.array_equal(alone[0], numbers[row])
+    x, before = drawn.x, {name: around[name] for name in {"norm"} & names}
+    if before:
+        x = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 0.5) * around["norm"]
+    expected = run(session_of(operator, drawn, 2, before, epsilon=0.5), drawn, drawn.x, **before)[0]
+    assert near(expected, drawn, x)
+    for name in ("bias", "residual"):
+        expected = expected + around.get(name, np.float32(0))
+    if gated:
+        gate, up = np.split(expected.astype(np.float64), 2, axis=1)
+        expected = gate / (1 + np.exp(-gate.clip(-700))) * up
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-30)
 
 
 @settings(max_examples=20)
