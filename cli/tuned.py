@@ -15,8 +15,7 @@ def in_words(found: Mapping[str, Any] | None) -> list[str]:
         return []
     lines, auto = list[str](), f"auto {found['auto']:.2f}× plain decoding, measured"
     if "tree" in found:
-        drafted = f"{found['tree']} of the draft model {found['speedup']:.2f}×, measured {found['measured']:.2f}×"
-        lines.append(f"{auto}; {drafted}")
+        lines.append(f"{auto}; {found['tree']} of the draft model promises {found['speedup']:.2f}×")
         if found["speedup"] < 1:
             lines.append(f"the draft model loses here: {found['tree']} promises {found['speedup']:.2f}× plain decoding")
     else:

@@ -1,4 +1,4 @@
-"""Acceptance rates of drafts on real texts: by likelihood, depth and rank, and for lookup by the match's length."""
+"""Acceptance rates of drafts on real texts: by likelihood, and for lookup by the match's length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.drafting.lookup import longest
 from specbuild.runtime.drafting.model import Draft, ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.token_string import MAX_MATCH, string_of
-from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH, Tree, TreeSpec, walk
+from specbuild.runtime.speculation.tree import BEST_DEPTH, Tree, TreeSpec, walk
 from specbuild.runtime.speculation.tree_growth import Growth
 
 BINS = 8  # bins of the calibration
@@ -26,7 +26,6 @@ class Record:
 
     likelihoods: list[float] = field(default_factory=list)
     accepted: list[bool] = field(default_factory=list)
-    ranks: list[tuple[int, int, bool]] = field(default_factory=list)  # parent's depth, rank among siblings, accepted
     orders: list[tuple[int, list[int]]] = field(default_factory=list)  # nodes of a tree; accepted ones' ranks by score
     depths: list[int] = field(default_factory=list)  # grown levels of each tree
 
@@ -73,20 +72,7 @@ class Record:
         """Return how reliable the draft's likelihoods are, for the report; empty if nothing was drafted."""
         if not self.likelihoods:
             return {}
-        error, ranks = self.error(), self.by_rank()
-        return {"trials": len(self.likelihoods), "calibration_error": error, "accepted_by_depth_and_rank": ranks}
-
-    def by_rank(self) -> list[list[float]]:
-        """Return children's acceptance rates by parent's depth and by rank, falling with rank, for `best_tree`."""
-        table = []
-        for depth in range(BEST_DEPTH):
-            row, least = list[float](), 1.0
-            for rank in range(BEST_BRANCH):
-                tried = [won for d, r, won in self.ranks if (d, r) == (depth, rank)]
-                least = min(least, sum(tried) / len(tried) if tried else 0.0)
-                row.append(least)
-            table.append(row)
-        return table
+        return {"trials": len(self.likelihoods), "calibration_error": self.error()}
 
     def error(self) -> float | None:
         """Return the expected calibration error, cross-validated: each half is judged by the other half's calibration.
@@ -144,14 +130,11 @@ def note(record: Record, growth: Growth, path: Seq[int]) -> None:
     ranks = {node: rank for rank, node in enumerate(sorted(growth.nodes[1:], key=lambda n: -growth.scores[n]))}
     record.depths.append(growth.depth)
     record.orders.append((len(ranks), [ranks[node] for node in path[1:]]))
-    taken, children = set(path), dict[int, int]()
+    taken = set(path)
     for node, parent in enumerate(growth.pool.parents):
-        if node and parent in taken:
-            rank = children[parent] = children.get(parent, -1) + 1  # siblings are in order of their likelihood
-            if node in ranks:
-                record.likelihoods.append(growth.scores[node] - growth.scores[parent])
-                record.accepted.append(node in taken)
-                record.ranks.append((growth.pool.depths[parent], rank, node in taken))
+        if node in ranks and parent in taken:
+            record.likelihoods.append(growth.scores[node] - growth.scores[parent])
+            record.accepted.append(node in taken)
 
 
 def lookup_chances(texts: Seq[tuple[Seq[int], int]]) -> list[float]:

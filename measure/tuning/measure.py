@@ -58,7 +58,6 @@ class Measurements:
     """The measurements on the prompts, one entry per prompt in each list."""
 
     probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and with the PROBES trees
-    fixed: list[dict[str, Decoded]] = field(default_factory=list)  # greedy again: plain, and with every tree
     sampled: list[dict[str, Decoded]] = field(default_factory=list)  # like the probes, at TEMPERATURE
     records: list[list[Record]] = field(default_factory=list)  # largest probe tree at every token of the greedy text
     sampled_records: list[list[Record]] = field(default_factory=list)  # the same tree at rounds of the sampled text
@@ -103,7 +102,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
                 table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
                 turns = _in_time(prompts, asked.seconds / 3, AUTO, progress)
                 controller = Controller(CostModel(TimingTable.of(table, largest + 1)), drafts)
-                auto = [_take_turns(decoder, each, [OFF, AUTO], number, controller) for number, each in turns]
+                auto = [_take_turns(decoder, each, number, controller) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
     return table, report
 
@@ -120,10 +119,10 @@ def _conclude(found: dict[int, Any], seen: Measurements, largest: int, here: dic
     report |= {"greedy": greedy.trust(), "sampled": sampled.trust()}
     widest = WIDEST
     if seen.records:
-        promised = trees.promises(seen.probes, seen.records, Times.of(times_table["1"], largest + 1), largest)
-        report["trees"] = [tree | {"measured": trees.measured(seen.fixed, tree["tree"])} for tree in promised]
+        times_alone = Times.of(times_table["1"], largest + 1)
+        report["trees"] = trees.promises(seen.probes, seen.records, times_alone, largest)
         best = max(report["trees"], key=lambda tree: tree["speedup"])
-        report |= {name: best[name] for name in ("tree", "speedup", "measured")}
+        report |= {name: best[name] for name in ("tree", "speedup")}
         widest = max(2 * best["nodes"], LEAST)
     table = {"schema": SCHEMA, "machine": here, "widest": f"best:{min(widest, largest)}"}
     return table | {"times": times_table, "chances": chances}, report
@@ -158,11 +157,9 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
     `largest`: nodes of the largest tree; 0 without a draft model.
     """
     seen = Measurements()
-    probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
-    for number, prompt in prompts:
+    probes = trees.names(trees.PROBES, largest) if largest else []
+    for _, prompt in prompts:
         seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
-        if every:
-            seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
         seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
         for tree in probes[-1:]:  # every token of the greedy text: records of all tree sizes' rounds follow from it
             seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))
@@ -171,12 +168,9 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
     return seen
 
 
-def _take_turns(
-    decoder: Decoder, prompt: list[int], contenders: Sequence[str], number: int, controller: Controller | None = None
-) -> dict[str, Decoded]:
-    """Decode a prompt by each contender; successive prompts begin with different ones."""
-    first = number % len(contenders)
-    order = [*contenders[first:], *contenders[:first]]
+def _take_turns(decoder: Decoder, prompt: list[int], number: int, controller: Controller) -> dict[str, Decoded]:
+    """Decode a prompt plainly and by `auto`; every other prompt begins with `auto`."""
+    order = (OFF, AUTO) if number % 2 == 0 else (AUTO, OFF)
     return {name: decoder.decode(prompt, name, controller=controller if name == AUTO else None) for name in order}
 
 

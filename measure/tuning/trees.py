@@ -1,9 +1,8 @@
-"""Trees of each size: the speedup over plain decoding that the timing table promises, and the measured one."""
+"""Trees of each size: the speedup over plain decoding that the timing table promises; and what `auto` brought."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .chances import Record, begun
 from .decode import OFF, Texts, drafted, seconds
-from .sequoia import best_tree
 
 SIZES = (1, 2, 4, 8, 16, 32)  # nodes of the trees that are compared
 PROBES = (1, 4, 32)  # those whose rounds are timed; in between, cost is interpolated over the logarithm of the nodes
@@ -25,7 +23,7 @@ def names(sizes: Sequence[int], largest: int) -> list[str]:
 
 
 def promises(texts: Texts, records: Sequence[Sequence[Record]], times: Times, largest: int) -> list[dict[str, Any]]:
-    """Return, for each tree size, accepted tokens, seconds of a round and speedup; also those of Sequoia's fixed tree.
+    """Return, for each tree size, accepted tokens, seconds of a round and speedup.
 
     Args:
         texts: Greedy texts decoded with the probes' trees.
@@ -39,17 +37,10 @@ def promises(texts: Texts, records: Sequence[Sequence[Record]], times: Times, la
         nodes = TreeSpec.parse(name).nodes
         took = float(np.interp(np.log2(nodes), np.log2(list(probes)), around)) + seconds_at(times.verify, nodes + 1)
         together = Record.sum(record for each in records for record in begun(each, nodes))
-        accepted, (fixed, parents) = together.accepted_of(nodes), best_tree(together.by_rank(), nodes)
+        accepted = together.accepted_of(nodes)
         promised = {"accepted": accepted, "seconds": took, "speedup": (1 + accepted) * times.alone / took}
-        found.append({"tree": name, "nodes": nodes, **promised, "sequoia": {"accepted": fixed, "parents": parents}})
+        found.append({"tree": name, "nodes": nodes, **promised})
     return found
-
-
-def measured(texts: Texts, name: str) -> float:
-    """Return a tree's speedup: mean tokens of a round over its length in plain rounds, the median over prompts."""
-    runs = [each[name].stats for each in texts]
-    took = median(each[name].of("total") / each[OFF].of("total") for each in texts)
-    return sum(run.emitted for run in runs) / sum(run.rounds for run in runs) / took
 
 
 def overall(texts: Texts, name: str) -> float:

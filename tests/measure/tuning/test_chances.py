@@ -1,4 +1,4 @@
-"""Chances are counted of drafts and of texts: by likelihood, depth, rank, and how much of a text matched."""
+"""Chances are counted of drafts and of texts: by likelihood, and by how much of a text matched."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def grown():
 def test_a_tree_is_noted_where_it_was_reached():
     record = Record()
     note(record, grown(), [0, 1])
-    assert record.ranks == [(0, 0, True), (0, 1, False), (1, 0, False)]
+    assert record.accepted == [True, False, False]
     assert record.likelihoods == pytest.approx([-0.2, -1.0, -0.3])
     assert record.orders == [(3, [0])]
     note(record, grown(), [0])
@@ -31,7 +31,6 @@ def test_a_tree_is_noted_where_it_was_reached():
     record = Record.sum([record, Record()])
     assert [record.accepted_of(nodes) for nodes in (1, 2, 3)] == [2 / 3, 1, 1]
     assert record.reach()[:4] == [0, 2 / 3, 1, 1]
-    assert record.by_rank()[0][:2] == [2 / 3, 0]
     assert record.step() == (3 + 1) / (3 + 3 + 2)
 
 
@@ -82,12 +81,3 @@ def test_of_nothing_seen_there_is_doubt_and_no_chance_of_a_model():
     assert found["lookup"] == [0.25] * 13  # of four made-up trials one came true
     assert (record.trust(), record.error(), record.accepted_of(4)) == ({}, None, 0.0)
     assert Chances.of(found).step == 1 / 2, "a timing table may have it"
-
-
-seen = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=20)
-
-
-@given(seen)
-def test_a_later_child_is_never_likelier_than_an_earlier_one(ranks):
-    for chances in Record(ranks=ranks).by_rank():
-        assert chances == sorted(chances, reverse=True)

@@ -66,26 +66,20 @@ def test_a_tuned_bundle(tuned, bundle):
     assert accepted == sorted(accepted)
     assert 0.3 < accepted[0] < 1 < accepted[-1]
     best = max(trees, key=lambda tree: tree["speedup"])
-    assert all(report[name] == best[name] for name in ("tree", "speedup", "measured"))
+    assert all(report[name] == best[name] for name in ("tree", "speedup"))
     assert best["nodes"] <= TreeSpec.parse(timings["widest"]).nodes
-    assert min(report["auto"], *(tree["measured"] for tree in trees)) > 0
+    assert report["auto"] > 0
     assert 0 <= report["greedy"]["calibration_error"] < 0.2
 
 
 @pytest.mark.slow
 def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same(tuned):
-    """Each by every contender, another one first."""
+    """Of `auto` and plain decoding, each is first in its turn."""
     assert tuned.report["prompts"] == 2
     assert [told for told in tuned.progress if told[0] in ("texts", AUTO)] == [
         (what, number, 6) for what in ("texts", AUTO) for number in (0, 1)
     ]
-    for contenders in ([OFF, *(f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 32))], [OFF, AUTO]):
-        turns = [
-            [name for each, name in tuned.order[start : start + len(contenders)] if each == prompt]
-            for start, (prompt, _) in enumerate(tuned.order)
-        ]
-        assert contenders in turns
-        assert [*contenders[1:], contenders[0]] in turns
+    assert [name for _, name in tuned.order[-4:]] == [OFF, AUTO, AUTO, OFF]
 
 
 @pytest.mark.slow
