@@ -14,8 +14,9 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .decode import OFF, Texts, drafted, seconds
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64)  # includes a root with 1, 2, 4, 8, 16 and 32 nodes
-FEW = (1, 2, 3, 5, 9, 17, 33, 64)  # for batches
+# A root with 1, 2, 4, 8, 16 and 32 nodes, and whole tiles of 8 rows, after which a step takes longer.
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 33, 48, 64)
+FEW = (1, 2, 3, 5, 8, 9, 17, 33, 64)  # for batches
 CONTEXT = 256  # maximum cached rows of measured steps; at most half of the bundle's max_seq_len
 Pairs = list[list[float]]  # [nodes, seconds] each
 

@@ -76,9 +76,15 @@ inline float from_half(uint16_t half) {
   return half >> 15 ? -size : size;
 }
 
-// How many of the rows that are left are computed at once: at most `most`, and not 7 or 5, for compiling takes long.
+// How many rows are computed at once where so many are left: at most `most`. Sizes of 5 and 7 are not compiled: the last
+// row is computed twice instead, which costs less than rows that are left over.
 constexpr int rows_at_once(int most, int64_t left) {
-  return left >= most ? most : left >= 6 ? 6 : left >= 4 ? 4 : static_cast<int>(left);
+  return left >= most || left > 6 ? most : left > 4 ? 6 : static_cast<int>(left);
+}
+
+// The rows for which `Rows` has room: the last tile may have one more than there are.
+constexpr int64_t rows_of_tiles(int most, int64_t rows) {
+  return rows % most ? rows - rows % most + rows_at_once(most, rows % most) : rows;
 }
 
 // Rows of x, those that are computed at once side by side: [tiles, …, rows of a tile]. `words` has what the instructions

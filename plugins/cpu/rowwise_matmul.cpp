@@ -129,16 +129,19 @@ struct MatMul {
       std::memcpy(sorted.get() + at * inner, from, inner * sizeof(float));
     }
     struct Part {
-      int64_t expert, first, last;
+      int64_t expert, first, last, place;  // where its tiles begin
     };
     std::vector<Part> parts;
-    for (int64_t at = 0; at < rows; ++at) {
-      if (!at || expert[order[at]] != parts.back().expert) parts.push_back({expert[order[at]], at, at});
-      parts.back().last = at + 1;
+    int64_t places = 0;
+    for (int64_t at = 0, end; at < rows; at = end) {
+      for (end = at + 1; end < rows && expert[order[end]] == expert[order[at]];) ++end;
+      parts.push_back({expert[order[at]], at, end, places});
+      places += rows_of_tiles(uses.rows, end - at);
     }
-    const Rounded rounded(w, rows, row_bytes(w));
+    const Rounded rounded(w, places, row_bytes(w));
     parallel(context, static_cast<int64_t>(parts.size()), [&](int64_t part) {
-      round(w, sorted.get(), parts[part].first, parts[part].last, rounded);
+      const auto [_, first, last, place] = parts[part];
+      round(w, sorted.get() + first * inner, last - first, rounded.from(w, place));
     });
     const int64_t panels = std::max<int64_t>(1, kTaskBytes / w.panel_bytes()), tasks = (w.panels() + panels - 1) / panels;
     parallel(context, tasks * static_cast<int64_t>(parts.size()), [&](int64_t task) {
@@ -146,7 +149,7 @@ struct MatMul {
       const Weights own = weight_of(w, part.expert);
       const int64_t first = task % tasks * panels, last = std::min(w.panels(), first + panels);
       for (int64_t panel = first; panel < last; ++panel)
-        uses.panel(own, panel, rounded.from(w, part.first), 0, part.last - part.first, rounding, products.get() + part.first * columns);
+        uses.panel(own, panel, rounded.from(w, part.place), 0, part.last - part.first, rounding, products.get() + part.first * columns);
     });
     for (int64_t at = 0; at < rows; ++at)
       std::memcpy(y + order[at] * columns, products.get() + at * columns, columns * sizeof(float));
@@ -173,23 +176,21 @@ struct MatMul {
     return w.inner * (w.bits == 32 || rounding == Rounding::kNone ? 4 : rounding == Rounding::kBits8 && w.bits <= uses.byte_bits ? 1 : 2);
   }
 
-  void round(const Weights& w, const float* x, int64_t first, int64_t last, const Rounded& to, const float* norm = nullptr) const {
-    x += first * w.inner;
-    const std::unique_ptr<float[]> normed(norm ? new float[(last - first) * w.inner] : nullptr);
-    if (norm) {
-      for (int64_t at = 0; at < (last - first) * w.inner; at += w.inner) uses.rms_norm(x + at, norm, w.inner, epsilon, normed.get() + at);
-    }
-    uses.round(w, norm ? normed.get() : x, last - first, rounding, to.from(w, first));
+  void round(const Weights& w, const float* x, int64_t rows, const Rows& to, const float* norm = nullptr) const {
+    const std::unique_ptr<float[]> normed(norm ? new float[rows * w.inner] : nullptr);
+    for (int64_t at = 0; norm && at < rows * w.inner; at += w.inner) uses.rms_norm(x + at, norm, w.inner, epsilon, normed.get() + at);
+    uses.round(w, norm ? normed.get() : x, rows, rounding, to);
   }
 
   // As many rows as are whole tiles.
   int64_t tiles_of(int64_t rows) const { return std::max<int64_t>(1, rows / uses.rows) * uses.rows; }
 
   void multiply(OrtKernelContext* context, const Weights& w, const float* x, int64_t rows, const Around& around, float* y) const {
-    const Rounded rounded(w, rows, row_bytes(w));
+    const Rounded rounded(w, rows_of_tiles(uses.rows, rows), row_bytes(w));
     const int64_t at_once = tiles_of(kTaskBytes / (4 * w.inner));
     parallel(context, (rows + at_once - 1) / at_once, [&](int64_t part) {
-      round(w, x, part * at_once, std::min(rows, (part + 1) * at_once), rounded, around.norm);
+      const int64_t first = part * at_once;
+      round(w, x + first * w.inner, std::min(rows - first, at_once), rounded.from(w, first), around.norm);
     });
     const std::unique_ptr<float[]> both(halves > 1 ? new float[rows * w.columns] : nullptr);
     float* const products = halves > 1 ? both.get() : y;

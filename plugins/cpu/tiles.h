@@ -211,7 +211,7 @@ inline void fetch(const uint8_t* at, int64_t size) {
 }
 
 template <class V, class X, int kBits, int kRows>
-void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* y) {
+void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
   constexpr int kGroup = group(kBits);
   const uint8_t* codes = w.codes + panel * w.panel_bytes();
   const char* words = x.words + first * w.inner * X::kWords;
@@ -239,14 +239,17 @@ void tile(const Weights& w, int64_t panel, const Rows& x, int64_t first, float* 
       }
     }
   }
-  for (int row = 0; row < kRows; ++row) put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
+  for (int row = 0; row < kRows && first + row < last; ++row)
+    put_columns<V>(w, panel, y + (first + row) * w.columns, totals[row]);
 }
 
+// Tiles of `kRows` rows, and then smaller ones.
 template <class V, class X, int kBits, int kRows>
 void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_t last, float* y) {
-  for (; first + kRows <= last; first += kRows) tile<V, X, kBits, kRows>(w, panel, x, first, y);
+  for (; first < last && rows_at_once(V::kRows, last - first) == kRows; first += kRows)
+    tile<V, X, kBits, kRows>(w, panel, x, first, last, y);
   if constexpr (kRows > 1) {
-    if (first < last) tiles<V, X, kBits, rows_at_once(kRows, kRows - 1)>(w, panel, x, first, last, y);
+    if (first < last) tiles<V, X, kBits, kRows == 8 ? 6 : kRows == 6 ? 4 : kRows - 1>(w, panel, x, first, last, y);
   }
 }
 
@@ -377,7 +380,7 @@ void round_rows(const Weights& w, const float* x, int64_t rows, int most, Roundi
     const int of_tile = rows_at_once(most, rows - first);
     for (int row = 0; row < of_tile; ++row)
       for (int64_t block = 0; block < w.blocks(); ++block)
-        round_block(w, x + (first + row) * w.inner + block * w.block, rounding, words + first * w.inner + (block * w.block / 4 * of_tile + row) * 4,
+        round_block(w, x + (first + row < rows ? first + row : rows - 1) * w.inner + block * w.block, rounding, words + first * w.inner + (block * w.block / 4 * of_tile + row) * 4,
                     4 * of_tile, to, first * w.blocks() + block * of_tile + row);
   }
 }

@@ -59,8 +59,8 @@ def test_a_tuned_bundle(tuned, bundle):
     assert json.loads((folder / "report.json").read_text())["tuning"] == json.loads(json.dumps(report))
     timings, trees = json.loads((folder / "timings.json").read_text()), report["trees"]
     one, two = (timings["times"][batch] for batch in "12")
-    assert [n for n, _ in one["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
-    assert [n for n, _ in two["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
+    assert [n for n, _ in one["verify"]] == [1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 33, 48, 64]
+    assert [n for n, _ in two["draft"]] == [1, 2, 3, 5, 8, 9, 17, 33, 64]
     assert [tree["tree"] for tree in trees] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
     accepted = [tree["accepted"] for tree in trees]
     assert accepted == sorted(accepted)

@@ -20,7 +20,8 @@ std::vector<float> normal(size_t count) {
 }
 
 std::vector<float> product(const Instructions& set, const Weights& w, const std::vector<float>& x, int64_t rows, Rounding rounding) {
-  std::vector<float> words(x), scales(rows * w.blocks()), sums(scales.size()), y(rows * w.columns);
+  const int64_t room = rows_of_tiles(set.rows, rows);
+  std::vector<float> words(room * w.inner), scales(room * w.blocks()), sums(scales.size()), y(rows * w.columns);
   std::vector<int32_t> offsets(scales.size());
   const Rows rounded{reinterpret_cast<char*>(words.data()), scales.data(), sums.data(), offsets.data()};
   set.round(w, x.data(), rows, rounding, rounded);
