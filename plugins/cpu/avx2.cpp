@@ -59,6 +59,27 @@ struct Avx2 {
   static Floats fma(Floats x, Floats y, Floats z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
   }
+
+  // Each step adds halves of what is left of two vectors, side by side.
+  static Floats sums_of(const Floats* x) {
+    __m256 eights[16], fours[8], twos[4], ones[2];
+    for (int n = 0; n < 16; ++n) eights[n] = _mm256_add_ps(x[n].a, x[n].b);
+    for (int n = 0; n < 8; ++n) {
+      const __m256 a = eights[n], b = eights[n + 8];
+      fours[n] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    for (int n = 0; n < 4; ++n) {
+      const __m256d a = _mm256_castps_pd(fours[n]), b = _mm256_castps_pd(fours[n + 4]);
+      twos[n] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    for (int n = 0; n < 2; ++n)
+      ones[n] = _mm256_add_ps(_mm256_shuffle_ps(twos[n], twos[n + 2], 0x88), _mm256_shuffle_ps(twos[n], twos[n + 2], 0xdd));
+    // Of rows 0, 4, 2, 6 and 8, 12, 10, 14; and of the odd ones.
+    const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(ones[0], ones[1]));
+    const __m256d high = _mm256_castps_pd(_mm256_unpackhi_ps(ones[0], ones[1]));
+    const __m256 a = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high)), b = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+    return {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
+  }
 };
 
 }  // namespace

@@ -27,14 +27,26 @@ typename V::Floats rest(const float* numbers, int64_t count) {
   return V::load(all);
 }
 
-template <class V>
-float dot(const float* q, const float* k, int64_t size) {
-  auto sums = V::broadcast(0.0f);
+// The lanes of the products of a row with each of `kRows` others.
+template <class V, int kRows>
+void dots(const float* x, const float* const* rows, int64_t size, typename V::Floats* lanes) {
+  typename V::Floats sums[kRows];
+  for (auto& sum : sums) sum = V::broadcast(0.0f);
   int64_t d = 0;
-  for (; d + kLanes <= size; d += kLanes) sums = V::fma(V::load(q + d), V::load(k + d), sums);
-  if (d < size) sums = V::fma(rest<V>(q + d, size - d), rest<V>(k + d, size - d), sums);
+  for (; d + kLanes <= size; d += kLanes) {
+    const auto part = V::load(x + d);
+    for (int row = 0; row < kRows; ++row) sums[row] = V::fma(part, V::load(rows[row] + d), sums[row]);
+  }
+  for (int row = 0; row < kRows; ++row)
+    lanes[row] = d < size ? V::fma(rest<V>(x + d, size - d), rest<V>(rows[row] + d, size - d), sums[row]) : sums[row];
+}
+
+template <class V>
+float dot(const float* x, const float* y, int64_t size) {
+  typename V::Floats sum;
+  dots<V, 1>(x, &y, size, &sum);
   float lanes[kLanes];
-  V::store(lanes, sums);
+  V::store(lanes, sum);
   return halves(lanes);
 }
 

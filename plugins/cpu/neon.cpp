@@ -84,6 +84,19 @@ struct Neon {
   static Floats fma(Floats x, Floats y, Floats z) {
     return each<Floats>([&](int i) { return vfmaq_f32(z.v[i], x.v[i], y.v[i]); });
   }
+
+  // Each step adds halves of what is left.
+  static Floats sums_of(const Floats* x) {
+    return each<Floats>([&](int i) {
+      float32x4_t twos[2];
+      for (int n = 0; n < 2; ++n) {
+        const float32x4_t a = four(x[4 * i + 2 * n]), b = four(x[4 * i + 2 * n + 1]);
+        twos[n] = vaddq_f32(vcombine_f32(vget_low_f32(a), vget_low_f32(b)), vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
+      }
+      return vpaddq_f32(twos[0], twos[1]);
+    });
+  }
+  static float32x4_t four(Floats x) { return vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3])); }
 };
 
 bool usable() { return getauxval(AT_HWCAP) & (1 << 20); }  // HWCAP_ASIMDDP

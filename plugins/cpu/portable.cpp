@@ -75,6 +75,12 @@ struct Portable {
   static Floats fma(Floats x, Floats y, Floats z) {
     return each<Floats>([&](int i) { return std::fma(x.lanes[i], y.lanes[i], z.lanes[i]); });
   }
+  static Floats sums_of(const Floats* x) {
+    return each<Floats>([&](int i) {
+      Floats lanes = x[i];
+      return specbuild::halves(lanes.lanes);
+    });
+  }
 };
 
 bool usable() { return true; }

@@ -108,6 +108,16 @@ struct Attention {
   const float* sinks;    // [heads], or null
 };
 
+// A head of a node.
+struct Head {
+  int64_t slot, number;
+  const float* query;   // rotated
+  const int32_t* rows;  // the cache rows that it sees, in order
+  int64_t count;        // of them
+  float* scores;        // room for them, and for 15 more
+  float* y;
+};
+
 // One set of instructions.
 struct Instructions {
   const char* name;
@@ -122,9 +132,7 @@ struct Instructions {
   // `functions.h` has both.
   void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float* y);
   void (*swiglu)(const float* gate, const float* up, int64_t size, float* y);
-  // Computes one head of one node. `rows` are the cache rows that it sees, in order; `scores` has room for as many.
-  void (*attend)(const Attention&, int64_t slot, int64_t head, const float* q, const int32_t* rows, int64_t count,
-                 float* scores, float* y);
+  void (*attend)(const Attention&, const Head* heads, int64_t number);
 };
 
 extern const Instructions kPortable;

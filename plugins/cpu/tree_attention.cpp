@@ -55,23 +55,19 @@ struct TreeAttention {
     if (!step.nodes) return;
     const std::unique_ptr<float[]> queries(new float[step.nodes * heads * key_size]);
     for (int64_t node = 0; node < step.nodes; ++node) write(step, node, queries.get());
-    const int64_t units = step.nodes * heads, each = std::max<int64_t>(1, units / kTasks);
-    parallel(context, (units + each - 1) / each, [&](int64_t task) {
-      std::vector<int32_t> rows;
-      std::vector<float> scores;
-      for (int64_t unit = task * each, last = -1; unit < std::min(units, (task + 1) * each); ++unit) {
-        const int64_t node = unit / heads, head = unit % heads;
-        if (node != last) see(step, node, rows);
-        last = node;
-        scores.resize(rows.size());
-        uses.attend(step.attention, step.slot[node], head, queries.get() + unit * key_size, rows.data(),
-                    static_cast<int64_t>(rows.size()), scores.data(), y + unit * value_size);
-      }
+    // A task has some nodes, and of the heads that share a key's all, or some where there are few nodes.
+    const int64_t group = heads / kv_heads, together = std::clamp<int64_t>(step.nodes * heads / kTasks, 1, group);
+    const int64_t parts = (group + together - 1) / together, chunks = (step.nodes + kNodes - 1) / kNodes;
+    parallel(context, kv_heads * parts * chunks, [&](int64_t task) {
+      const int64_t first = task / chunks / parts * group + task / chunks % parts * together;
+      const int64_t end = std::min(first + together, (first / group + 1) * group), node = task % chunks * kNodes;
+      attend(step, node, std::min(step.nodes, node + kNodes), first, end, queries.get(), y);
     });
   }
 
  private:
-  static constexpr int64_t kTasks = 64;
+  static constexpr int64_t kTasks = 8;  // at least, if there are as many heads
+  static constexpr int64_t kNodes = 8;  // of a task: they read the same cache rows, one after another
   static constexpr int64_t kMost = 1 << 16;
 
   Step read(OrtKernelContext* context) const {
@@ -149,6 +145,28 @@ struct TreeAttention {
       y[half + d] = x[half + d] * c + x[d] * s;
     }
     std::copy(x + 2 * half, x + key_size, y + 2 * half);
+  }
+
+  // Computes heads of nodes from `node` to `last`.
+  void attend(const Step& step, int64_t node, int64_t last, int64_t first, int64_t end, const float* queries, float* y) const {
+    std::vector<std::vector<int32_t>> rows(last - node);
+    std::vector<Head> each;
+    int64_t room = 0;
+    for (int64_t at = node; at < last; ++at) {
+      see(step, at, rows[at - node]);
+      room += (end - first) * (static_cast<int64_t>(rows[at - node].size()) + kColumns - 1);
+    }
+    const std::unique_ptr<float[]> scores(new float[room]);
+    float* free = scores.get();
+    for (int64_t at = node; at < last; ++at) {
+      const std::vector<int32_t>& seen = rows[at - node];
+      const int64_t count = static_cast<int64_t>(seen.size());
+      for (int64_t head = first; head < end; ++head, free += count + kColumns - 1) {
+        const int64_t unit = at * heads + head;
+        each.push_back({step.slot[at], head, queries + unit * key_size, seen.data(), count, free, y + unit * value_size});
+      }
+    }
+    uses.attend(step.attention, each.data(), static_cast<int64_t>(each.size()));
   }
 
   // Lists the cache rows that a node sees, in order.

@@ -40,6 +40,23 @@ struct Vnni {
   static Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
   static Floats times(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
+
+  // Each step adds halves of what is left of two vectors, side by side.
+  static Floats sums_of(const Floats* x) {
+    Floats eights[8], fours[4], twos[2];
+    for (int n = 0; n < 8; ++n)
+      eights[n] = _mm512_add_ps(_mm512_shuffle_f32x4(x[n], x[n + 8], 0x44), _mm512_shuffle_f32x4(x[n], x[n + 8], 0xee));
+    for (int n = 0; n < 4; ++n) {
+      const Floats a = eights[n], b = eights[n + 4];
+      fours[n] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    for (int n = 0; n < 2; ++n) {
+      const __m512d a = _mm512_castps_pd(fours[n]), b = _mm512_castps_pd(fours[n + 2]);
+      twos[n] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const Floats sums = _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), sums);
+  }
 };
 
 }  // namespace

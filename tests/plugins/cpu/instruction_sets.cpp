@@ -33,9 +33,10 @@ std::vector<float> attended(const Instructions& set, int64_t size, float softcap
   const int64_t count = keys.size() / size;
   std::vector<int32_t> rows;
   for (int32_t row = 0; row < count; row += 1 + row % 3) rows.push_back(row);
-  std::vector<float> scores(rows.size()), y(size), q(keys.begin(), keys.begin() + size);
+  std::vector<float> scores(rows.size() + kColumns), y(size), q(keys.begin(), keys.begin() + size);
   const Attention a{1, 1, size, size, count, 0.1f, softcap, keys.data(), values.data(), nullptr};
-  set.attend(a, 0, 0, q.data(), rows.data(), rows.size(), scores.data(), y.data());
+  const Head head{0, 0, q.data(), rows.data(), static_cast<int64_t>(rows.size()), scores.data(), y.data()};
+  set.attend(a, &head, 1);
   return y;
 }
 
