@@ -40,6 +40,15 @@ std::vector<float> attended(const Instructions& set, int64_t size, float softcap
   return y;
 }
 
+// What stands around a product: the norm of some numbers, and SwiGLU of it and of them.
+std::vector<float> around(const Instructions& set, const std::vector<float>& x) {
+  const int64_t size = x.size();
+  std::vector<float> y(2 * size);
+  set.rms_norm(x.data(), x.data(), size, 0.1f, y.data());
+  set.swiglu(y.data(), x.data(), size, y.data() + size);
+  return y;
+}
+
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -80,6 +89,7 @@ bool agrees(const Instructions& set) {
     const auto x = normal(rows * inner);
     for (Rounding rounding : {Rounding::kBits8, Rounding::kBits16, Rounding::kNone})
       if (!same(product(set, w, x, rows, rounding), product(kPortable, w, x, rows, rounding))) return false;
+    if (!same(around(set, x), around(kPortable, x))) return false;
     const int64_t size = 8 * (1 + draw % 17);
     const auto keys = normal(size * (1 + draw)), values = normal(keys.size());
     const float softcap = draw % 2 ? 20.0f : 0.0f;
