@@ -205,9 +205,9 @@ typename V::Floats get_columns(const Weights& w, int64_t panel, const float* y) 
 
 constexpr int64_t kAhead = 4096;  // bytes: a processor's own prefetching stops at the end of a page
 
-// Asks for the bytes that are read after those from `at` on.
+// Asks the second cache, which has more reads under way than the first, for what is read after the bytes from `at` on.
 inline void fetch(const uint8_t* at, int64_t size) {
-  for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(at + kAhead + line);
+  for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(at + kAhead + line, 0, 2);
 }
 
 template <class V, class X, int kBits, int kRows>
