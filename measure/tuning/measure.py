@@ -55,7 +55,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements on the prompts, one entry per prompt in each list."""
+    """The texts of the prompts, and what would have been drafted in them; an entry for each prompt in each list."""
 
     probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and with the PROBES trees
     sampled: list[dict[str, Decoded]] = field(default_factory=list)  # like the probes, at TEMPERATURE
@@ -67,12 +67,12 @@ def unseen(what: str, done: int, total: int) -> None:
     """Ignore progress."""
 
 
-def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
+def measure(folder: Path, options: Tuning, progress: Progress = unseen) -> Found:
     """Measure a bundle; return its timing table and the report on it, for JSON.
 
     Args:
         folder: The bundle.
-        asked: The options.
+        options: Its options.
         progress: Told of every step of progress.
 
     Raises:
@@ -82,45 +82,45 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
     manifest = Bundle.open(folder).manifest
     if reason := untunable(manifest):
         raise OptionError(f"{folder} {reason}")
-    largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
+    largest, steps_by_batch = manifest.buckets[-1] - 1, dict[int, Any]()
     drafts, kind = "draft" in manifest.models, manifest.models["draft"].kind if "draft" in manifest.models else None
-    for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
-        options = LoadOptions(batch_size=batch, threads=asked.threads, prefix_caching=False)
-        engine = Engine.load(folder, options, resident=False)
+    for batch in sorted({1, *(options.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
+        load = LoadOptions(batch_size=batch, threads=options.threads, prefix_caching=False)
+        engine = Engine.load(folder, load, resident=False)
         with engine, engine.scheduler.exclusive() as loop:
-            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens)
+            prompts, decoder = _prompts(engine, options), Decoder(engine, loop, options.new_tokens)
             progress(what := f"steps of batch {batch}", 0, TURNS)
             steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
             for turn in range(TURNS):
                 progress(what, turn, TURNS)
                 steps.turn()
             if batch == 1:
-                numbered = _in_time(prompts, asked.seconds, "texts", progress)
-                seen = _look(decoder, numbered, largest if drafts else 0, steps)
-            found[batch] = times.pairs(steps)
+                numbered = _in_time(prompts, options.seconds, "texts", progress)
+                texts = _look(decoder, numbered, largest if drafts else 0, steps)
+            steps_by_batch[batch] = times.pairs(steps)
             if batch == 1:
-                table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
-                turns = _in_time(prompts, asked.seconds / 3, AUTO, progress)
+                table, report = _conclude(steps_by_batch, texts, largest, loop.target.identity, kind == "parallel")
+                turns = _in_time(prompts, options.seconds / 3, AUTO, progress)
                 controller = Controller(CostModel(TimingTable.of(table, largest + 1)), drafts)
                 auto = [_take_turns(decoder, each, number, controller) for number, each in turns]
-    report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
+    report |= {"new_tokens": options.new_tokens, AUTO: trees.overall(auto, AUTO)}
     return table, report
 
 
-def _conclude(found: dict[int, Any], seen: Measurements, largest: int, here: dict[str, Any], together: bool) -> Found:
-    """Return the timing table, and the part of the report that follows from it and `seen`."""
+def _conclude(steps: dict[int, Any], texts: Measurements, largest: int, here: dict[str, Any], together: bool) -> Found:
+    """Return the timing table, and the part of the report that follows from it and from the texts."""
     nodes = min(trees.SIZES[-1], largest)
-    greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
-    sampled = Record.sum(record for each in seen.sampled_records for record in each)
-    times_table = times.times_of(found, seen.probes, seen.sampled, float(np.mean(greedy.depths or 1)), together)
-    chances = {"greedy": greedy.chances(each[OFF].text for each in seen.probes)}
-    chances["sampled"] = sampled.chances(each[OFF].text for each in seen.sampled)
-    report: dict[str, Any] = {"machine": here, "prompts": len(seen.probes), "trees": []}
+    greedy = Record.sum(record for each in texts.records for record in begun(each, nodes))
+    sampled = Record.sum(record for each in texts.sampled_records for record in each)
+    times_table = times.times_of(steps, texts.probes, texts.sampled, float(np.mean(greedy.depths or 1)), together)
+    chances = {"greedy": greedy.chances(each[OFF].text for each in texts.probes)}
+    chances["sampled"] = sampled.chances(each[OFF].text for each in texts.sampled)
+    report: dict[str, Any] = {"machine": here, "prompts": len(texts.probes), "trees": []}
     report |= {"greedy": greedy.trust(), "sampled": sampled.trust()}
     widest = WIDEST
-    if seen.records:
+    if texts.records:
         times_alone = Times.of(times_table["1"], largest + 1)
-        report["trees"] = trees.promises(seen.probes, seen.records, times_alone, largest)
+        report["trees"] = trees.promises(texts.probes, texts.records, times_alone, largest)
         best = max(report["trees"], key=lambda tree: tree["speedup"])
         report |= {name: best[name] for name in ("tree", "speedup")}
         widest = max(2 * best["nodes"], LEAST)
@@ -135,17 +135,17 @@ def untunable(manifest: Manifest) -> str | None:
     return None
 
 
-def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
+def _prompts(engine: Engine, options: Tuning) -> list[list[int]]:
     """Return the prompts' token ids; built-in ones are cut to half of max_seq_len.
 
     Raises PromptError or OptionError for a given prompt that cannot run or leaves no room.
     """
     longest = engine.manifest.max_seq_len
-    if not asked.prompts:
-        ours = read(str(PROMPTS), {})[: asked.count]
+    if not options.prompts:
+        ours = read(str(PROMPTS), {})[: options.count]
         return [engine.tokenizer.encode(each.prompt)[: longest // 2] for each in ours]
-    cases = prepare(engine, [replace(each, params=SamplingParams()) for each in asked.prompts])
-    for request, case in zip(asked.prompts, cases, strict=True):
+    cases = prepare(engine, [replace(each, params=SamplingParams()) for each in options.prompts])
+    for request, case in zip(options.prompts, cases, strict=True):
         if longest - len(case.tokens) < ROOM:
             raise OptionError(f"{request.where}: leaves no room for {ROOM} tokens in {longest}: give a shorter one")
     return [case.tokens for case in cases]
@@ -156,16 +156,16 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
 
     `largest`: nodes of the largest tree; 0 without a draft model.
     """
-    seen = Measurements()
+    texts = Measurements()
     probes = trees.names(trees.PROBES, largest) if largest else []
     for _, prompt in prompts:
-        seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
-        seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
+        texts.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
+        texts.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
         for tree in probes[-1:]:  # every token of the greedy text: records of all tree sizes' rounds follow from it
-            seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))
-            seen.sampled_records.append(decoder.replay(seen.sampled[-1][OFF], tree, every=False))
+            texts.records.append(decoder.replay(texts.probes[-1][OFF], tree, every=True))
+            texts.sampled_records.append(decoder.replay(texts.sampled[-1][OFF], tree, every=False))
         steps.turn()
-    return seen
+    return texts
 
 
 def _take_turns(decoder: Decoder, prompt: list[int], number: int, controller: Controller) -> dict[str, Decoded]:
