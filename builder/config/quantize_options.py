@@ -75,7 +75,9 @@ class QuantizeOptions:
 
     def types_of(self, *models: str) -> list[str]:
         """Return the schemes that these options give to weights of such models."""
-        asked = [scheme for pattern, scheme in self.types if any(glob_of(pattern, model) for model in models)]
+        asked = [
+            scheme for pattern, scheme in self.types if any(glob_of(pattern, model) is not None for model in models)
+        ]
         return [scheme for scheme in (*asked, self.output_tensor_type, self.token_embedding_type) if scheme]
 
     def check(self, quantizes: bool, target: bool = True) -> None:

@@ -17,23 +17,14 @@ _EXPERTS, _NORM, _BIAS, _RESIDUAL = 3, 4, 5, 6  # inputs after rows, codes and f
 
 
 def fuse(graph: ir.Graph) -> None:
-    """Fuse every product but those of experts with its surroundings. Post: the graph is sorted."""
-    for node in list(graph):
-        if node.op_type == "AddRMSNorm":
-            _take_apart(graph, node)
+    """Fuse every product but those of experts with its surroundings.
+
+    Pre: sums and norms are nodes of their own. Post: the graph is sorted.
+    """
     for node in list(graph):
         if _is_product(node):
             _residual(graph, _gate(graph, _bias(graph, _norm(graph, node))))
     graph.sort()
-
-
-def _take_apart(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a residual sum and its norm by two nodes, which go to different products."""
-    (total,) = insert(node, "Add", node.inputs[:2]).outputs
-    replace(node.outputs[1], total)
-    (norm,) = insert(node, "RMSNormalization", [total, node.inputs[2]], attributes=node.attributes).outputs
-    replace(node.outputs[0], norm)
-    graph.remove(node, safe=True)
 
 
 def _is_product(node: ir.Node) -> bool:

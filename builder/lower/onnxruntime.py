@@ -34,7 +34,7 @@ from .around_products import PRODUCT, fuse
 from .block_form import BlockForm
 from .block_panels import pack_weight, packed_codes, packed_factors, panels_of, rows_of
 from .panels import COLUMNS, pack_floats
-from .standard import batch_of_tokens, graph_input, swiglu, window_of
+from .standard import batch_of_tokens, expand, graph_input, residual_norm, swiglu, window_of
 
 DOMAIN = "specbuild"
 INPUTS = {
@@ -193,12 +193,9 @@ def lower(portable: ir.Model, capacity: int) -> ir.Model:
         graph_input("state_rows", ir.DataType.INT32, ["slots"]),
     )
     caches = _lower_caches(graph, place, capacity)
+    expand(graph, {"AddRMSNorm": residual_norm})  # its parts go to different products
     fuse(graph)
-    for node in list(graph):
-        if node.op_type in _LOWERED:
-            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
-                replace(old, new)
-            graph.remove(node, safe=True)
+    expand(graph, _LOWERED)
     (logits,) = (value for value in graph.outputs if value.name == "logits")
     hidden = [value for value in graph.outputs if value.name == "hidden"]
     flat = [by_name["input_ids"], by_name["position_ids"], by_name["logit_nodes"]]

@@ -8,7 +8,7 @@ caches share one 16- or 32-bit type; norms are computed in float32, and logits a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ INPUTS = {
 }
 OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
 DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+Lowerings = Mapping[str, Callable[[ir.Node], list[ir.Value]]]  # by operator: what the outputs of a node become
 
 
 def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
@@ -152,7 +153,8 @@ def named(node: ir.Node, name: str) -> ir.Value:
     return node.outputs[0]
 
 
-def _residual_norm(node: ir.Node) -> list[ir.Value]:
+def residual_norm(node: ir.Node) -> list[ir.Value]:
+    """Lower AddRMSNorm to a sum and the norm of it."""
     total = insert(node, "Add", node.inputs[:2]).outputs[0]
     attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].as_float()}
     norm = insert(node, "RMSNormalization", [total, node.inputs[2]], attributes=attributes)
@@ -196,11 +198,12 @@ def _expert_product(node: ir.Node) -> list[ir.Value]:
     return [then("Reshape", then("MatMul", *((rows, own) if turned else (own, rows))), shape(-1, columns))]
 
 
-def expand(graph: ir.Graph) -> None:
-    """Replace specbuild's own operators, except attention, by standard ones."""
+def expand(graph: ir.Graph, lowerings: Lowerings | None = None) -> None:
+    """Replace operators as `lowerings` say: by default specbuild's own, except attention, by standard ones."""
+    lowerings = lowerings or _LOWERED
     for node in list(graph):
-        if node.op_type in _LOWERED:
-            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
+        if node.op_type in lowerings:
+            for old, new in zip(node.outputs, lowerings[node.op_type](node), strict=True):
                 replace(old, new)
             graph.remove(node, safe=True)
 
@@ -260,7 +263,7 @@ def _cast(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, given: ir.DataTy
 
 
 _LOWERED = {
-    "AddRMSNorm": _residual_norm,
+    "AddRMSNorm": residual_norm,
     "SwiGLU": swiglu,
     "MatMulNT": _transposed_product,
     "ExpertMatMul": _expert_product,

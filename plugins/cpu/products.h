@@ -82,6 +82,9 @@ constexpr int rows_at_once(int most, int64_t left) {
   return left >= most || left > 6 ? most : left > 4 ? 6 : static_cast<int>(left);
 }
 
+// The next smaller size that is compiled.
+constexpr int fewer_rows(int rows) { return rows == 8 ? 6 : rows == 6 ? 4 : rows - 1; }
+
 // The rows for which `Rows` has room: the last tile may have one more than there are.
 constexpr int64_t rows_of_tiles(int most, int64_t rows) {
   return rows % most ? rows - rows % most + rows_at_once(most, rows % most) : rows;

@@ -249,7 +249,7 @@ void tiles(const Weights& w, int64_t panel, const Rows& x, int64_t first, int64_
   for (; first < last && rows_at_once(V::kRows, last - first) == kRows; first += kRows)
     tile<V, X, kBits, kRows>(w, panel, x, first, last, y);
   if constexpr (kRows > 1) {
-    if (first < last) tiles<V, X, kBits, kRows == 8 ? 6 : kRows == 6 ? 4 : kRows - 1>(w, panel, x, first, last, y);
+    if (first < last) tiles<V, X, kBits, fewer_rows(kRows)>(w, panel, x, first, last, y);
   }
 }
 
