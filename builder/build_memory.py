@@ -15,8 +15,8 @@ from .quantize.texts import HELD_OUT, LENGTH
 # Measured: what the libraries take, by whether engines are compiled, and then bytes per parameter of the whole model.
 BASE_BYTES = {False: 700 << 20, True: 950 << 20}
 WHOLE_BYTES, ENGINE_BYTES = 18, 11
-# Bytes per number of a weight at its peak: packed from blocks, quantized; turned and packed in float32 or in 16 bits.
-BLOCK_BYTES, FLOAT_BYTES = 5, 14
+# Bytes per number of a weight at its peak: packed from blocks or quantized; read, turned and written in another type.
+BLOCK_BYTES, FLOAT_BYTES = 5, {"fp32": 14, "fp16": 8, "bf16": 8}
 LAYER_BYTES = 16  # per number of the largest layer while it is calibrated: its weights, their copies, and their codes
 LOGIT_BYTES = 24  # per logit of the texts that are held at once: before, after, in float64, and what malloc keeps
 CHECK_TOKENS = 280  # of the check's texts together
@@ -52,14 +52,15 @@ def _writes(config: BuildConfig, name: str, tensors: Mapping[str, Weight]) -> Us
     """Return what it takes to write the weight that takes most."""
     kept, scheme = config.keeps(name), config.scheme_of(name)
     blocks = kept or scheme is None or scheme.quantized
-    each = {key: _work(weight, blocks, kept) for key, weight in tensors.items()}
+    written = FLOAT_BYTES[config.dtype_of(name)]
+    each = {key: _work(weight, blocks, kept, written) for key, weight in tensors.items()}
     largest = max(each, key=each.__getitem__)
     return {f"work on the {name}'s largest weight, {largest}": each[largest]}
 
 
-def _work(weight: Weight, blocks: bool, kept: bool) -> int:
+def _work(weight: Weight, blocks: bool, kept: bool, written: int) -> int:
     quantized = blocks and len(weight.shape) > 1 and (bool(weight.format) or not kept)
-    return (BLOCK_BYTES if quantized else FLOAT_BYTES) * prod(weight.shape)
+    return (BLOCK_BYTES if quantized else written) * prod(weight.shape)
 
 
 def _runs(config: BuildConfig, vocab_size: int, tensors: Mapping[str, Weight]) -> Uses:
