@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .timing_table import MAX_TEXT_CHANCE
+from .timing_table import MAX_CHANCE
 
 PRIOR = 4.0  # tokens that the prior weighs
 MAX_RATIO = 4.0  # bound of a ratio to the calibration; of a step to its table, 1/4 too
@@ -41,4 +41,4 @@ class Acceptance:
 
     def path(self, chances: Sequence[float]) -> list[float]:
         """Return the chance that each token of a chain is accepted with all before it, by its calibrated chance."""
-        return [*accumulate((min(chance * self.ratio, MAX_TEXT_CHANCE) for chance in chances), operator.mul)]
+        return [*accumulate((min(chance * self.ratio, MAX_CHANCE) for chance in chances), operator.mul)]

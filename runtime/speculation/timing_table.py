@@ -20,8 +20,8 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "timings.json"
 SCHEMA = 2
-UNLIKELY = 0.05  # a token that is accepted less often is not weighed; none of a model is refused less often
-MIN_CHANCE, MAX_CHANCE, MAX_TEXT_CHANCE = 1e-6, 1 - UNLIKELY, 0.99  # of a drafted token; of one that was copied
+UNLIKELY = 0.05  # a token that is accepted less often is not weighed; none is thought to be refused less often
+MIN_CHANCE, MAX_CHANCE = 1e-6, 1 - UNLIKELY  # of a drafted token
 
 
 @dataclass(slots=True)
